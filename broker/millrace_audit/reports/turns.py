@@ -1,21 +1,29 @@
 """The turns of readers in ZooKeeper: who may count a tier, since when, with which secret.
 
     /audit/turns/TIER/turn-NNNNNNNNNN   persistent, sequence: JSON {secret, cluster_id, host, pid, began}
-    /audit/holders/TIER                 ephemeral: the reader that counts now
+    /audit/holders/TIER                 ephemeral: the same without the secret, of the reader that counts now
 
 All in the aggregate cluster's ZooKeeper. A reader makes its turn before it publishes, the auditor knows
-by it whose word a count is. Reads only.
+by it whose word a count is. What an older reader left in the network is told by its turn: in the order of a
+partition, records of a turn count until one of a newer turn is there. Who may produce to an audit topic
+cannot count; who may write here can. Reads only.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from urllib.parse import quote
 
+from kazoo.exceptions import NoNodeError
+
 from millrace.coordination.session import Session
+from millrace_audit.reports.seals import is_signed, sign, signed_turn
 
 TURN_PREFIX = "turn-"
+HOLDERS = "/audit/holders"
 
 
 def turns_path(tier: str) -> str:
@@ -23,7 +31,7 @@ def turns_path(tier: str) -> str:
 
 
 def holder_path(tier: str) -> str:
-    return f"/audit/holders/{quote(tier, safe='')}"
+    return f"{HOLDERS}/{quote(tier, safe='')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +40,7 @@ class Turn:
 
     number: int
     """Larger than that of every turn before, as ZooKeeper counts them."""
-    secret: bytes
+    secret: bytes = field(repr=False)
     cluster_id: str
     """Of the cluster that it counts, as its brokers tell it."""
     host: str
@@ -47,15 +55,53 @@ class Turn:
         return json.dumps(fields).encode()
 
     @classmethod
-    def decode(cls, name: str, data: bytes) -> Turn:
-        fields = json.loads(data)
-        number = int(name.removeprefix(TURN_PREFIX))
-        return cls(**{**fields, "number": number, "secret": bytes.fromhex(fields["secret"])})
+    def decode(cls, name: str, data: bytes) -> Turn | None:
+        """The turn in a node; None when somebody else wrote it: then nobody is believed for it."""
+        try:
+            fields = json.loads(data)
+            number = int(name.removeprefix(TURN_PREFIX))
+            return cls(**{**fields, "number": number, "secret": bytes.fromhex(fields["secret"])})
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def key(self, value: bytes) -> bytes:
+        """The key of a message with that value."""
+        return sign(self.number, self.secret, value)
 
 
 def read_turns(session: Session, tier: str) -> dict[int, Turn]:
-    """Every turn of a tier by number; RequestTimedOut when ZooKeeper does not answer."""
+    """Every turn of a tier by number, also one that began just now.
+
+    RequestTimedOut when ZooKeeper does not answer.
+    """
     path = turns_path(tier)
+    with suppress(NoNodeError):
+        session.call(session.client.sync_async, path)  # else a server that lags behind may answer
     nodes = session.read_all(f"{path}/{name}" for name in session.children(path))
     turns = (Turn.decode(at.rpartition("/")[2], data) for at, (data, _) in nodes.items())
-    return {turn.number: turn for turn in turns}
+    return {turn.number: turn for turn in turns if turn is not None}
+
+
+class TurnBook:
+    """The turns of all tiers, for who verifies. For one thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._turns: dict[str, Mapping[int, Turn]] = {}
+        self._read_for: dict[str, object] = {}
+
+    def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
+        """The turn of that tier that signed the value with that key; None when none did.
+
+        A turn that is not known is looked up, for all messages of one `fetch` (any value) once: numbers that
+        somebody has made up cost no more. RequestTimedOut when ZooKeeper is away.
+        """
+        number = signed_turn(key)
+        if number is None or key is None:
+            return None
+        turn = self._turns.get(tier, {}).get(number)
+        if turn is None and self._read_for.get(tier) != fetch:
+            self._turns[tier] = read_turns(self._session, tier)
+            self._read_for[tier] = fetch
+            turn = self._turns[tier].get(number)
+        return number if turn is not None and is_signed(key, turn.secret, value) else None

@@ -1,0 +1,122 @@
+"""A reader's way to its turn in ZooKeeper: taken when nobody holds the tier, lost with the session.
+
+Holder and turn are made in one transaction: a reader that stood still while it began cannot make a turn newer
+than its successor's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from kazoo.client import KazooState
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from millrace.coordination.session import Session
+from millrace.errors import MillraceError
+from millrace_audit.reports.messages import now_ms
+from millrace_audit.reports.turns import HOLDERS, TURN_PREFIX, Turn, holder_path, read_turns, turns_path
+
+KEPT_MS = 60 * 24 * 3600 * 1000
+"""A turn goes this long after it began, unless it is its tier's newest: no audit topic is kept for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The reader that counts a tier just now."""
+
+    host: str
+    pid: int
+
+
+class TurnTaker:
+    """Takes turns at one tier; `lost` is set when the session that held the last one has ended."""
+
+    def __init__(self, session: Session, tier: str, cluster_id: str) -> None:
+        self._session, self._tier, self._cluster_id = session, tier, cluster_id
+        self._turns, self._holder = turns_path(tier), holder_path(tier)
+        self.lost = threading.Event()
+        session.client.add_listener(lambda state: self.lost.set() if state == KazooState.LOST else None)
+
+    def check_cluster(self) -> None:
+        """MillraceError if the tier's newest turn counted another cluster than this one."""
+        turns = read_turns(self._session, self._tier)
+        if turns and (newest := turns[max(turns)]).cluster_id != self._cluster_id:
+            raise MillraceError(
+                f"tier {self._tier} is another cluster: {newest.host} counted {newest.cluster_id} for it, and"
+                f" this is {self._cluster_id}: give the right --cluster and --bootstrap, or --new-cluster"
+                " if the tier's cluster was replaced"
+            )
+
+    def take(self) -> Turn | Holder:
+        """A new turn, or who has it."""
+        for folder in (self._turns, HOLDERS):
+            self._session.call(self._session.client.ensure_path_async, folder)
+        self.lost.clear()
+        turn = Turn(
+            number=-1,
+            secret=secrets.token_bytes(32),
+            cluster_id=self._cluster_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            began=now_ms(),
+        )
+        told = {name: value for name, value in asdict(turn).items() if name not in ("number", "secret")}
+
+        def begin() -> Any:
+            transaction = self._session.client.transaction()
+            transaction.create(self._holder, json.dumps(told).encode(), ephemeral=True)
+            transaction.create(f"{self._turns}/{TURN_PREFIX}", turn.encode(), sequence=True)
+            return transaction.commit_async()
+
+        made, path = self._session.call(begin)
+        if isinstance(made, NodeExistsError):
+            found = self._session.get(self._holder)
+            if found is None:
+                return self.take()  # it has just ended
+            data, stat = found
+            if stat.ephemeralOwner != self._session.id:
+                holder = json.loads(data)
+                return Holder(holder["host"], holder["pid"])
+            path = self._made_with(stat.czxid)  # by our own first try, whose answer was lost
+        elif isinstance(made, Exception):
+            raise MillraceError(f"ZooKeeper at {self._session.zookeeper} refuses a turn: {made!r}")
+        name = path.rpartition("/")[2]
+        self._forget_old(name)
+        return replace(turn, number=int(name.removeprefix(TURN_PREFIX)))
+
+    def _made_with(self, transaction: int) -> str:
+        """The path of the turn that was made in that transaction of ZooKeeper's."""
+        return next(path for path, stat in self._nodes().items() if stat.czxid == transaction)
+
+    def _nodes(self) -> dict[str, Any]:
+        names = (f"{self._turns}/{name}" for name in self._session.children(self._turns))
+        return {path: stat for path, (_, stat) in self._session.read_all(names).items()}
+
+    def wait_until_free(self, stop: threading.Event, timeout_s: float) -> None:
+        """Return when nobody holds the turn any more, or `stop` is set, or after that time."""
+        gone = threading.Event()
+        if self._session.call(self._session.client.exists_async, self._holder, lambda _: gone.set()) is None:
+            return
+        for _ in range(int(timeout_s * 10)):
+            if stop.wait(0.1) or gone.is_set():
+                return
+
+    def release(self) -> None:
+        """End the turn at once; the next one need not wait for the session to expire."""
+        with suppress(NoNodeError):
+            self._session.call(self._session.client.delete_async, self._holder)
+
+    def _forget_old(self, newest: str) -> None:
+        nodes = self._nodes()
+        now = max((stat.ctime for stat in nodes.values()), default=0)  # by ZooKeeper's clock, not ours
+        for path, stat in nodes.items():
+            if stat.ctime < now - KEPT_MS and not path.endswith(newest):
+                with suppress(NoNodeError):
+                    self._session.call(self._session.client.delete_async, path)
