@@ -27,6 +27,12 @@ log = logging.getLogger("millrace.audit")
 _registry_option = click.option(
     "--registry", envvar="MILLRACE_REGISTRY", metavar="URL", required=True, help="The schema registry."
 )
+_zookeeper_option = click.option(
+    "--zookeeper",
+    metavar="HOST:PORT",
+    required=True,
+    help="The aggregate cluster's ZooKeeper: it keeps whose turn it is to count.",
+)
 
 
 @click.command(
@@ -110,19 +116,18 @@ def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
 
 @click.command(
     "audit-reader",
-    epilog="Example: millrace audit-reader --cluster dc1 --tier dc1 --bootstrap 127.0.0.1:9192"
-    " --registry http://127.0.0.1:8081 --audit-topic audit",
+    epilog="Example: millrace audit-reader --cluster dc1 --bootstrap 127.0.0.1:9192"
+    " --zookeeper 127.0.0.1:2181 --registry http://127.0.0.1:8081",
 )
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
 @click.option("--tier", metavar="NAME", help="What it stands for: its own name (the default), or `offline`.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @_registry_option
+@_zookeeper_option
 @click.option(
-    "--audit-topic",
-    metavar="TOPIC",
-    default="audit",
-    show_default=True,
-    help="Where it publishes, in the same cluster; created if it is not there.",
+    "--new-cluster",
+    is_flag=True,
+    help="The tier's cluster was replaced by this one: without it a reader refuses another cluster.",
 )
 @click.option(
     "--topics", default="", metavar="NAME,NAME", help="Topics to count; without it all but the audit topics."
@@ -134,8 +139,13 @@ def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
     show_default=True,
     help="How often it looks for new messages and publishes.",
 )
-def audit_reader(tier: str | None, topics: str, **named: Any) -> None:
-    """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own."""
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Serve /metrics for Prometheus there.")
+def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **named: Any) -> None:
+    """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own.
+
+    A second reader of the same tier stands by until the first one ends.
+    """
+    from millrace_audit.reader.numbers import ReaderNumbers, serve
     from millrace_audit.reader.reader import AuditReader, ReaderConfig
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -143,12 +153,15 @@ def audit_reader(tier: str | None, topics: str, **named: Any) -> None:
     config = ReaderConfig(tier=tier or named["cluster"], topics=_names(topics), **named)
     stop = threading.Event()
     stop_on_signals(stop.set, limited=True)
-    reader = AuditReader(config)
-    reader.check()
-    reader.take_over()
-    click.echo(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")
-    sys.stdout.flush()
-    reader.run(stop)
+    numbers = ReaderNumbers(config.tier)
+    if metrics_listen:
+        log.info("metrics on http://%s/metrics", serve(numbers, metrics_listen))
+
+    def ready() -> None:
+        click.echo(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")
+        sys.stdout.flush()
+
+    AuditReader(config, stop, numbers).run(ready)
 
 
 @click.command(

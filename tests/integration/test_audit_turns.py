@@ -105,6 +105,7 @@ def test_a_turn_whose_answer_was_lost_is_found_again(connect: Connect, tier: str
     turn = taken(taker)
     assert lost
     assert read_turns(connect(), tier) == {turn.number: turn}
+    assert taker.take() == turn, "and one that was not begun can be taken again"
 
 
 def test_a_reader_of_another_cluster_is_refused_in_one_sentence(connect: Connect, tier: str) -> None:

@@ -45,7 +45,16 @@ def commands(
         f"log_dir = {json.dumps(str(folder / 'other'))}\n"
     )
     return {
-        "audit-reader": lambda: ("audit-reader", "--cluster", "dc1", "--interval-ms", "10", *common),
+        "audit-reader": lambda: (
+            "audit-reader",
+            "--cluster",
+            "dc1",
+            "--interval-ms",
+            "10",
+            *common,
+            "--zookeeper",
+            zookeeper,
+        ),
         "auditor": lambda: (
             "auditor",
             "--listen",

@@ -84,20 +84,25 @@ class TurnTaker:
             if stat.ephemeralOwner != self._session.id:
                 holder = json.loads(data)
                 return Holder(holder["host"], holder["pid"])
-            path = self._made_with(stat.czxid)  # by our own first try, whose answer was lost
-        elif isinstance(made, Exception):
+            # It is ours, by a try whose answer was lost, or by one whose turn was not begun.
+            if (own := self._made_with(stat.czxid)) is not None:
+                return own
+            raise MillraceError(f"the turn of tier {self._tier} is gone from ZooKeeper: start again")
+        if isinstance(made, Exception):
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} refuses a turn: {made!r}")
         name = path.rpartition("/")[2]
         self._forget_old(name)
         return replace(turn, number=int(name.removeprefix(TURN_PREFIX)))
 
-    def _made_with(self, transaction: int) -> str:
-        """The path of the turn that was made in that transaction of ZooKeeper's."""
-        return next(path for path, stat in self._nodes().items() if stat.czxid == transaction)
+    def _made_with(self, transaction: int) -> Turn | None:
+        """The turn that was made in that transaction of ZooKeeper's."""
+        for path, (data, stat) in self._nodes().items():
+            if stat.czxid == transaction:
+                return Turn.decode(path.rpartition("/")[2], data)
+        return None
 
-    def _nodes(self) -> dict[str, Any]:
-        names = (f"{self._turns}/{name}" for name in self._session.children(self._turns))
-        return {path: stat for path, (_, stat) in self._session.read_all(names).items()}
+    def _nodes(self) -> dict[str, tuple[bytes, Any]]:
+        return self._session.read_all(f"{self._turns}/{name}" for name in self._session.children(self._turns))
 
     def wait_until_free(self, stop: threading.Event, timeout_s: float) -> None:
         """Return when nobody holds the turn any more, or `stop` is set, or after that time."""
@@ -115,8 +120,8 @@ class TurnTaker:
 
     def _forget_old(self, newest: str) -> None:
         nodes = self._nodes()
-        now = max((stat.ctime for stat in nodes.values()), default=0)  # by ZooKeeper's clock, not ours
-        for path, stat in nodes.items():
+        now = max((stat.ctime for _, stat in nodes.values()), default=0)  # by ZooKeeper's clock, not ours
+        for path, (_, stat) in nodes.items():
             if stat.ctime < now - KEPT_MS and not path.endswith(newest):
                 with suppress(NoNodeError):
                     self._session.call(self._session.client.delete_async, path)

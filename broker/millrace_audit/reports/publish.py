@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -69,18 +70,20 @@ class AuditPublisher:
                     f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
                 )
 
-    def publish(self, messages: Sequence[bytes], *, give_up_at: float = math.inf) -> None:
-        """Publish the messages in order and return when all are acknowledged.
+    def publish(
+        self, messages: Sequence[bytes], *, keys: Sequence[bytes] = (), give_up_at: float = math.inf
+    ) -> None:
+        """Publish the messages in order, with their keys if there are any; return when all are acknowledged.
 
         MillraceError when one is not, by that time of the monotonic clock at the latest: it and those behind
         it may be in the topic or not, and may still come there.
         """
         outcomes: list[KafkaError | None] = []
         try:
-            for message in messages:
+            for message, key in zip_longest(messages, keys):
                 # One partition, whatever the topic has: what is said later must be read later.
                 self._producer.produce(
-                    self.topic, message, partition=0, on_delivery=lambda error, _: outcomes.append(error)
+                    self.topic, message, key, partition=0, on_delivery=lambda error, _: outcomes.append(error)
                 )
             give_up_at = min(give_up_at, time.monotonic() + self._timeout_s + EXPIRY_MARGIN_S)
             while len(outcomes) < len(messages) and time.monotonic() < give_up_at:

@@ -1,0 +1,183 @@
+"""Reading many messages at once: one position per row, each step of a schema done for all rows with numpy.
+
+Nothing here trusts the bytes. A row that breaks a rule is marked with its first fault and moved to its end,
+where every further step is harmless; the caller drops it afterwards. Positions stay inside the buffer because
+they never pass a row's end, and the buffer has PADDING bytes on both sides for reads of whole words.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace.errors import MillraceError
+from millrace.records.compression import Buffer
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Longs: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+PADDING = 16
+"""More than a varint's 10 bytes behind a position, a decimal's 16 before one."""
+MAX_BUFFER_BYTES = (1 << 31) - 4096
+"""Positions become 32-bit offsets of Arrow arrays."""
+
+if sys.byteorder != "little":  # words are read as they lie in memory
+    raise MillraceError("the vectorised Avro decoder runs on little-endian machines only")
+
+
+class PaddedBuffer:
+    """Bytes of many messages in one piece, readable as bytes and as words at any position."""
+
+    __slots__ = ("bytes", "data", "words4", "words8")
+
+    def __init__(self, data: Buffer) -> None:
+        """Bytes that begin and end with PADDING bytes of no meaning."""
+        if len(data) > MAX_BUFFER_BYTES:
+            raise MillraceError(f"{len(data)} bytes of messages at once, at most {MAX_BUFFER_BYTES}")
+        self.data = data
+        self.bytes: Bytes = np.frombuffer(data, np.uint8)
+        # Words that begin at every byte: numpy reads unaligned elements correctly.
+        self.words4 = np.ndarray((len(data) - 3,), np.uint32, data, strides=(1,))
+        self.words8 = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))
+
+    @classmethod
+    def of(cls, parts: Iterable[Buffer]) -> PaddedBuffer:
+        """The parts one after the other, the first at position PADDING."""
+        return cls(b"".join([bytes(PADDING), *parts, bytes(PADDING)]))
+
+    def numbers(self, start: Longs, dtype: Any) -> npt.NDArray[Any]:
+        """A number of 4 or 8 bytes at each position."""
+        words = self.words4 if np.dtype(dtype).itemsize == 4 else self.words8
+        return words[start].view(dtype)
+
+    def rows(self, start: Longs, size: int) -> Bytes:
+        """The `size` bytes from each position on, a row each; anything for those that lie beyond the end."""
+        last = len(self.data) - size
+        if last < 0:
+            return np.zeros((len(start), size), np.uint8)
+        windows = np.ndarray((last + 1, size), np.uint8, self.data, strides=(1, 1))
+        return windows[np.minimum(start, last)]
+
+
+class Faults:
+    """Which rows are bad, and the first reason for each."""
+
+    __slots__ = ("bad", "reasons")
+
+    def __init__(self, rows: int) -> None:
+        self.bad: Mask = np.zeros(rows, np.bool_)
+        self.reasons: dict[int, str] = {}
+
+    def mark(self, rows: Longs, reason: str) -> None:
+        """Mark rows by their numbers."""
+        self.bad[rows] = True
+        for row in rows.tolist():
+            self.reasons.setdefault(row, reason)
+
+    def __bool__(self) -> bool:
+        return bool(self.reasons)
+
+
+class RowCursor:
+    """The rows of a decoding step: where each stands and ends, and their numbers in `at` (None: all rows)."""
+
+    __slots__ = ("at", "buffer", "end", "faults", "pos")
+
+    def __init__(
+        self, buffer: PaddedBuffer, pos: Longs, end: Longs, faults: Faults, at: Longs | None = None
+    ) -> None:
+        self.buffer = buffer
+        self.pos = pos  # changed in place
+        self.end = end
+        self.faults = faults
+        self.at = at
+
+    def __len__(self) -> int:
+        return len(self.pos)
+
+    def subset(self, index: Longs) -> RowCursor:
+        """Some of the rows; give their positions back with `rejoin`."""
+        at = index if self.at is None else self.at[index]
+        return RowCursor(self.buffer, self.pos[index], self.end[index], self.faults, at)
+
+    def rejoin(self, index: Longs, part: RowCursor) -> None:
+        """Take over where the rows of a subset stand now."""
+        self.pos[index] = part.pos
+
+    def fault(self, bad: Mask, reason: str) -> None:
+        """Give up the rows where `bad` is set."""
+        index = np.flatnonzero(bad)
+        self.pos[index] = self.end[index]
+        self.faults.mark(index if self.at is None else self.at[index], reason)
+
+    def _check(self, what: str) -> None:
+        over = self.pos > self.end
+        if np.count_nonzero(over):
+            self.fault(over, f"{what}: reaches past the end of the message")
+
+    def varint(self, what: str) -> Longs:
+        """A zigzag number of 1 to 10 bytes in every row."""
+        first = self.buffer.bytes[self.pos]
+        self.pos += 1
+        if first.max(initial=0) < 0x80:
+            value = ((first >> 1) ^ -(first & 1)).view(np.int8).astype(np.int64)
+        else:
+            value = self._longer(first, what)
+        self._check(what)
+        return value
+
+    def _longer(self, first: Bytes, what: str) -> Longs:
+        """The numbers that begin with these bytes, read on a byte at a time, in all rows: 3 ns a byte."""
+        more = first >> 7  # 1 where another byte follows
+        byte = self.buffer.bytes[self.pos] & -more  # 0 in the rows that are done
+        self.pos += more
+        more = byte >> 7
+        short = (first & 0x7F) | (byte & 0x7F).astype(np.uint16) << 7
+        if not np.count_nonzero(more):  # most lengths: small numbers are added up faster
+            return ((short >> 1) ^ -(short & 1)).view(np.int16).astype(np.int64)
+        bits = short.astype(np.uint64)
+        for shift in range(14, 70, 7):
+            byte = self.buffer.bytes[self.pos] & -more
+            bits |= (byte & 0x7F).astype(np.uint64) << shift
+            self.pos += more
+            more = byte >> 7
+            if not np.count_nonzero(more):
+                break
+        if shift == 63 and byte.max() > 1:
+            self.fault(byte > 1, f"{what}: a number of more than 64 bits")
+        return ((bits >> 1) ^ -(bits & 1)).view(np.int64)
+
+    def fixed_bytes(self, size: int, what: str) -> Longs:
+        """Step over `size` bytes in every row; the positions before it."""
+        start = self.pos.copy()
+        self.pos += size
+        self._check(what)
+        return start
+
+    def sized_bytes(self, what: str) -> tuple[Longs, Longs]:
+        """A length and that many bytes in every row: the positions where they start and end."""
+        start = self.skip(self.varint(what), what)
+        return start, self.pos.copy()
+
+    def skip(self, size: Longs, what: str) -> Longs:
+        """Step over a number of bytes of each row's own; the positions before it."""
+        # Compared like this because position + size may wrap; a negative size is huge as unsigned.
+        bad = size.view(np.uint64) > (self.end - self.pos).view(np.uint64)
+        if np.count_nonzero(bad):
+            size = np.where(bad, 0, size)
+            self.fault(bad, f"{what}: its length is negative or reaches past the end of the message")
+        start = self.pos.copy()
+        self.pos += size
+        return start
+
+    def finish(self) -> None:
+        """Give up the rows that have bytes left."""
+        left = self.pos != self.end
+        if np.count_nonzero(left):
+            self.fault(left, "bytes are left after the last field")

@@ -1,0 +1,102 @@
+"""Up to where the partitions of a tier are counted, as the records of its counts topic say in their order.
+
+A reader keeps no state of its own: one that begins learns here where to go on. The auditor follows the same
+rules. Newest first: what the newest turn before has said is enough if it tells of every partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.transactions import batches_from
+from millrace.errors import MillraceError
+from millrace.records import iter_records
+from millrace.wire.fetch import error_name
+from millrace_audit.reader.partition import PartitionKey
+from millrace_audit.reports.messages import AuditCodec, Count, Heartbeat
+from millrace_audit.reports.turns import TurnBook
+
+ALL_POSITIONS_S = 600.0
+"""A heartbeat names every partition at least so often: who begins need not read further back."""
+_LOOK_BACK_S = (2 * ALL_POSITIONS_S, 24 * 3600.0)
+_FETCH_BYTES = 8 << 20
+_WAIT_MS = 500
+
+Ends = dict[PartitionKey, int]
+
+
+def covered(
+    client: ClusterClient,
+    topic: str,
+    tier: str,
+    codec: AuditCodec,
+    book: TurnBook,
+    partitions: Collection[PartitionKey],
+) -> Ends:
+    """Partition -> the next offset to count; without those that were never counted."""
+    end = client.list_offsets(topic, LATEST, [0])[0]
+    for seconds in _LOOK_BACK_S:
+        start = client.list_offsets(topic, int((time.time() - seconds) * 1000), [0])[0]
+        # Before `start` there may be a newer turn than those behind it, but no newer one than the newest.
+        records = [*_records(client, topic, tier, codec, book, start, end)]
+        newest = max((turn for turn, _ in records), default=None)
+        ends = _follow(record for turn, record in records if turn == newest)
+        if ends.keys() >= set(partitions):
+            return ends
+    start = client.list_offsets(topic, EARLIEST, [0])[0]
+    return _follow_turns(_records(client, topic, tier, codec, book, start, end))
+
+
+def _follow_turns(records: Iterator[tuple[int, Count | Heartbeat]]) -> Ends:
+    newest = -1
+
+    def in_turn() -> Iterator[Count | Heartbeat]:
+        nonlocal newest
+        for turn, record in records:
+            if turn >= newest:
+                newest = turn
+                yield record
+
+    return _follow(in_turn())
+
+
+def _follow(records: Iterator[Count | Heartbeat]) -> Ends:
+    ends: Ends = {}
+    for record in records:
+        if isinstance(record, Count):
+            key = PartitionKey(record.topic_id, record.partition)
+            if ends.setdefault(key, record.start) == record.start:
+                ends[key] = record.end
+            continue
+        for position in record.positions:
+            key = PartitionKey(position.topic_id, position.partition)
+            if position.offset is None:
+                ends.pop(key, None)
+            else:  # what lies before is counted, by counts that may have expired from the topic
+                ends[key] = max(position.offset, ends.get(key, position.offset))
+    return ends
+
+
+def _records(
+    client: ClusterClient, topic: str, tier: str, codec: AuditCodec, book: TurnBook, start: int, end: int
+) -> Iterator[tuple[int, Count | Heartbeat]]:
+    """What readers of the tier have signed in [start, end), each with its turn."""
+    while start < end:
+        fetched = client.fetch(topic, {0: start}, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)[0]
+        if fetched.error:
+            raise MillraceError(
+                f"{topic}-0 of {client.bootstrap} cannot be read at {start}: {error_name(fetched.error)}; see"
+                " the broker's log"
+            )
+        before = start
+        for header, batch, readable in batches_from(fetched, start):
+            for message in iter_records(header, batch) if readable else ():
+                turn = book.signed(tier, message.key, message.value or b"", before)
+                record = codec.decode(message.value) if turn is not None else None
+                if turn is not None and isinstance(record, Count | Heartbeat):
+                    yield turn, record
+            start = header.next_offset
+        if start == before:
+            return  # the rest is no batch, or not committed yet
