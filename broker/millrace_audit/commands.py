@@ -16,7 +16,7 @@ from millrace.errors import MillraceError
 from millrace.signals import stop_on_signals
 from millrace_audit import client
 from millrace_audit.answer import to_json
-from millrace_audit.show import print_completeness
+from millrace_audit.show import print_bad, print_completeness
 
 if TYPE_CHECKING:
     from millrace.service.web import WebServer
@@ -29,6 +29,7 @@ _registry_option = click.option(
 )
 _zookeeper_option = click.option(
     "--zookeeper",
+    envvar="MILLRACE_ZOOKEEPER",
     metavar="HOST:PORT",
     required=True,
     help="The aggregate cluster's ZooKeeper: it keeps whose turn it is to count.",
@@ -37,7 +38,7 @@ _zookeeper_option = click.option(
 
 @click.command(
     epilog="Example: millrace auditor --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081"
-    " --origins dc1,dc2 --database-url sqlite:////var/lib/auditor.db"
+    " --zookeeper 127.0.0.1:2181 --origins dc1,dc2 --database-url sqlite:////var/lib/auditor.db"
 )
 @click.option(
     "--listen",
@@ -56,6 +57,7 @@ _zookeeper_option = click.option(
 )
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the aggregate cluster.")
 @_registry_option
+@_zookeeper_option
 @click.option(
     "--origins",
     metavar="NAME,NAME",
@@ -69,25 +71,61 @@ _zookeeper_option = click.option(
     show_default=True,
     help="A window can be final this long after its end at the earliest: how far clocks differ.",
 )
+@click.option(
+    "--hello-patience-s",
+    type=click.IntRange(min=1),
+    default=600,
+    show_default=True,
+    help="How long an instance that has only said hello is awaited, and a silent one is not yet named so.",
+)
+@click.option(
+    "--fold-after-h",
+    type=click.IntRange(min=1),
+    default=24,
+    show_default=True,
+    help="A complete window that has not changed for so many hours takes less room.",
+)
+@click.option(
+    "--keep-days",
+    type=click.IntRange(min=1),
+    default=90,
+    show_default=True,
+    help="A window that has not changed for so many days is deleted.",
+)
 def auditor(
-    listen: str, database_url: str, bootstrap: str, registry: str, origins: str, grace_s: int
+    listen: str,
+    database_url: str,
+    bootstrap: str,
+    registry: str,
+    zookeeper: str,
+    origins: str,
+    grace_s: int,
+    hello_patience_s: int,
+    fold_after_h: int,
+    keep_days: int,
 ) -> None:
     """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
     from millrace.service.web import WebServer
-    from millrace_audit.auditor.answers import AuditRules
     from millrace_audit.auditor.app import build_app
     from millrace_audit.auditor.auditor import Auditor
+    from millrace_audit.auditor.circumstances import AuditRules
     from millrace_audit.auditor.store import AuditStore
 
     names = _names(origins)
     if not names:
         raise MillraceError("--origins names no cluster: write --origins dc1,dc2")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
-    rules = AuditRules(origins=names, grace_ms=grace_s * 1000)
+    rules = AuditRules(
+        origins=names,
+        grace_ms=grace_s * 1000,
+        hello_patience_ms=hello_patience_s * 1000,
+        fold_after_ms=fold_after_h * 3_600_000,
+        keep_ms=keep_days * 24 * 3_600_000,
+    )
     store = AuditStore(database_url)
-    worker = Auditor(store, rules, bootstrap, registry)
+    worker = Auditor(store, rules, bootstrap, registry, zookeeper)
     worker.check()
-    server = WebServer(build_app(store, rules, lambda: worker.trouble), listen, "auditor")
+    server = WebServer(build_app(store, rules, worker), listen, "auditor")
     with closing(store):
         _serve_while_applying(server, worker)
 
@@ -168,7 +206,7 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     epilog="Exit code: 0 when everything asked for is complete, 1 when it is not, 2 for a wrong option."
     "\n\nExample: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
 )
-@click.argument("topic")
+@click.argument("topic", required=False)
 @click.option("--from", "start", metavar="TIME", help="ISO 8601, UTC when it names no zone.")
 @click.option("--to", "end", metavar="TIME", help="End of the time asked for, not included.")
 @click.option(
@@ -180,7 +218,14 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     show_default=True,
     help="The auditor to ask.",
 )
+@click.option(
+    "--bad", "is_bad", is_flag=True, help="Every window that is not complete, over all time, the worst first."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most windows of --bad."
+)
 @click.option("--windows", is_flag=True, help="A line for each ten-minute window, not for each hour.")
+@click.option("--history", "is_history", is_flag=True, help="Acceptances, and changes of final verdicts.")
 @click.option(
     "--accept",
     "instance",
@@ -188,39 +233,91 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     metavar="INSTANCE",
     help="Go on without the word of a silent producer instance; needs --reason.",
 )
-@click.option("--reason", metavar="TEXT", help="Why; it stays visible beside the instance's windows.")
+@click.option("--accept-service", "service", metavar="NAME", help="The same of all silent ones of a service.")
+@click.option("--server", metavar="NAME", help="With --accept-service: only those on that server.")
+@click.option("--before", metavar="TIME", help="With --accept-service: only those last heard of before.")
+@click.option("--reason", metavar="TEXT", help="Why; it stays visible beside the windows.")
 @click.option("--json", "as_json", is_flag=True, help="Print the auditor's answer for a script.")
 @click.pass_context
 def audit(
     context: click.Context,
-    topic: str,
+    /,
+    topic: str | None,
     start: str | None,
     end: str | None,
     url: str,
     windows: bool,
-    instance: int | None,
-    reason: str | None,
     as_json: bool,
+    is_bad: bool,
+    limit: int,
+    is_history: bool,
+    **acceptance: Any,
 ) -> None:
-    """Ask whether every event of TOPIC has arrived everywhere: complete, incomplete or unknown, and why."""
-    if (instance is None) != (reason is None):
-        raise MillraceError("--accept INSTANCE and --reason TEXT belong together: give both")
-    if instance is not None and reason is not None:
-        client.accept(url, instance, reason)
-        click.echo(f"accepted: instance {instance} ({reason})", err=as_json)
-        if start is None and end is None:
-            return
+    """Ask whether every event of TOPIC has arrived everywhere, once: complete or not, and why."""
+    if _accept(url, as_json=as_json, **acceptance) and topic is None:
+        return
+    if is_bad:
+        found = client.bad(url, topic, limit)
+        if as_json:
+            click.echo(
+                json.dumps([{"topic": name, "window": to_json(window)} for name, window in found], indent=1)
+            )
+        else:
+            print_bad(found, limit)
+        context.exit(1 if found else 0)
+    if topic is None:
+        raise MillraceError(
+            "which topic? `millrace audit TOPIC --from TIME --to TIME`, or `millrace audit --bad`"
+        )
     if start is None or end is None:
+        if acceptance["reason"] is not None and start is None and end is None:
+            return
         raise MillraceError("--from and --to are both needed: which time is asked for?")
     first, last = parse_time(start, "--from"), parse_time(end, "--to")
     if first >= last:
         raise MillraceError(f"--from {start} is not before --to {end}: give the earlier time first")
+    if is_history:
+        for said in client.history(url, topic, first, last):
+            window = f" window {said['window']}" if said["window"] else ""
+            click.echo(
+                json.dumps(said) if as_json else f"{said['time']}{window} {said['who']}: {said['what']}"
+            )
+        return
     answer = client.completeness(url, topic, first, last)
     if as_json:
         click.echo(json.dumps(to_json(answer), indent=1))
     else:
         print_completeness(answer, by_window=windows)
     context.exit(0 if answer.complete else 1)
+
+
+def _accept(
+    url: str,
+    *,
+    as_json: bool,
+    instance: int | None,
+    service: str | None,
+    server: str | None,
+    before: str | None,
+    reason: str | None,
+) -> bool:
+    """Say what the operator accepts; False when that is nothing."""
+    if (instance is None and service is None) != (reason is None):
+        raise MillraceError("--accept INSTANCE or --accept-service NAME needs --reason TEXT: give both")
+    if instance is not None and service is not None:
+        raise MillraceError("--accept and --accept-service are two ways to say it: give one")
+    if service is None and (server is not None or before is not None):
+        raise MillraceError("--server and --before belong to --accept-service NAME: give it, too")
+    if reason is None:
+        return False
+    if instance is not None:
+        client.accept(url, instance, reason)
+        click.echo(f"accepted: instance {instance} ({reason})", err=as_json)
+    elif service is not None:
+        until = None if before is None else parse_time(before, "--before")
+        accepted = client.accept_service(url, service, reason, server=server, before=until)
+        click.echo(f"accepted: {len(accepted)} instances of service {service} ({reason})", err=as_json)
+    return True
 
 
 def _names(text: str) -> list[str]:

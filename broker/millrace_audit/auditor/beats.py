@@ -1,0 +1,171 @@
+"""How far tiers are counted: their beats and marks, and what follows from positions instead of clocks.
+
+A *beat* is a heartbeat that is kept, one for every five seconds of a tier's own time; after an hour one for
+every ten minutes. A *mark* says where a topic's partitions were counted to at a beat. Of a window the home
+cluster is past once there is a beat that is later than the window and than all that was said of it; the mark
+at that beat is what everything behind it must have come to. Nothing here depends on the order between tiers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import NOTHING, OFFLINE, WAREHOUSE
+
+APART_MS = 5000
+ALL_KEPT_MS = 3_600_000
+Ends = Mapping[str, Sequence[Any]]
+"""Partition -> [end] or [end, origin cluster, origin partition, origin end]."""
+
+
+class Beat(NamedTuple):
+    """A heartbeat that is kept."""
+
+    serial: int
+    time: int
+    reported_through: int | None
+
+
+def bucket(time: int) -> int:
+    return time // WINDOW_MS
+
+
+def name(row: CoverageRow) -> str:
+    """A partition as marks name it."""
+    return f"{row.topic_id}-{row.partition}"
+
+
+def first_beat(beats: Sequence[Beat], time: int, reported_at: int, serial: int) -> Beat | None:
+    """The first one behind `serial`, at or after `time`, that stands for all that was reported by then."""
+    for beat in beats[bisect_right(beats, serial, key=lambda beat: beat.serial) :]:
+        if beat.time >= time and (reported_at == NOTHING or (beat.reported_through or 0) >= reported_at):
+            return beat
+    return None
+
+
+def thin(session: Session, tier: str, before: int, now: int) -> None:
+    """Of the beats that have become an hour old since the time `before`, keep one for every ten minutes."""
+    hour = ALL_KEPT_MS // WINDOW_MS
+    start, end = (bucket(before) - hour) * WINDOW_MS, (bucket(now) - hour) * WINDOW_MS
+    beats = select(BeatRow.serial, BeatRow.time).where(BeatRow.tier == tier, BeatRow.time >= start)
+    by_bucket: defaultdict[int, list[int]] = defaultdict(list)
+    for serial, time in session.execute(beats.where(BeatRow.time < end).order_by(BeatRow.serial)):
+        by_bucket[bucket(time)].append(serial)
+    for kept, *others in by_bucket.values():
+        if not others:
+            continue
+        session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial.in_(others)))
+        # The next beat that is kept stands for what was marked last before it.
+        here = (MarkRow.tier == tier, MarkRow.serial > kept, MarkRow.serial <= others[-1])
+        newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*here).group_by(MarkRow.topic)
+        for topic, last in session.execute(newest).all():
+            session.execute(delete(MarkRow).where(*here, MarkRow.topic == topic, MarkRow.serial < last))
+
+
+def forget(session: Session, before: int) -> None:
+    """Drop the beats before that time, and the marks that no beat behind them needs."""
+    for tier in session.scalars(select(TierRow.tier)).all():
+        last = session.scalar(
+            select(func.max(BeatRow.serial)).where(BeatRow.tier == tier, BeatRow.time < before)
+        )
+        if last is None:
+            continue
+        session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial < last))
+        here = (MarkRow.tier == tier, MarkRow.serial <= last)
+        newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*here).group_by(MarkRow.topic)
+        for topic, serial in session.execute(newest).all():
+            session.execute(delete(MarkRow).where(*here, MarkRow.topic == topic, MarkRow.serial < serial))
+
+
+class Progress:
+    """How far every tier has come, read once for many windows."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.heartbeats = {row.tier: row.heartbeat for row in session.scalars(select(TierRow))}
+        self._beats: defaultdict[str, list[Beat]] = defaultdict(list)
+        columns = select(BeatRow.tier, BeatRow.serial, BeatRow.time, BeatRow.reported_through)
+        for tier, serial, time, through in session.execute(columns.order_by(BeatRow.serial)):
+            self._beats[tier].append(Beat(serial, time, through))
+        self._coverage: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
+        for row in session.scalars(select(CoverageRow)):
+            self._coverage[row.tier, row.topic].append(row)
+        self.unreadable: defaultdict[str, list[UnreadableRow]] = defaultdict(list)
+        for bad in session.scalars(select(UnreadableRow)):
+            self.unreadable[bad.topic].append(bad)
+        self._marks: dict[tuple[str, str], tuple[list[int], list[Ends]]] = {}
+
+    def _marks_of(self, tier: str, topic: str) -> tuple[list[int], list[Ends]]:
+        if (tier, topic) not in self._marks:
+            here = (MarkRow.tier == tier, MarkRow.topic == topic)
+            columns = select(MarkRow.serial, MarkRow.ends).where(*here).order_by(MarkRow.serial)
+            rows = self._session.execute(columns).all()
+            self._marks[tier, topic] = [row.serial for row in rows], [row.ends for row in rows]
+        return self._marks[tier, topic]
+
+    def beat(self, tier: str, time: int, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
+        return first_beat(self._beats[tier], time, reported_at, serial)
+
+    def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
+        """Where the topic was counted to at a beat; without what has been deleted since."""
+        serials, ends = self._marks_of(tier, topic)
+        index = bisect_right(serials, beat.serial) - 1
+        if index < 0:
+            return {}
+        there = {name(row) for row in self._coverage[tier, topic]}
+        return {partition: end for partition, end in ends[index].items() if partition in there}
+
+    def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
+        """True if the aggregate cluster is counted as far as those ends of an origin."""
+        return _covers(_origin_ends(map(_ends, self._coverage[OFFLINE, topic]), origin), ends)
+
+    def first_mirrored(self, topic: str, needed: Mapping[str, Ends], serial: int) -> tuple[Beat, Ends] | None:
+        """The aggregate cluster's first beat behind `serial` that has come that far, and its ends there."""
+        beats = self._beats[OFFLINE]
+        serials, marks = self._marks_of(OFFLINE, topic)
+        begin = max(bisect_right(serials, serial) - 1, 0)
+        for index in range(begin, len(serials)):
+            if all(_covers(_origin_ends(marks[index].values(), o), ends) for o, ends in needed.items()):
+                at = bisect_left(beats, max(serials[index], serial + 1), key=lambda beat: beat.serial)
+                return (beats[at], marks[index]) if at < len(beats) else None
+        return None
+
+    def is_loaded(self, topic: str, ends: Ends) -> bool:
+        """True if loads have said that all before those ends of the aggregate cluster is in the warehouse."""
+        loaded = {name(row): row.end for row in self._coverage[WAREHOUSE, topic]}
+        return bool(loaded) and _covers(loaded, ends)
+
+    def is_ahead(self, topic: str, origin: str) -> bool:
+        """True if the origin's reader has counted all that the aggregate cluster's has of its events."""
+        counted = {name(row): row.end for row in self._coverage[origin, topic]}
+        mirrored = _origin_ends(map(_ends, self._coverage[OFFLINE, topic]), origin)
+        return _covers(counted, {key: [end] for key, end in mirrored.items() if key in counted})
+
+    def is_ahead_of_loads(self, topic: str) -> bool:
+        counted = {name(row): row.end for row in self._coverage[OFFLINE, topic]}
+        loaded = {name(row): [row.end] for row in self._coverage[WAREHOUSE, topic]}
+        return _covers(counted, loaded)
+
+    def holds_mirror(self, topic: str, origin: str) -> bool:
+        return any(row.origin and row.origin[0] == origin for row in self._coverage[OFFLINE, topic])
+
+
+def _ends(row: CoverageRow) -> list[Any]:
+    return [row.end, *(row.origin or ())]
+
+
+def _origin_ends(ends: Any, origin: str) -> dict[str, int]:
+    """Origin partition -> next origin offset, of the partitions that mirror it."""
+    return {end[2]: end[3] for end in ends if len(end) > 1 and end[1] == origin and end[3] is not None}
+
+
+def _covers(have: Mapping[str, int], needed: Ends) -> bool:
+    return all(have.get(partition, -1) >= end[0] for partition, end in needed.items())

@@ -1,0 +1,291 @@
+"""What the verdict on a window rests on beside its own evidence: who is heard of, and who has come how far.
+
+Reads what the database says of tiers, instances and gaps once for all windows of a topic. Judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from millrace_audit.answer import Instance, Verdict, iso
+from millrace_audit.auditor import store
+from millrace_audit.auditor.beats import Beat, Ends, Progress
+from millrace_audit.auditor.store import ProducerRow
+from millrace_audit.auditor.verdict import Circumstances, silent_about
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE, now_ms
+
+STANDS_MS = 60_000
+"""A tier that was not counted for so long stands: what waits for it is no longer just on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRules:
+    """What the operator says about the installation."""
+
+    origins: Sequence[str]
+    """Clusters that are produced to; each must be heard of before anything is final."""
+    grace_ms: int = 60_000
+    """How far clocks may differ: a window can be final this long after its end at the earliest."""
+    hello_patience_ms: int = 600_000
+    """An instance that has only said hello is awaited for this long, and a silent one is only pending."""
+    fold_after_ms: int = 24 * 3_600_000
+    """A complete window takes less room when it has not changed for so long."""
+    keep_ms: int = 90 * 24 * 3_600_000
+    """Windows that have not changed for so long are deleted."""
+    clock_ms: Callable[[], int] = now_ms
+    """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What was said of events of [since, until) is not known in full, or of a tier what it holds of them."""
+
+    tier: str | None
+    """The tier that was not counted in full; None when records of the audit itself are lost."""
+    since: int
+    until: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Delays:
+    """When each tier was past a window, ms; None while it is not."""
+
+    home: int | None = None
+    offline: int | None = None
+
+
+class TopicView:
+    """What holds for every window of a topic."""
+
+    def __init__(self, session: Session, rules: AuditRules, progress: Progress, topic: str) -> None:
+        self.topic, self._rules, self._progress = topic, rules, progress
+        self.now = rules.clock_ms()
+        link = store.ProducerTopicRow
+        here = (
+            select(ProducerRow).join(link, link.producer == ProducerRow.producer).where(link.topic == topic)
+        )
+        open_ones = here.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
+        self.announced = session.scalar(here.limit(1)) is not None
+        beats = progress.heartbeats
+        self.instances = [
+            to_instance(row, beats.get(row.origin, NOTHING), rules) for row in session.scalars(open_ones)
+        ]
+        self.heartbeats = {tier: min(time, self.now) for tier, time in beats.items() if time != NOTHING}
+        self.gaps = _gaps(session, topic)
+        heard = [self.heartbeats.get(origin, NOTHING) - rules.grace_ms for origin in rules.origins]
+        awaited = [instance for instance in self.instances if instance.accepted is None and not instance.idle]
+        closed = [NOTHING if one.missing_reports else one.closed_through for one in awaited]
+        self.final_through = max(min((*heard, *closed), default=FOR_EVER), NOTHING)
+        """Time (ms) up to which every window is final."""
+
+    def around(
+        self, window: int, positions: Mapping[str, Mapping[str, int]] | None, delays: Delays | None = None
+    ) -> Circumstances:
+        """Of one window; `positions` as its row has them, None when it has no events."""
+        end = window + WINDOW_MS
+        over = end + self._rules.grace_ms
+        waiting = [*self._unheard_of(over)]
+        notes = []
+        for instance in self.instances:
+            if (silent := silent_about(instance, end)) is None:
+                continue
+            if instance.accepted is not None:
+                notes.append(f"{silent}; accepted: {instance.accepted}")
+            else:
+                waiting.append(self._silent(instance, silent))
+        gaps = [gap for gap in self.gaps if gap.since < over and window < gap.until]
+        # What a tier holds matters for events that are known of; without the reports that is not certain.
+        gaps = [gap for gap in gaps if positions or gap.tier is None]
+        doubted = {gap.tier for gap in gaps if gap.tier is not None}
+        waiting += [(Verdict.UNKNOWN, gap.reason) for gap in gaps]
+        unreadable = [bad for bad in self._progress.unreadable[self.topic] if positions and over > bad.since]
+        for bad in unreadable:
+            waiting.append((Verdict.UNKNOWN, unreadable_in_words(bad)))
+            doubted.add(bad.tier)
+        if not self.announced and not positions:
+            nobody = f"no audited producer has announced itself for topic {self.topic}"
+            waiting.append((Verdict.CARRIED, f"{nobody}: nobody says how many events there should be"))
+        past: set[tuple[str, str]] = set()
+        ahead: set[tuple[str, str]] = set()
+        if positions:
+            stuck = {bad.tier for bad in unreadable}
+            waiting += self._follow(positions, over, stuck, past, ahead, delays or Delays())
+        return Circumstances(
+            waiting=waiting,
+            past=frozenset(past),
+            ahead=frozenset(ahead),
+            doubted=frozenset(doubted),
+            notes=notes,
+        )
+
+    def holding(self) -> str | None:
+        """Why nothing is final behind `final_through`."""
+        end = self.final_through + WINDOW_MS if abs(self.final_through) < FOR_EVER else self.final_through
+        reasons = [text for _, text in self._unheard_of(min(end + self._rules.grace_ms, FOR_EVER))]
+        awaited = (one for one in self.instances if one.accepted is None and not one.idle)
+        reasons += [text for text in (silent_about(one, end) for one in awaited) if text is not None]
+        return reasons[0] if reasons else None
+
+    def _unheard_of(self, over: int) -> list[tuple[Verdict, str]]:
+        return [
+            self._behind(origin)
+            for origin in self._rules.origins
+            if self.heartbeats.get(origin, NOTHING) < over
+        ]
+
+    def _behind(self, tier: str) -> tuple[Verdict, str]:
+        """A tier that is not counted far enough, and whether it still moves."""
+        heartbeat = self.heartbeats.get(tier)
+        command = f"`millrace audit-reader --cluster {tier}`"
+        if tier == OFFLINE:
+            command = "`millrace audit-reader --tier offline`"
+        if heartbeat is None:
+            return Verdict.UNKNOWN, f"{tier} has sent no heartbeat: is {command} running?"
+        if self.now - heartbeat > STANDS_MS:
+            return Verdict.UNKNOWN, f"the reader of {tier} stands at {iso(heartbeat)}: look at {command}"
+        return Verdict.PENDING, f"{tier} is counted through {iso(heartbeat)} and goes on"
+
+    def _silent(self, instance: Instance, silent: str) -> tuple[Verdict, str]:
+        heartbeat = self.heartbeats.get(instance.cluster, NOTHING)
+        if instance.missing_reports:
+            return Verdict.UNKNOWN, silent
+        if heartbeat - instance.heard_at <= self._rules.hello_patience_ms:
+            return Verdict.PENDING, silent
+        return Verdict.UNKNOWN, f"{silent}; nothing was heard of it since {iso(instance.heard_at)}"
+
+    def _follow(
+        self,
+        positions: Mapping[str, Mapping[str, int]],
+        over: int,
+        stuck: set[str],
+        past: set[tuple[str, str]],
+        ahead: set[tuple[str, str]],
+        delays: Delays,
+    ) -> list[tuple[Verdict, str]]:
+        """How far every tier is with a window's events: fills `past` and `ahead`, returns what is awaited."""
+        progress, topic = self._progress, self.topic
+        origins = sorted(positions.get("origins", ()))
+        counted = positions.get("counted", {})
+        waiting: list[tuple[Verdict, str]] = []
+        needed: dict[str, Ends] = {}
+        beats: list[Beat] = []
+        for origin in origins:
+            at = positions.get("reported", {}).get(origin, NOTHING)
+            beat = progress.beat(origin, over, at, counted.get(origin, NOTHING)) if self.now >= over else None
+            if beat is None:
+                if origin not in self._rules.origins and origin != OFFLINE:
+                    named = ", ".join(self._rules.origins)
+                    text = (
+                        f"events come from {origin}, which is none of {named}: mend the auditor's --origins"
+                    )
+                    waiting.append((Verdict.UNKNOWN, text))
+                elif self.heartbeats.get(origin, NOTHING) >= over:
+                    verdict, text = self._behind(origin)
+                    waiting.append((verdict, f"{text}; what was said last is not counted yet"))
+                continue
+            past.add((origin, origin))
+            beats.append(beat)
+            needed[origin] = ends = progress.marked(origin, topic, beat)
+            if origin == OFFLINE:
+                continue
+            if not progress.is_mirrored(topic, origin, ends):
+                waiting.append(self._on_its_way(origin, beat))
+                continue
+            if origin not in stuck:  # beyond what its reader cannot read nobody knows what should be there
+                past.add((origin, OFFLINE))
+            if progress.is_ahead(topic, origin):
+                ahead.add((origin, OFFLINE))
+            else:
+                waiting.append(self._behind(origin))
+        if len(beats) == len(origins) and origins:
+            delays.home = max(beat.time for beat in beats)
+        if len(needed) < len(origins) or any(
+            (origin, OFFLINE) not in past for origin in needed if origin != OFFLINE
+        ):
+            return waiting
+        return waiting + self._follow_load(needed, counted.get(OFFLINE, NOTHING), past, ahead, delays)
+
+    def _on_its_way(self, origin: str, beat: Beat) -> tuple[Verdict, str]:
+        if not self._progress.holds_mirror(self.topic, origin):
+            return Verdict.PENDING, (
+                f"the aggregate cluster holds nothing of topic {self.topic} from {origin}: is it among the"
+                f" `topics` of [mirror.{origin}]? See `millrace mirror status`"
+            )
+        verdict, text = self._behind(OFFLINE)
+        return verdict, f"on its way from {origin} to offline since {iso(beat.time)} ({text})"
+
+    def _follow_load(
+        self,
+        needed: Mapping[str, Ends],
+        serial: int,
+        past: set[tuple[str, str]],
+        ahead: set[tuple[str, str]],
+        delays: Delays,
+    ) -> list[tuple[Verdict, str]]:
+        progress, topic = self._progress, self.topic
+        mirrored = {origin: ends for origin, ends in needed.items() if origin != OFFLINE}
+        found = progress.first_mirrored(topic, mirrored, serial)
+        if found is None:
+            return [self._behind(OFFLINE)]
+        beat, ends = found
+        delays.offline = beat.time
+        wanted = {**ends, **needed.get(OFFLINE, {})}
+        if not progress.is_loaded(topic, wanted):
+            how = f"`millrace load {topic}` brings it to the warehouse"
+            return [
+                (Verdict.PENDING, f"in the aggregate cluster since {iso(beat.time)}, not loaded yet: {how}")
+            ]
+        past.update((origin, WAREHOUSE) for origin in (*needed, ""))
+        if not progress.is_ahead_of_loads(topic):
+            return [self._behind(OFFLINE)]
+        ahead.update((origin, WAREHOUSE) for origin in (*needed, ""))
+        return []
+
+
+def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules) -> Instance:
+    nothing_heard = row.announced and not row.counted and row.next_report == 0
+    return Instance(
+        instance=row.instance,
+        server=row.server,
+        service=row.service,
+        cluster=row.origin,
+        announced=row.announced,
+        heard_at=row.heard_at,
+        closed_through=row.closed_through,
+        missing_reports=row.missing,
+        idle=nothing_heard
+        and row.awaited_from != NOTHING
+        and heartbeat - row.awaited_from >= rules.hello_patience_ms,
+        accepted=row.accepted,
+    )
+
+
+def unreadable_in_words(bad: store.UnreadableRow) -> str:
+    where = f"the log of {bad.topic}-{bad.partition} in {bad.tier}"
+    return (
+        f"{where} cannot be read at offset {bad.offset}: {bad.cause}; look at the disk of its broker with"
+        " `millrace log verify`"
+    )
+
+
+def _gaps(session: Session, topic: str) -> list[Gap]:
+    gaps = []
+    for row in session.scalars(select(store.UncountedRow).where(store.UncountedRow.topic == topic)):
+        reason = (
+            f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
+            f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
+        )
+        gaps.append(Gap(row.tier, row.since, row.until, reason))
+    for lost in session.scalars(select(store.UnheardRow)):
+        reason = (
+            f"audit records expired before the auditor read them (offsets {lost.start} to {lost.end}): it"
+            f" does not know who sent what from {iso(lost.since)} to {iso(lost.until)}"
+        )
+        gaps.append(Gap(None, lost.since, lost.until, reason))
+    return gaps
