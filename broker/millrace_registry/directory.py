@@ -7,7 +7,7 @@ registering would do and changes nothing; `apply` registers all files or, when o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -120,6 +120,14 @@ def _read(path: Path) -> SchemaFile:
         return SchemaFile(path, path.stem, None, str(error))
     except (OSError, UnicodeDecodeError) as error:
         return SchemaFile(path, path.stem, None, f"cannot be read: {error}")
+
+
+def problem_of(schema: Mapping[str, Any], subject: str) -> str | None:
+    """What `check` says of a schema in a file named like the subject; None when it finds nothing."""
+    try:
+        return _problem(parse(json.dumps(schema)).tree, subject)
+    except InvalidSchema as error:
+        return str(error)
 
 
 def _problem(tree: Any, subject: str) -> str | None:

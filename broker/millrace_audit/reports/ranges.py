@@ -59,6 +59,10 @@ class SequenceRanges:
     def __len__(self) -> int:
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number <= self._lasts[at]
+
     def __bool__(self) -> bool:
         return bool(self._firsts)
 
