@@ -238,15 +238,14 @@ class Deployment:
 
     def _start_audit(self, registry_url: str, zookeeper: str) -> str:
         """Start the auditor and one auditing reader for each cluster; the auditor's URL."""
-        config, registry = self._config, ("--registry", registry_url)
+        config, registry = self._config, ("--registry", registry_url, "--zookeeper", zookeeper)
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *registry]
         options += ["--bootstrap", self._bootstraps[self._aggregate], "--grace-s", str(config.grace_s)]
         options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
         auditor = self._run("auditor", "auditor", *options, again=_LISTEN)
         for name, bootstrap in self._bootstraps.items():
             options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name, *registry]
-            options += ["--bootstrap", bootstrap, "--zookeeper", zookeeper]
-            options += ["--interval-ms", str(config.audit_interval_ms)]
+            options += ["--bootstrap", bootstrap, "--interval-ms", str(config.audit_interval_ms)]
             self._run(f"{name}-reader", "audit-reader", *options)
         return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
 
