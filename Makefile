@@ -7,7 +7,7 @@ PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load clean setup kcat fault-load
+.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load bench-audit clean setup kcat fault-load
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchm
 
 bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
 	$(BIN)/python -m tests.bench.load $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
+
+bench-audit: setup ## What the audit costs a producer, a reader and the auditor: docs/benchmarks.md (5 min) [EVENTS=n]
+	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))
 
 setup: .venv/.installed ## Install everything into .venv
 

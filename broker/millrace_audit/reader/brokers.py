@@ -28,6 +28,7 @@ class Brokers:
     def __init__(self, client: ClusterClient, client_id: str) -> None:
         self._client, self._client_id = client, client_id
         self._fetchers: dict[int, BrokerFetcher] = {}
+        self._buffer = bytearray(FETCH_BYTES + _PARTITION_BYTES)  # fresh memory for each answer costs more
 
     def earliest(
         self, leader: int, partitions: Collection[TopicPartition]
@@ -44,14 +45,14 @@ class Brokers:
     def fetch(
         self, leader: int, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, FetchedPartition]:
-        """What one answer holds of these; CannotRead when the broker is away."""
+        """What one answer holds of these, until the next one; CannotRead when the broker is away."""
         limits = FetchLimits(
             max_bytes=FETCH_BYTES, partition_max_bytes=_PARTITION_BYTES, max_wait_ms=_WAIT_MS
         )
         try:
             fetcher = self._fetcher(leader)
             fetcher.request(offsets, limits)
-            fetched = fetcher.receive()
+            fetched = fetcher.receive(self._buffer)
             for name, part in fetched.items():
                 if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and part.log_start_offset < 0:
                     # Apache Kafka leaves the bounds out.

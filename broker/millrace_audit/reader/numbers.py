@@ -18,16 +18,17 @@ from millrace.config import parse_address
 from millrace.errors import MillraceError
 from millrace_audit.reader.counting import Part
 from millrace_audit.reader.partition import Partition
+from millrace_audit.reports.messages import now_ms
 
 PREFIX = "millrace_audit_reader_"
 DELAYS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
 """Upper bounds of the delays, from the next round to a day late."""
-_BOUNDS_MS = np.array(DELAYS_S) * 1000
+_BOUNDS_MS = [int(1000 * bound) for bound in DELAYS_S]
 
 
 @dataclass(slots=True)
 class _Delays:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
+    cumulative: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
     total_s: float = 0.0
 
 
@@ -48,10 +49,11 @@ class ReaderNumbers(Collector):
         self._messages["audited"] += len(times)
         self._messages["foreign"] += part.messages - len(times)
         delays = self._delays.setdefault(topic, _Delays())
-        late = time.time() * 1000 - times
+        late = now_ms() - times
         delays.total_s += float(late.sum()) / 1000
-        for bucket, count in enumerate(np.bincount(np.searchsorted(_BOUNDS_MS, late)).tolist()):
-            delays.counts[bucket] += count
+        for bucket, bound in enumerate(_BOUNDS_MS):  # a comparison of all costs less than a search for each
+            delays.cumulative[bucket] += int(np.count_nonzero(late <= bound))
+        delays.cumulative[-1] += len(late)
 
     def collect(self) -> Iterator[Metric]:
         labels = ["tier"]
@@ -95,8 +97,8 @@ class ReaderNumbers(Collector):
         )
         bounds = [*map(str, DELAYS_S), "+Inf"]
         for topic, delays in list(self._delays.items()):
-            cumulative = np.cumsum(delays.counts).tolist()
-            delay.add_metric([self._tier, topic], list(zip(bounds, cumulative, strict=True)), delays.total_s)
+            buckets = list(zip(bounds, delays.cumulative, strict=True))
+            delay.add_metric([self._tier, topic], buckets, delays.total_s)
         yield delay
 
 
