@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace_audit.reports.messages import LoadEnd
 from millrace_audit.reports.publish import publish_edition_counts
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, said
@@ -125,8 +126,14 @@ def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what
                 return
             first = editions[0]
             counts = [sequences_of(storage, manifest) for manifest in editions]
+            ends = [LoadEnd(first.topic_id, partition, end) for partition, end in first.ends.items()]
             publish_edition_counts(
-                client.bootstrap, registry.address, topic=first.topic, load=first.load, editions=counts
+                client.bootstrap,
+                registry.address,
+                topic=first.topic,
+                load=first.load,
+                editions=counts,
+                ends=ends,
             )
 
         writing = Writing(
