@@ -169,7 +169,8 @@ class World:
         try:
             wait_until(f"{topic} is {verdict}", asked)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {found[-1]}") from None
+            strangers = httpx.get(f"{self.url}/v1/strangers").text
+            raise AssertionError(f"{error}: {found[-1]}, strangers {strangers}") from None
         return found[-1]
 
     def await_tier(self, topic: str, tier: str, count: int, windows: int = 1) -> None:

@@ -1,8 +1,8 @@
 """The auditor's reading thread: applies the audit topics of the aggregate cluster to the database.
 
 Every batch is applied in the same transaction as the position behind it, so a kill at any moment loses and
-repeats nothing. Whose word a partition is, its position batches say, never its records: `audit` and
-`audit-counts` are mirrors with a partition for each origin, `audit-offline` is the aggregate cluster's own.
+repeats nothing. Whose word a partition is, the cluster says whose mirror it is, never its records: `audit`
+and `audit-counts` have a partition for each origin, `audit-offline` is the aggregate cluster's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session as ZooKeeperSession
 from millrace.errors import MillraceError
 from millrace.records import iter_records
-from millrace.records.mirror_position import MirrorPosition
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.circumstances import AuditRules
@@ -41,14 +41,13 @@ from millrace_audit.reports.messages import (
     LoadCount,
     Report,
 )
+from millrace_audit.reports.mirrors import Mirrors
 from millrace_audit.reports.turns import TurnBook
 from millrace_registry.client import SchemaRegistryClient
 
 log = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
-OWN_AFTER_S = 30.0
-"""A partition in whose records no position batch follows for so long is taken for no mirror."""
 _TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
     AUDIT_TOPIC: (Hello, Report),
     COUNTS_TOPIC: (Count, Heartbeat),
@@ -70,12 +69,10 @@ class _Reading:
     topic_id: str
     partition: int
     fetch_at: int
-    origin: str | None
-    is_first_partition: bool = True
-    """Of its origin's topic: what publishers write goes nowhere else."""
+    origin: Origin | None
+    """What it is a mirror of."""
     held: list[tuple[bytes | None, bytes, int]] = field(default_factory=list)
     """(key, value, offset) of messages that wait for the position batch behind them."""
-    held_since: float = 0.0
     ready: list[tuple[bytes | None, bytes, int, int]] = field(default_factory=list)
     """Those to be applied, and what they lie before in their origin's log."""
     apply_to: int = 0
@@ -83,9 +80,12 @@ class _Reading:
 
     @property
     def place(self) -> Place:
-        takes = _TAKES[self.topic] if self.is_first_partition else ()
-        tier = self.origin or OFFLINE
-        if tier == OFFLINE and self.topic == COUNTS_TOPIC:
+        takes, tier = _TAKES[self.topic], OFFLINE
+        if self.origin is not None:
+            tier = self.origin.cluster
+            if self.origin.partition != 0:
+                takes = ()  # publishers write to the first one alone
+        elif self.topic == COUNTS_TOPIC:
             takes = ()  # nobody counts there but the readers of origins
         return Place(self.topic, self.topic_id, self.partition, tier, takes)
 
@@ -96,24 +96,20 @@ class _Reading:
             raise MillraceError(f"{where} cannot be read at {self.fetch_at}: {error_name(fetched.error)}")
         for header, batch, readable in batches_from(fetched, self.fetch_at):
             if readable:
-                if not self.held:
-                    self.held_since = time.monotonic()
                 self.held += [
                     (message.key, message.value or b"", message.offset)
                     for message in iter_records(header, batch)
                     if message.offset >= self.fetch_at
                 ]
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:
-                self.origin = position.origin.cluster
-                self.is_first_partition = position.origin.partition == 0
-                self._release(position.cursor.next_offset, header.next_offset)
+                self.release(position.cursor.next_offset, header.next_offset)
             self.fetch_at = header.next_offset
-        # A count is ordered by its own offset; a report must not seem earlier than it was.
-        is_own = self.topic == OFFLINE_AUDIT_TOPIC or (self.origin is not None and self.topic == COUNTS_TOPIC)
-        if is_own or (self.origin is None and self.held and time.monotonic() > self.held_since + OWN_AFTER_S):
-            self._release(self.fetch_at, self.fetch_at)
+        # A count is ordered by its offset here; a report must not seem earlier than it was in its origin.
+        if self.origin is None or self.topic != AUDIT_TOPIC:
+            self.release(self.fetch_at, self.fetch_at)
 
-    def _release(self, at: int, apply_to: int) -> None:
+    def release(self, at: int, apply_to: int) -> None:
+        """What is held lies before `at` in its origin's log."""
         self.ready += [(*message, at) for message in self.held]
         self.held.clear()
         self.apply_to = apply_to
@@ -133,6 +129,7 @@ class Auditor:
         self._zookeeper = zookeeper
         self._session: ZooKeeperSession | None = None
         self._book: TurnBook | None = None
+        self._mirrors: Mirrors | None = None
         self._readings: dict[tuple[str, int], _Reading] = {}
         self._fetches = itertools.count()
         self._settle_due = self._tidy_due = 0.0
@@ -146,7 +143,7 @@ class Auditor:
         with ClusterClient(self._client.bootstrap, timeout_s=_CHECK_S) as client:
             client.topics()
         self._session = ZooKeeperSession.connect(self._zookeeper)
-        self._book = TurnBook(self._session)
+        self._book, self._mirrors = TurnBook(self._session), Mirrors(self._session, self._client)
 
     def run(self, stop: threading.Event) -> None:
         """After `check`: apply what comes until `stop` is set; what goes wrong is logged and tried again."""
@@ -208,6 +205,13 @@ class Auditor:
             news |= self._apply(readings)
             if all(readings[p].fetch_at == at for p, at in behind.items()):
                 break
+        for reading in readings.values():
+            # The newest position is not visible before the next append: its leader tells it.
+            if reading.held and reading.origin is not None and self._mirrors is not None:
+                position = self._mirrors.position(topic, reading.origin)
+                if position is not None:
+                    reading.release(position.cursor.next_offset, reading.fetch_at)
+        news |= self._apply(readings)
         return news, sum(max(ends.get(p, 0) - r.apply_to, 0) for p, r in readings.items())
 
     def _readings_of(self, topic: str, topic_id: str) -> dict[int, _Reading]:
@@ -228,7 +232,10 @@ class Auditor:
                         ledger.unheard(session, row, start)
                         row.next_offset = start
                     at = row.next_offset
-                    reading = _Reading(topic, topic_id, partition, at, row.origin, apply_to=at)
+                origin = None
+                if topic != OFFLINE_AUDIT_TOPIC and self._mirrors is not None:
+                    origin = self._mirrors.origin(topic, topic_id, partition)
+                reading = _Reading(topic, topic_id, partition, at, origin, apply_to=at)
                 self._readings[topic_id, partition] = reading
             readings[partition] = reading
         return readings
@@ -246,7 +253,7 @@ class Auditor:
                     continue
                 ledger.apply(session, place, heard, self._rules.clock_ms())
                 ledger.heard_again(session, row, heard)
-                row.next_offset, row.origin = reading.apply_to, reading.origin
+                row.next_offset = reading.apply_to
             reading.ready.clear()
             news |= bool(heard)
         return news

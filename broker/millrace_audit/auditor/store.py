@@ -52,8 +52,6 @@ class AuditPosition(Row):
     topic_id: Mapped[TopicIdKey]
     partition: Mapped[NumberKey]
     next_offset: Mapped[int] = mapped_column(default=0)
-    origin: Mapped[LongText | None] = mapped_column(default=None)
-    """The cluster it is mirrored from, by its position batches; None before the first one."""
     last_time: Mapped[int] = mapped_column(default=NOTHING)
     """When the last record that counts was written."""
 

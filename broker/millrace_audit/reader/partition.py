@@ -15,6 +15,7 @@ from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor
 from millrace.records.mirror_position import MirrorPosition
+from millrace.records.mirror_position import Origin as MirrorOrigin
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition, error_name
 from millrace_audit.reader.counting import BatchCounter, Part, Tally
@@ -65,17 +66,19 @@ class Partition:
     mirrored: MirrorPosition | None = None
     """What the last position batch that was read says; none is visible before the append behind its own."""
     batches: int = 0
-    """Data batches that were read behind it."""
+    """Data batches that were read behind it, or all that were read before there is one."""
+    began: int | None = None
+    """Where this reader has begun to read."""
     origin: Origin | None = None
     origin_told: Origin | None = None
     stuck: Stuck | None = None
 
     def __post_init__(self) -> None:
-        self.cursor, self.end = Cursor(self.told or 0), self.told or 0
+        self.cursor, self.end, self.began = Cursor(self.told or 0), self.told or 0, self.told
 
     def place(self, log_start: int) -> None:
         """Nobody has counted it before: it is counted from there on."""
-        self.told, self.cursor, self.end = log_start, Cursor(log_start), log_start
+        self.told, self.cursor, self.end, self.began = log_start, Cursor(log_start), log_start, log_start
 
     @property
     def name(self) -> TopicPartition:
@@ -110,12 +113,14 @@ class Partition:
             )
         self.high_watermark = high_watermark
 
-    def copied(self, position: MirrorPosition) -> None:
+    def copied(self, origin: MirrorOrigin, position: MirrorPosition | None) -> None:
         """The mirror has come that far, which counts if it has appended just what was read here."""
         before = self.mirrored
-        if before is None or position.origin != before.origin:
-            return
-        if position.batches == before.batches + self.batches:
+        if self.origin is None:
+            self.origin = Origin(origin.cluster, origin.topic_id.hex, origin.partition, None)
+        # Before the first position that is visible all batches are the mirror's, if all were read.
+        known = before.batches if before is not None else 0 if self.began == 0 else None
+        if position is not None and known is not None and position.batches == known + self.batches:
             self.origin = _origin(position)
 
     def skip_to(self, log_start: int) -> None:

@@ -24,7 +24,6 @@ from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace.mirror.runs import OffsetRules
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
-from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from millrace_audit.reader import coverage
 from millrace_audit.reader.brokers import Brokers
 from millrace_audit.reader.counting import BatchCounter
@@ -45,6 +44,7 @@ from millrace_audit.reports.messages import (
     Unreadable,
     now_ms,
 )
+from millrace_audit.reports.mirrors import Mirrors
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
 from millrace_audit.reports.turns import Turn, TurnBook
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
@@ -96,6 +96,7 @@ class AuditReader:
         self._rules = OffsetRules.of_cluster(cluster_id, None)
         self._session = Session.connect(config.zookeeper)
         self._taker = TurnTaker(self._session, config.tier, cluster_id)
+        self._mirrors = Mirrors(self._session, self._client)
         self._check_cluster()
         self._brokers = Brokers(self._client, _CLIENT_ID)
         self._registry = SchemaRegistryClient(config.registry)
@@ -310,12 +311,14 @@ class AuditReader:
     def _note_origins(self) -> None:
         """Ask how far the mirror has come where there is news: its newest position is not visible yet."""
         for partition in self._partitions.values():
-            if partition.mirrored is not None and partition.end != partition.told:
-                describe = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=partition.mirrored.origin)
+            if partition.end == partition.told:
+                continue
+            origin = partition.mirrored.origin if partition.mirrored is not None else None
+            if origin is None and self._config.tier == OFFLINE:
+                origin = self._mirrors.origin(partition.topic, *partition.key)
+            if origin is not None:
                 with suppress(MillraceError):  # then the position before it is true, too
-                    answer = self._client.mirror_append(partition.topic, describe)
-                    if answer.position is not None:
-                        partition.copied(answer.position)
+                    partition.copied(origin, self._mirrors.position(partition.topic, origin))
 
     def _may_read(self, partition: Partition) -> bool:
         return partition.behind and partition.is_due()

@@ -13,7 +13,6 @@ from millrace.client.cluster_client import EARLIEST, FetchedPartition, TopicMeta
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace_audit.auditor import auditor as module
 from millrace_audit.auditor.auditor import Auditor
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
@@ -32,6 +31,13 @@ class Book:
     def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
         turn = signed_turn(key)
         return turn if key is not None and turn in (1, 2) and is_signed(key, SECRET, value) else None
+
+
+class Registry:
+    """What the aggregate cluster's ZooKeeper and leaders say of mirrors."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.origin, self.position = cluster.origin, cluster.newest_position
 
 
 class Partition:
@@ -67,8 +73,10 @@ class Cluster:
             OWN: {0: Partition()},
         }
         self.taken: dict[tuple[str, str], int] = {}
+        self.newest: dict[tuple[str, str], int] = {}
+        self.origin_partition = 0
 
-    def publish(self, story: Story, *, positions: bool = True, first_partition: bool = True) -> None:
+    def publish(self, story: Story, *, positions: bool = True) -> None:
         """What is new in the story, as its writers and mirrors would put it here."""
         for (topic, tier), there in story.partitions.items():
             log = self.logs[topic][0 if tier == "offline" else int(tier[-1]) - 1]
@@ -80,13 +88,21 @@ class Cluster:
                 log.append(build_batch([Message(0, key, value)]))
             self.taken[topic, tier] = len(there)
             if positions and tier != "offline" and len(there) > begin:
-                self.position(topic, tier, there[-1].at, 0 if first_partition else 3)
+                self.position(topic, tier, there[-1].at)
 
-    def position(self, topic: str, tier: str, at: int, partition: int = 0) -> None:
-        origin = Origin(tier, topic, UUID(int=9), partition)
+    def position(self, topic: str, tier: str, at: int) -> None:
+        origin = Origin(tier, topic, UUID(int=9), 0)
         position = MirrorPosition(origin, 0, Cursor(at, at), 1, 1, 0)
         log = self.logs[topic][int(tier[-1]) - 1]
         log.append(control_batch(log.end, position.encode(log.end), timestamp=0))
+
+    def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
+        return Origin(f"dc{partition + 1}", topic, UUID(int=9), self.origin_partition)
+
+    def newest_position(self, topic: str, origin: Origin) -> MirrorPosition | None:
+        """What is not visible: a test that does not say it has a leader that does not know it."""
+        at = self.newest.get((topic, origin.cluster))
+        return None if at is None else MirrorPosition(origin, 0, Cursor(at, at), 1, 1, 0)
 
     def topics(self, names: Any = None) -> dict[str, TopicMetadata]:
         return {
@@ -115,6 +131,7 @@ def story() -> Iterator[Story]:
 def auditor(story: Story, cluster: Cluster) -> Auditor:
     made = Auditor(story.store, story.rules, "127.0.0.1:1", "http://nobody", "127.0.0.1:1")
     made._client, made._codec, made._book = cluster, cluster.codec, Book()  # type: ignore[assignment]
+    made._mirrors = Registry(cluster)  # type: ignore[assignment]
     return made
 
 
@@ -129,16 +146,13 @@ def test_a_mirrored_audit_is_whole_and_read_once(story: Story) -> None:
     assert not auditor(story, cluster).apply_all(), "another process goes on where the database stands"
 
 
-def test_records_wait_for_the_position_batch_that_says_whose_they_are(story: Story) -> None:
+def test_reports_wait_until_it_is_known_what_they_lie_before(story: Story) -> None:
     cluster = Cluster()
     story.whole()
     cluster.publish(story, positions=False)
-    reading = auditor(story, cluster)
-    reading.apply_all()
-    assert story.answer()["windows"][0]["acknowledged"] == 0
-    for topic, tier in list(story.partitions):
-        if tier != "offline" and story.partitions[topic, tier]:
-            cluster.position(topic, tier, story.partitions[topic, tier][-1].at)
+    auditor(story, cluster).apply_all()
+    assert story.window()["acknowledged"] == 0
+    cluster.newest[SAID, "dc1"] = story.said_end()  # its leader tells what no reader can see yet
     auditor(story, cluster).apply_all()
     assert story.verdict() == "complete"
 
@@ -181,7 +195,8 @@ def test_a_report_lies_before_what_the_position_batch_behind_it_says(story: Stor
 def test_only_the_first_partition_of_an_origins_topic_is_anybodys_word(story: Story) -> None:
     cluster = Cluster()
     story.whole()
-    cluster.publish(story, first_partition=False)
+    cluster.publish(story)
+    cluster.origin_partition = 3
     auditor(story, cluster).apply_all()
     assert {cause for _, cause in story.strangers()} == {"no audit record that belongs here"}
 
@@ -199,13 +214,11 @@ def test_counts_that_are_signed_with_another_secret_have_no_effect(
     assert {cause for _, cause in story.strangers()} == {"no reader of the tier has signed it"}
 
 
-def test_a_topic_that_is_no_mirror_is_the_aggregate_clusters_own(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_is_no_mirror_is_the_aggregate_clusters_own(story: Story) -> None:
     cluster = Cluster()
     story.whole()
     cluster.publish(story, positions=False)
-    monkeypatch.setattr(module, "OWN_AFTER_S", -1.0)
+    cluster.origin = lambda *_: None  # type: ignore[method-assign]
     auditor(story, cluster).apply_all()
     assert {cause for _, cause in story.strangers()} == {
         "it says cluster dc1 and speaks in that of offline",
