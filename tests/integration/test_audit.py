@@ -89,6 +89,7 @@ class World:
             self.registry,
             "--zookeeper",
             self.zookeeper,
+            "--new-cluster",  # other tests have an aggregate cluster, too, and the same ZooKeeper
             "--interval-ms",
             "100",
         )
@@ -269,6 +270,7 @@ def test_an_access_log_published_in_two_datacenters_is_complete_once_it_is_loade
     assert (bad.returncode, f"pending {topic} 2015-05-17 10:00: in the aggregate" in bad.stdout) == (1, True)
 
     world.load(topic)
+    wait_until("all of it is proven", lambda: world.ask(topic, windows).watermark is not None)
     after = world.await_verdict(topic, "complete", windows)
     hours: Counter[str] = Counter()
     for window in after.windows:

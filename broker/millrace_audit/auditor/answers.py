@@ -65,7 +65,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         view = TopicView(session, rules, Progress(session), topic)
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
-        windows = [_window(session, rules, view, at, rows.get(at)) for at in starts]
+        windows = [_window(view, at, rows.get(at)) for at in starts]
         watermark, held_by = _watermark(session, view)
     foreign: Counter[str] = Counter()
     for window in windows:
@@ -82,18 +82,25 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
     )
 
 
+_IN_HAND = Circumstances(waiting=[(Verdict.PENDING, "news of it is being judged")])
 _COLUMNS = select(
     WindowRow.window, WindowRow.revision, WindowRow.dirty, WindowRow.positions, WindowRow.judged
 )
 
 
-def _window(session: Session, rules: AuditRules, view: TopicView, start: int, row: Any) -> Window:
+def _window(view: TopicView, start: int, row: Any) -> Window:
+    """The window as it was judged last; nothing of which there is news is complete."""
     if row is None:
         return judge(start, Evidence(), {}, view.around(start, None))
-    if row.dirty or row.judged is None:  # it was applied just now
-        around = view.around(start, row.positions)
-        return replace(_judged(session, rules, view.topic, start, around), revision=row.revision)
-    return replace(window_from_json(row.judged), revision=row.revision)
+    if row.judged is None:
+        return replace(judge(start, Evidence(), {}, _IN_HAND), revision=row.revision)
+    window = replace(window_from_json(row.judged), revision=row.revision)
+    if not row.dirty:
+        return window
+    verdict = overall((window.verdict, Verdict.PENDING))
+    return replace(
+        window, verdict=verdict, reasons=[*window.reasons, *(text for _, text in _IN_HAND.waiting)]
+    )
 
 
 def _judged(session: Session, rules: AuditRules, topic: str, start: int, around: Circumstances) -> Window:
@@ -228,7 +235,7 @@ def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> li
     for row in session.execute(rows).all():
         if row.topic not in views:
             views[row.topic] = TopicView(session, rules, progress, row.topic)
-        window = _window(session, rules, views[row.topic], row.window, row)
+        window = _window(views[row.topic], row.window, row)
         if window.verdict != Verdict.COMPLETE:
             found.append(Bad(row.topic, window))
     return found

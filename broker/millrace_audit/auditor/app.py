@@ -160,6 +160,7 @@ def build_app(store: AuditStore, rules: AuditRules, worker: Worker) -> FastAPI:
                     f"nobody has heard of instance {instance}: the reasons beside a window name those that"
                     " are silent"
                 )
+            answers.settle(session, rules)
         return {"instance": instance, "accepted": reason}
 
     @app.post("/v1/accept")
@@ -172,6 +173,7 @@ def build_app(store: AuditStore, rules: AuditRules, worker: Worker) -> FastAPI:
         )
         with store.writing() as session:
             accepted = answers.accept(session, rules, acceptance)
+            answers.settle(session, rules)
         return {"instances": [instance.instance for instance in accepted], "accepted": reason}
 
     return app

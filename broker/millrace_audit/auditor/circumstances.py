@@ -126,8 +126,8 @@ class TopicView:
 
     def holding(self) -> str | None:
         """Why nothing is final behind `final_through`."""
-        end = self.final_through + WINDOW_MS if abs(self.final_through) < FOR_EVER else self.final_through
-        reasons = [text for _, text in self._unheard_of(min(end + self._rules.grace_ms, FOR_EVER))]
+        end = min(self.final_through, FOR_EVER - WINDOW_MS) + WINDOW_MS
+        reasons = [text for _, text in self._unheard_of(end + self._rules.grace_ms)]
         awaited = (one for one in self.instances if one.accepted is None and not one.idle)
         reasons += [text for text in (silent_about(one, end) for one in awaited) if text is not None]
         return reasons[0] if reasons else None
