@@ -260,7 +260,10 @@ def test_the_aggregates_reader_says_of_what_a_partition_is_a_copy_and_how_far(
     world: World, ended: list[Process]
 ) -> None:
     topic = world.topic()
-    ended += [world.reader("dc1-of-this-test"), world.reader("offline", "--new-cluster", cluster=world.offline)]
+    ended += [
+        world.reader("dc1-of-this-test"),
+        world.reader("offline", "--new-cluster", cluster=world.offline),
+    ]
     with world.producer() as producer:
         send(producer, topic, 300)
     world.await_counted("offline", topic, 300, "audit-offline")
