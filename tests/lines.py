@@ -9,7 +9,7 @@ from tests.support import REPOSITORY
 
 TARGETS = {
     "broker/millrace": 620,
-    "broker/millrace/records": 780,
+    "broker/millrace/records": 1350,
     "broker/millrace/wire": 1400,
     "broker/millrace/storage": 1950,
     "broker/millrace/client": 900,
@@ -27,9 +27,9 @@ TARGETS = {
     "broker/millrace_audit": 3150,
     "broker/millrace_demo": 1000,
     "plugins": 17,
-    "plugins/millrace_avro": 1600,
+    "plugins/millrace_avro": 1480,
     "plugins/millrace_warehouse": 100,
-    "plugins/millrace_warehouse/log": 1250,
+    "plugins/millrace_warehouse/log": 830,
     "plugins/millrace_warehouse/storage": 700,
     "plugins/millrace_warehouse/history": 700,
     "plugins/millrace_warehouse/load": 1400,

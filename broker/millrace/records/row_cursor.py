@@ -28,7 +28,7 @@ MAX_BUFFER_BYTES = (1 << 31) - 4096
 """Positions become 32-bit offsets of Arrow arrays."""
 
 if sys.byteorder != "little":  # words are read as they lie in memory
-    raise MillraceError("the vectorised Avro decoder runs on little-endian machines only")
+    raise MillraceError("many messages can be read at once on little-endian machines only")
 
 
 class PaddedBuffer:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.records.row_cursor import Longs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
-from millrace_avro.cursor import Longs
 
 HEADER_FIELDS = ("time", "server", "service", "instance", "sequence")
 _FEW = 8
