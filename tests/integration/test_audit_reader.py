@@ -481,6 +481,44 @@ def test_one_damaged_partition_is_named_and_all_others_are_counted_on(
     wait_until("it is said", lambda: "bad-0 is counted again" in ended[0].output)
 
 
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_a_segment_that_is_gone_is_said_where_it_is_gone(
+    damage: Damage, tier: str, ended: list[Process], which: int
+) -> None:
+    world, cluster = damage.world, damage.cluster
+    before = world.reader(tier, cluster=cluster)
+    before.ready()
+
+    def said() -> list[tuple[int, AuditRecord]]:
+        return world.said(tier, "audit-counts", cluster)
+
+    def beats(turn: int) -> list[Heartbeat]:
+        return [r for t, r in said() if t == turn and isinstance(r, Heartbeat) and r.time != NOTHING]
+
+    wait_until("a heartbeat", lambda: beats(0))
+    assert before.stop() == 0
+    with cluster.client() as client:
+        client.create_topic("cut", 1, {"segment.bytes": "2000"})
+    plain = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 0})
+    for n in range(40):
+        plain.produce("cut", b"%d" % n * 100)
+        assert plain.flush(WAIT_S) == 0
+    assert cluster.brokers[1].process.stop() == 0
+    segments = damage.segments("cut")
+    assert len(segments) > 3
+    segments[which].unlink()
+    cluster.restart(1)
+    ended.append(world.reader(tier, cluster=cluster))
+    wait_until("another", lambda: beats(1))
+    counts = [record for _, record in said() if isinstance(record, Count) and record.topic == "cut"]
+    missing = [pair for count in counts for pair in count.expired]
+    named = [u for u in beats(1)[0].unreadable if u.topic == "cut"]
+    if which == 0:
+        assert missing, "what is gone from the beginning is said to be lost"
+    else:
+        assert "millrace log verify" in named[0].cause
+
+
 def test_a_broker_that_is_away_takes_only_its_own_partitions_with_it(
     world: World, start: Start, tier: str, ended: list[Process]
 ) -> None:

@@ -72,7 +72,10 @@ class Brokers:
         except MillraceError as error:
             raise self._away(leader, error) from error
         return {
-            name: CannotRead(f"broker {leader} answers {error_name(answer.error_code)}: see its log")
+            name: CannotRead(
+                f"broker {leader} answers {error_name(answer.error_code)}: see its log, and run"
+                " `millrace log verify DIR` there"
+            )
             if answer.error_code
             else answer.offset
             for name, answer in answers.items()

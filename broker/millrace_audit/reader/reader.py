@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
@@ -92,12 +92,16 @@ class AuditReader:
     def __init__(self, config: ReaderConfig, stop: threading.Event, numbers: ReaderNumbers) -> None:
         self._config, self._stop, self._numbers = config, stop, numbers
         self._client = ClusterClient(config.bootstrap, client_id=_CLIENT_ID, timeout_s=_CLUSTER_S)
-        cluster_id = self._client.cluster_id
+        with ExitStack() as opened:
+            opened.callback(self._client.close)
+            cluster_id = self._client.cluster_id
+            self._session = Session.connect(config.zookeeper)
+            opened.callback(self._session.close)
+            self._taker = TurnTaker(self._session, config.tier, cluster_id)
+            self._check_cluster()
+            opened.pop_all()
         self._rules = OffsetRules.of_cluster(cluster_id, None)
-        self._session = Session.connect(config.zookeeper)
-        self._taker = TurnTaker(self._session, config.tier, cluster_id)
         self._mirrors = Mirrors(self._session, self._client)
-        self._check_cluster()
         self._brokers = Brokers(self._client, _CLIENT_ID)
         self._registry = SchemaRegistryClient(config.registry)
         self._codec = AuditCodec(self._registry)
@@ -275,7 +279,10 @@ class AuditReader:
         for name, partition in named.items():
             try:
                 if partition.told is None:
-                    partition.place(_said(earliest, name))
+                    # Of a partition that is new to a counted tier, what is gone by now is lost.
+                    is_new_tier = not self._covered and self._all_positions_due == 0
+                    log_start = _said(earliest, name)
+                    partition.place(log_start if is_new_tier else 0)
                     self._changed.append(_position(partition))
                 partition.noted(_said(latest, name))
                 if partition.stuck is not None and not partition.behind:
@@ -311,13 +318,12 @@ class AuditReader:
     def _note_origins(self) -> None:
         """Ask how far the mirror has come where there is news: its newest position is not visible yet."""
         for partition in self._partitions.values():
-            if partition.end == partition.told:
+            if partition.end == partition.told or self._config.tier != OFFLINE:
                 continue
-            origin = partition.mirrored.origin if partition.mirrored is not None else None
-            if origin is None and self._config.tier == OFFLINE:
-                origin = self._mirrors.origin(partition.topic, *partition.key)
-            if origin is not None:
-                with suppress(MillraceError):  # then the position before it is true, too
+            with suppress(MillraceError):  # then what was known before is true, too
+                seen = partition.mirrored
+                origin = seen.origin if seen else self._mirrors.origin(partition.topic, *partition.key)
+                if origin is not None:
                     partition.copied(origin, self._mirrors.position(partition.topic, origin))
 
     def _may_read(self, partition: Partition) -> bool:
