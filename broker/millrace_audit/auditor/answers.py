@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -103,21 +103,21 @@ def _window(view: TopicView, start: int, row: Any) -> Window:
     )
 
 
-def _judged(session: Session, rules: AuditRules, topic: str, start: int, around: Circumstances) -> Window:
-    packed = session.scalar(
-        select(WindowRow.evidence).where(WindowRow.topic == topic, WindowRow.window == start)
-    )
-    evidence = Evidence.unpack(packed or b"")
-    return judge(start, evidence, _producers(session, rules, evidence.producers()), around)
+class _Judge:
+    """Judges windows, and reads of every producer once who it is."""
 
+    def __init__(self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int]) -> None:
+        self._session, self._rules, self._heartbeats = session, rules, heartbeats
+        self._instances: dict[int, Instance] = {}
 
-def _producers(session: Session, rules: AuditRules, numbers: Iterable[int]) -> dict[int, Instance]:
-    heartbeats = {row.tier: row.heartbeat for row in session.scalars(select(store.TierRow))}
-    instances = {}
-    for some in store.slices(sorted(numbers)):
-        for row in session.scalars(select(ProducerRow).where(ProducerRow.producer.in_(some))):
-            instances[row.producer] = to_instance(row, heartbeats.get(row.origin, NOTHING), rules)
-    return instances
+    def judge(self, topic: str, start: int, around: Circumstances) -> Window:
+        here = (WindowRow.topic == topic, WindowRow.window == start)
+        evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
+        for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
+            for row in self._session.scalars(select(ProducerRow).where(ProducerRow.producer.in_(some))):
+                heartbeat = self._heartbeats.get(row.origin, NOTHING)
+                self._instances[row.producer] = to_instance(row, heartbeat, self._rules)
+        return judge(start, evidence, self._instances, around)
 
 
 def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: None) -> int:
@@ -127,15 +127,16 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
     """
     progress = Progress(session)
     _note_hellos(session, progress)
+    judging = _Judge(session, rules, progress.heartbeats)
     judged = 0
     for topic in session.scalars(select(TopicRow).order_by(TopicRow.topic)).all():
         view = TopicView(session, rules, progress, topic.topic)
         topic.final_through = max(topic.final_through, view.final_through)
-        judged += _settle(session, rules, view, settled)
+        judged += _settle(session, judging, view, settled)
     return judged
 
 
-def _settle(session: Session, rules: AuditRules, view: TopicView, settled: Settled) -> int:
+def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled) -> int:
     columns = _COLUMNS.add_columns(WindowRow.signature, WindowRow.last_settled)
     still_open = columns.where(~WindowRow.settled, WindowRow.topic == view.topic).order_by(WindowRow.window)
     changes = []
@@ -145,7 +146,7 @@ def _settle(session: Session, rules: AuditRules, view: TopicView, settled: Settl
         signature = _signature(around)
         if not row.dirty and signature == row.signature:
             continue
-        window = _judged(session, rules, view.topic, row.window, around)
+        window = judging.judge(view.topic, row.window, around)
         is_final = window.verdict in _SETTLING and all(v in _SETTLING for v, _ in around.waiting)
         change = {
             "topic": view.topic,

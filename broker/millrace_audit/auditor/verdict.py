@@ -86,7 +86,9 @@ def judge(
         foreign.update({tier: messages for tier, (messages, _) in tiers.items()})
         at_home += max((messages for messages, _ in tiers.values()), default=0)
     unreported = [entry for entry in entries if not entry.instance.announced]
-    carried = at_home + sum(max(map(_size, entry.held.values()), default=0) for entry in unreported)
+    carried = at_home + sum(
+        max((_size(held.ranges) for held in entry.held.values()), default=0) for entry in unreported
+    )
     if carried:
         verdicts.append(Verdict.CARRIED)
     said = [entry.said for entry in entries]
@@ -95,8 +97,8 @@ def judge(
         end=utc(end),
         verdict=overall(verdicts),
         revision=0,
-        acknowledged=sum(len(_acknowledged(words)) for words in said),
-        failed=sum(len(SequenceRanges(pairs(words.failed))) for words in said),
+        acknowledged=sum(len(_acknowledged(w)) if w.failed else _size(w.acknowledged) for w in said),
+        failed=sum(len(SequenceRanges(pairs(w.failed))) for w in said if w.failed),
         tiers=_totals(entries, foreign),
         findings=findings,
         reasons=[*dict.fromkeys((*(text for _, text in around.waiting), *around.notes, *notes))],
@@ -297,8 +299,8 @@ def _tally(held: Held | None) -> SequenceTally:
     return SequenceTally(pairs(held.ranges), held.fingerprint) if held else SequenceTally()
 
 
-def _size(held: Held) -> int:
-    return sum(held.ranges[1::2]) - sum(held.ranges[::2]) + len(held.ranges) // 2
+def _size(flat: Sequence[int]) -> int:
+    return sum(flat[1::2]) - sum(flat[::2]) + len(flat) // 2
 
 
 def _totals(entries: Sequence[_Entry], foreign: Mapping[str, int]) -> dict[str, int]:
@@ -307,5 +309,5 @@ def _totals(entries: Sequence[_Entry], foreign: Mapping[str, int]) -> dict[str, 
         if entry.home:
             totals[entry.home] += 0
         for tier, held in entry.held.items():
-            totals[tier] += _size(held)
+            totals[tier] += _size(held.ranges)
     return {**totals, **{tier: totals[tier] for tier in DOWNSTREAM}}
