@@ -158,13 +158,11 @@ def _silence(entry: _Entry, end: int) -> Iterator[str]:
     instance, said = entry.instance, entry.said
     if not instance.announced:
         return
-    acknowledged = SequenceRanges(pairs(said.acknowledged))
-    there = [_tally(held) for held in entry.held.values()]
     if silent_about(instance, end) is not None:
-        told = acknowledged | SequenceRanges(pairs(said.failed))
+        told = SequenceRanges(pairs(said.acknowledged)) | SequenceRanges(pairs(said.failed))
         anywhere = SequenceRanges()
-        for tally in there:
-            anywhere = anywhere | tally.present
+        for held in entry.held.values():
+            anywhere = anywhere | _tally(held).present
         if unreported := anywhere - told:
             last = f"through sequence {told.last}" if told else "nothing"
             judged = "" if instance.accepted is None else "; they are judged like failed ones"
@@ -172,11 +170,13 @@ def _silence(entry: _Entry, end: int) -> Iterator[str]:
                 f"{instance.name} reported {last} here, and {len(unreported)} events are counted that it"
                 f" never reported{judged}"
             )
-    home = _tally(entry.held.get(entry.home))
-    times = len(home.layers)
-    is_repeated = times > 1 and home.layers == [acknowledged] * times
-    if is_repeated and home.fingerprint != wrapped(times * said.fingerprint):
-        yield f"two producers share instance number {instance.instance}: their messages differ"
+    at_home = entry.held.get(entry.home)
+    if at_home is not None and at_home.ranges != said.acknowledged:
+        home = _tally(at_home)
+        times = len(home.layers)
+        is_repeated = times > 1 and home.layers == [SequenceRanges(pairs(said.acknowledged))] * times
+        if is_repeated and home.fingerprint != wrapped(times * said.fingerprint):
+            yield f"two producers share instance number {instance.instance}: their messages differ"
 
 
 def silent_about(instance: Instance, end: int) -> str | None:
