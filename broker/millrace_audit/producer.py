@@ -128,6 +128,7 @@ class _Reports:
 
     def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
         """Announce a topic; with None the hello closes no time."""
+        self._send_reports(give_up_at)  # a hello between a report and its seal would be nobody's
         if closed_through is not None:
             self._said = closed_through
         promised = NOTHING if closed_through is None else closed_through
@@ -156,8 +157,11 @@ class _Reports:
             )
             self._unsent.append(report)
             self._number += 1
+        self._send_reports()
+
+    def _send_reports(self, give_up_at: float = math.inf) -> None:
         while self._unsent:
-            self.publisher.publish([self._codec.encode(self._unsent[0])])
+            self.publisher.publish([self._codec.encode(self._unsent[0])], give_up_at=give_up_at)
             self._unsent.popleft()
 
 

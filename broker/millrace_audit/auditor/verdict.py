@@ -262,9 +262,10 @@ def _altered(
         return SequenceRanges()
     said = entry.said
     if tier == entry.home or before is None:
-        if tally.layers == [SequenceRanges(pairs(said.acknowledged))]:
+        acknowledged = _acknowledged(said)  # the fingerprint is without those that failed afterwards
+        if tally.layers == [acknowledged]:
             expected = said.fingerprint
-        elif failed and tally.layers == [SequenceRanges(pairs(said.acknowledged)) | failed]:
+        elif failed and tally.layers == [acknowledged | failed]:
             expected = wrapped(said.fingerprint + said.failed_fingerprint)
         else:
             return SequenceRanges()

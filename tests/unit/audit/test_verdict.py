@@ -130,9 +130,17 @@ def test_a_failed_sequence_that_is_at_one_tier_must_be_at_all() -> None:
     assert told(judged(tiers, failed=((10, 11),))) == [("missing", "dc1", [(10, 10)])]
 
 
-def test_a_failure_reported_after_an_acknowledgement_takes_the_acknowledgement_back() -> None:
-    tiers = {tier: [(0, 7)] for tier in TIERS}
-    judgement = judged(tiers, failed=((8, 9),))
+@pytest.mark.parametrize("there", [(0, 7), (0, 9)])
+def test_a_failure_reported_after_an_acknowledgement_takes_the_acknowledgement_back(there: Range) -> None:
+    evidence = Evidence()
+    evidence.report(1, SequenceRanges([(0, 9)]), prints(11, [(0, 9)]), SequenceRanges(), 0)
+    evidence.report(
+        1, SequenceRanges(), -prints(11, [(8, 9)]), SequenceRanges([(8, 9)]), prints(11, [(8, 9)])
+    )
+    for tier in TIERS:
+        mark = 0 if tier == "warehouse" else prints(11, [there])
+        evidence.count(tier, 2 if tier == "warehouse" else 1, SequenceTally([there], mark))
+    judgement = judge(WINDOW, evidence, {1: SHOP, 2: LOAD}, READ)
     assert (judgement.verdict, judgement.acknowledged, judgement.failed) == (Verdict.COMPLETE, 8, 2)
 
 
