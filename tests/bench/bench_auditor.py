@@ -126,9 +126,9 @@ def loads(records: list[AuditRecord]) -> Iterator[AuditRecord]:
     for number, record in enumerate(records):
         if isinstance(record, Count):
             counts = SequenceCounts()
-            for (*names, window), tally in record.counts.tallies.items():
+            for at, tally in record.counts.tallies.items():
                 for first, last in tally.ranges():
-                    counts.add(*names, window, first, last)
+                    counts.add(at.server, at.service, at.instance, at.window, first, last)
             ends = [LoadEnd(record.topic_id, 0, record.end)]
             yield LoadCount(
                 time=record.time, topic=record.topic, source=LoadNumber(number), counts=counts, ends=ends

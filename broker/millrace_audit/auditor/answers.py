@@ -131,7 +131,8 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
     judged = 0
     for topic in session.scalars(select(TopicRow).order_by(TopicRow.topic)).all():
         view = TopicView(session, rules, progress, topic.topic)
-        topic.final_through = max(topic.final_through, view.final_through)
+        if view.announced:
+            topic.final_through = max(topic.final_through, view.final_through)
         judged += _settle(session, judging, view, settled)
     return judged
 
@@ -170,7 +171,7 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
 
 
 def _signature(around: Circumstances) -> str:
-    sets = (sorted(around.past), sorted(around.ahead), sorted(around.doubted))
+    sets = (sorted(around.past), sorted(around.ahead), sorted(around.unheard), sorted(around.doubted))
     return hashlib.blake2b(repr((around.waiting, sets, around.notes)).encode(), digest_size=16).hexdigest()
 
 

@@ -90,7 +90,9 @@ class Progress:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.heartbeats = {row.tier: row.heartbeat for row in session.scalars(select(TierRow))}
+        tiers = session.scalars(select(TierRow)).all()
+        self.heartbeats = {row.tier: row.heartbeat for row in tiers}
+        self._heard_through = {row.tier: row.heard_through for row in tiers}
         self._beats: defaultdict[str, list[Beat]] = defaultdict(list)
         columns = select(BeatRow.tier, BeatRow.serial, BeatRow.time, BeatRow.reported_through)
         for tier, serial, time, through in session.execute(columns.order_by(BeatRow.serial)):
@@ -113,6 +115,11 @@ class Progress:
 
     def beat(self, tier: str, time: int, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
         return first_beat(self._beats[tier], time, reported_at, serial)
+
+    def has_heard(self, tier: str, beat: Beat) -> bool:
+        """True if what producers had said when all before a beat was counted is applied."""
+        later = first_beat(self._beats[tier], NOTHING, NOTHING, beat.serial)  # it looked after the counting
+        return later is not None and (later.reported_through or 0) <= self._heard_through.get(tier, 0)
 
     def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
         """Where the topic was counted to at a beat; without what has been deleted since."""

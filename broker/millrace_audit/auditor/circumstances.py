@@ -113,13 +113,15 @@ class TopicView:
             waiting.append((Verdict.CARRIED, f"{nobody}: nobody says how many events there should be"))
         past: set[tuple[str, str]] = set()
         ahead: set[tuple[str, str]] = set()
+        unheard: set[str] = set()
         if positions:
             stuck = {bad.tier for bad in unreadable}
-            waiting += self._follow(positions, over, stuck, past, ahead, delays or Delays())
+            waiting += self._follow(positions, over, stuck, past, ahead, unheard, delays or Delays())
         return Circumstances(
             waiting=waiting,
             past=frozenset(past),
             ahead=frozenset(ahead),
+            unheard=frozenset(unheard),
             doubted=frozenset(doubted),
             notes=notes,
         )
@@ -166,9 +168,10 @@ class TopicView:
         stuck: set[str],
         past: set[tuple[str, str]],
         ahead: set[tuple[str, str]],
+        unheard: set[str],
         delays: Delays,
     ) -> list[tuple[Verdict, str]]:
-        """How far every tier is with a window's events: fills `past` and `ahead`, returns what is awaited."""
+        """How far every tier is with a window's events: fills the sets, returns what is awaited."""
         progress, topic = self._progress, self.topic
         origins = sorted(positions.get("origins", ()))
         counted = positions.get("counted", {})
@@ -191,6 +194,8 @@ class TopicView:
                 continue
             past.add((origin, origin))
             beats.append(beat)
+            if not progress.has_heard(origin, beat):
+                unheard.add(origin)
             needed[origin] = ends = progress.marked(origin, topic, beat)
             if origin == OFFLINE:
                 continue

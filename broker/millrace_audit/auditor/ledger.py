@@ -93,8 +93,11 @@ def apply(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
     strangers = _Strangers(place)
     batch = _Said(session, place, changes, strangers) if Hello in place.takes else None
     counted = _Counted(session, place, changes, strangers) if batch is None else None
-    if batch is not None:
+    if batch is not None and heard:
         batch.prepare(heard)
+        tier = session.get(TierRow, place.tier) or TierRow(tier=place.tier)
+        session.add(tier)
+        tier.heard_through = max(tier.heard_through, *(entry.at for entry in heard))
     for entry in heard:
         if entry.record is None or not isinstance(entry.record, place.takes):
             kind = "message" if entry.record is None else type(entry.record).__name__

@@ -168,6 +168,8 @@ class TierRow(Row):
     """Time of the newest heartbeat that is kept as a beat."""
     unmarked: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
     """Topics that were counted on since then."""
+    heard_through: Mapped[int] = mapped_column(default=0)
+    """An offset of the cluster's audit topic: what its producers said before it is applied."""
 
 
 class BeatRow(Row):

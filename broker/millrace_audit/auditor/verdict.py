@@ -42,6 +42,8 @@ class Circumstances:
     """(origin, tier): what the tier lacks of the origin's events, it lacks for good."""
     ahead: frozenset[tuple[str, str]] = frozenset()
     """(origin, tier): what the tier has and the tier before has not, that one will never count."""
+    unheard: frozenset[str] = frozenset()
+    """Origins whose producers may have said hello, and the auditor has not heard it yet."""
     doubted: frozenset[str] = frozenset()
     """Tiers that could not be counted in full: what they lack, they may have."""
     notes: Sequence[str] = ()
@@ -91,6 +93,9 @@ def judge(
     )
     if carried:
         verdicts.append(Verdict.CARRIED)
+    for origin in sorted({entry.home for entry in unreported} & around.unheard):
+        verdicts.append(Verdict.PENDING)
+        notes.append(f"{origin} has events that nobody has reported; what its producers say is still read")
     said = [entry.said for entry in entries]
     return Window(
         start=utc(window),
