@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
+from itertools import takewhile
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.transactions import batches_from
@@ -33,20 +34,28 @@ def covered(
     tier: str,
     codec: AuditCodec,
     book: TurnBook,
+    own: int,
     partitions: Collection[PartitionKey],
 ) -> Ends:
-    """Partition -> the next offset to count; without those that were never counted."""
+    """Partition -> the next offset to count; without those that were never counted.
+
+    `own` is the turn of who asks: behind its first heartbeat nobody else's word counts.
+    """
     end = client.list_offsets(topic, LATEST, [0])[0]
+
+    def before_own(start: int) -> Iterator[tuple[int, Count | Heartbeat]]:
+        records = _records(client, topic, tier, codec, book, start, end)
+        return takewhile(lambda record: record[0] != own, records)
+
     for seconds in _LOOK_BACK_S:
         start = client.list_offsets(topic, int((time.time() - seconds) * 1000), [0])[0]
         # Before `start` there may be a newer turn than those behind it, but no newer one than the newest.
-        records = [*_records(client, topic, tier, codec, book, start, end)]
+        records = [*before_own(start)]
         newest = max((turn for turn, _ in records), default=None)
         ends = _follow(record for turn, record in records if turn == newest)
         if ends.keys() >= set(partitions):
             return ends
-    start = client.list_offsets(topic, EARLIEST, [0])[0]
-    return _follow_turns(_records(client, topic, tier, codec, book, start, end))
+    return _follow_turns(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
 
 
 def _follow_turns(records: Iterator[tuple[int, Count | Heartbeat]]) -> Ends:

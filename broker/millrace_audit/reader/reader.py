@@ -164,7 +164,7 @@ class AuditReader:
         if self._turn is None:
             return False
         try:
-            self._go_on_from_counts()
+            self._go_on_from_counts(self._turn)
         except MillraceError:
             self._turn = None  # it is still ours to take
             raise
@@ -172,7 +172,7 @@ class AuditReader:
         log.info("turn %d of tier %s begins", self._turn.number, self._config.tier)
         return True
 
-    def _go_on_from_counts(self) -> None:
+    def _go_on_from_counts(self, turn: Turn) -> None:
         tier, topic = self._config.tier, self._config.counts_topic
         self._ensure_topics()
         self._partitions.clear()
@@ -181,7 +181,7 @@ class AuditReader:
         self._send([Heartbeat(time=NOTHING, tier=tier)])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
         book = TurnBook(self._session)
-        self._covered = coverage.covered(self._client, topic, tier, self._codec, book, there)
+        self._covered = coverage.covered(self._client, topic, tier, self._codec, book, turn.number, there)
         self._beat_due = self._all_positions_due = 0.0
 
     def _await_turn(self) -> Turn | None:
