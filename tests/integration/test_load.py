@@ -186,6 +186,7 @@ def test_every_load_tells_the_auditor_what_it_holds_and_the_next_one_says_it_aga
         (told,) = read_topic(client, "audit-offline").values()
         found = [AuditCodec(registry).decode(value) for value in told.values]
     counts = [each for each in found if isinstance(each, LoadCount) and each.topic == topic]
+    assert [sum(end.end > 0 for end in each.ends) for each in counts] == [2, 2, 2], "how far it is loaded"
     assert [(each.source, each.counts.total) for each in counts] == [
         (LoadNumber(1), 50),
         (LoadNumber(1), 50),

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import NOTHING, OFFLINE, WAREHOUSE
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
 
 APART_MS = 5000
 ALL_KEPT_MS = 3_600_000
@@ -127,12 +127,17 @@ class Progress:
         index = bisect_right(serials, beat.serial) - 1
         if index < 0:
             return {}
-        there = {name(row) for row in self._coverage[tier, topic]}
+        there = {name(row) for row in self._coverage[tier, topic] if not row.gone}
         return {partition: end for partition, end in ends[index].items() if partition in there}
 
     def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
         """True if the aggregate cluster is counted as far as those ends of an origin."""
-        return _covers(_origin_ends(map(_ends, self._coverage[OFFLINE, topic]), origin), ends)
+        return _covers(self._mirrored(topic, origin), ends)
+
+    def _mirrored(self, topic: str, origin: str) -> dict[str, int]:
+        """Origin partition -> how far the aggregate cluster's copy of it is counted."""
+        rows = self._coverage[OFFLINE, topic]
+        return _origin_ends([[row.end, *(row.origin or ())] for row in rows if not row.gone], origin)
 
     def first_mirrored(self, topic: str, needed: Mapping[str, Ends], serial: int) -> tuple[Beat, Ends] | None:
         """The aggregate cluster's first beat behind `serial` that has come that far, and its ends there."""
@@ -152,21 +157,18 @@ class Progress:
 
     def is_ahead(self, topic: str, origin: str) -> bool:
         """True if the origin's reader has counted all that the aggregate cluster's has of its events."""
-        counted = {name(row): row.end for row in self._coverage[origin, topic]}
-        mirrored = _origin_ends(map(_ends, self._coverage[OFFLINE, topic]), origin)
-        return _covers(counted, {key: [end] for key, end in mirrored.items() if key in counted})
+        rows = self._coverage[origin, topic]
+        counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
+        return _covers(counted, {key: [end] for key, end in self._mirrored(topic, origin).items()})
 
     def is_ahead_of_loads(self, topic: str) -> bool:
-        counted = {name(row): row.end for row in self._coverage[OFFLINE, topic]}
+        rows = self._coverage[OFFLINE, topic]
+        counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
         loaded = {name(row): [row.end] for row in self._coverage[WAREHOUSE, topic]}
         return _covers(counted, loaded)
 
     def holds_mirror(self, topic: str, origin: str) -> bool:
         return any(row.origin and row.origin[0] == origin for row in self._coverage[OFFLINE, topic])
-
-
-def _ends(row: CoverageRow) -> list[Any]:
-    return [row.end, *(row.origin or ())]
 
 
 def _origin_ends(ends: Any, origin: str) -> dict[str, int]:

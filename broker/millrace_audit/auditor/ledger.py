@@ -574,7 +574,7 @@ class _Counted:
         """Note how far the topics are counted that were counted on since the beat before."""
         ends: dict[str, dict[str, list[Any]]] = {topic: {} for topic in self._unmarked}
         for row in self._coverage.values():
-            if row.counted and row.topic in ends:
+            if row.counted and not row.gone and row.topic in ends:
                 ends[row.topic][beats.name(row)] = [row.end, *(row.origin or ())]
         marks = [
             {"tier": self._place.tier, "topic": topic, "serial": serial, "ends": vector}
@@ -591,8 +591,7 @@ class _Counted:
         if is_first and named:  # the first heartbeat of a turn names all that there are
             gone |= self._coverage.keys() - named.keys()
         for key in gone & self._coverage.keys():
-            self._session.delete(self._coverage.pop(key))
-        self._session.flush()
+            self._coverage[key].gone = True
         for key, position in named.items():
             if position.offset is None:
                 continue

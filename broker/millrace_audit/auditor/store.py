@@ -207,6 +207,8 @@ class CoverageRow(Row):
     end: Mapped[int]
     counted: Mapped[bool] = mapped_column(default=False)
     """There was something to count."""
+    gone: Mapped[bool] = mapped_column(default=False)
+    """It has been deleted: nothing more will come of it."""
     origin: Mapped[list[Any] | None] = mapped_column(JSON, default=None)
     """Of a mirrored partition: [cluster, topic id-partition, next offset]."""
 

@@ -646,6 +646,18 @@ def test_a_partition_that_cannot_be_read_holds_its_own_topic_up_and_no_other(sto
     assert story.apply().verdict(NOW) == "complete"
 
 
+def test_what_the_home_has_not_counted_yet_is_no_surplus_behind_it(story: Story) -> None:
+    story.count("offline", found((0, 4), instance=5))
+    story.beats()
+    window = story.apply().window()
+    assert (window["verdict"], window["findings"]) == ("pending", [])
+    story.count("dc1", found((0, 4), instance=5))
+    story.load(found((0, 4), instance=5))
+    story.beats(NOW + 6000)
+    story.beats(NOW + 12_000)
+    assert story.apply().verdict() == "carried", story.window()
+
+
 def test_a_deleted_partition_is_awaited_nowhere(story: Story) -> None:
     story.whole()
     story.count("dc1", found((0, 4), instance=5), partition=1)
