@@ -336,7 +336,7 @@ def test_an_event_of_an_impossible_time_touches_nobody_elses_windows(story: Stor
 
 
 def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.ledger.MOST_STRANGERS", 3)
+    monkeypatch.setattr("millrace_audit.auditor.batch.MOST_STRANGERS", 3)
     for instance in range(9):
         story.report(0, instance=instance)
     story.apply()
@@ -348,7 +348,7 @@ def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatc
 def test_more_open_instances_than_any_topic_has_are_strangers(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.ledger.MOST_OPEN", 3)
+    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 3)
     for instance in range(1, 6):
         story.hello(instance)
     story.report(0, (0, 1), instance=2)

@@ -1,0 +1,154 @@
+"""What producers of one cluster say: hellos and reports, and who may say them.
+
+The first hello of an instance fixes its names. A report counts if it is the next one and its key fits the
+seal of what was said before; behind a missing one it is taken as it is, for windows are unknown then anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from millrace_audit.auditor import store
+from millrace_audit.auditor.batch import (
+    Changes,
+    Heard,
+    Place,
+    Producers,
+    Strangers,
+    is_of_this_world,
+    names_hash,
+    storable,
+)
+from millrace_audit.auditor.store import ProducerRow
+from millrace_audit.reports.counts import WINDOW_MS, CountKey
+from millrace_audit.reports.messages import FOR_EVER, Hello, Report
+from millrace_audit.reports.seals import seal_of
+
+MOST_OPEN = 10_000
+"""Instances of a topic and origin that may be open at once; further ones are strangers."""
+MOST_MISSING = 1000
+"""Reports that may be missing before the next one of an instance; one further on is a stranger."""
+
+
+class Said:
+    """Hellos and reports of one cluster's producers."""
+
+    def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:
+        self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
+        self._producers = Producers(session)
+        self._links: set[tuple[str, int]] = set()  # (topic, producer) of those that the batch names
+        self._open: dict[str, int] = {}
+        gap = store.UnheardRow
+        here = (gap.topic_id == place.topic_id, gap.partition == place.partition)
+        self._gap = session.scalar(select(func.count()).select_from(gap).where(*here)) or 0
+
+    def take_all(self, heard: Sequence[Heard]) -> None:
+        """Apply hellos and reports in their order."""
+        numbers = [h.record.instance for h in heard if isinstance(h.record, Hello | Report)]
+        rows = self._producers.prepare(self._place.tier, numbers)
+        link = store.ProducerTopicRow
+        for some in store.slices([row.producer for row in rows if row.announced]):
+            links = select(link.topic, link.producer).where(link.producer.in_(some))
+            self._links.update((topic, producer) for topic, producer in self._session.execute(links))
+        for entry in heard:
+            self._take(entry)
+
+    def _take(self, entry: Heard) -> None:
+        record = entry.record
+        assert isinstance(record, Hello | Report)
+        kind = type(record).__name__
+        row = self._producers.announced(self._place.tier, record.instance)
+        if record.cluster != self._place.tier:
+            cause = (
+                f"it says cluster {storable(record.cluster)[:100]} and speaks in that of {self._place.tier}"
+            )
+        elif row is not None and row.names != names_hash(record.server, record.service):
+            cause = "it contradicts the first hello of its instance"
+        elif isinstance(record, Hello):
+            cause = self._hello(row, record, entry.at)
+        else:
+            cause = self._report(row, record, entry)
+        if cause:
+            self._strangers.add(entry, kind, cause)
+
+    def _hello(self, row: ProducerRow | None, hello: Hello, at: int) -> str:
+        if row is not None and (row.done or row.seal != hello.seal):
+            return "its instance has ended" if row.done else "it does not have the instance's seal"
+        if not self._may_join(row, hello.topic):
+            return f"more than {MOST_OPEN} instances are open"
+        if row is None:
+            row = self._announce(hello, at)
+            row.closed_through = hello.closed_through
+        row.heard_at = max(row.heard_at, hello.time)
+        self._join(row, hello.topic)
+        return ""
+
+    def _announce(self, word: Hello | Report, at: int) -> ProducerRow:
+        key = CountKey(word.server, word.service, word.instance, 0)
+        row = self._producers.get_all(self._place.tier, [key])[key]
+        row.announced, row.hello_at, row.seal = True, at, word.seal
+        return row
+
+    def _may_join(self, row: ProducerRow | None, topic: str) -> bool:
+        if row is not None and (topic, row.producer) in self._links:
+            return True
+        if topic not in self._open:
+            link = store.ProducerTopicRow
+            known = (
+                select(func.count())
+                .select_from(link)
+                .join(ProducerRow, ProducerRow.producer == link.producer)
+                .where(link.topic == topic, ProducerRow.origin == self._place.tier, ~ProducerRow.done)
+            )
+            self._open[topic] = self._session.scalar(known) or 0
+        return self._open[topic] < MOST_OPEN
+
+    def _join(self, row: ProducerRow, topic: str) -> None:
+        self._changes.topic(topic)
+        if (topic, row.producer) not in self._links:
+            self._links.add((topic, row.producer))
+            self._open[topic] += 1
+            self._session.execute(
+                insert(store.ProducerTopicRow), [{"topic": topic, "producer": row.producer}]
+            )
+
+    def _report(self, row: ProducerRow | None, report: Report, entry: Heard) -> str:
+        digest = hashlib.blake2b(entry.value, digest_size=16).digest()
+        if row is None:
+            if not self._gap:
+                return "its instance has not said hello"
+            row = self._announce(report, entry.at)  # its hello had expired: the gap doubts what lies before
+            row.next_report = report.number
+        elif report.number < row.next_report:
+            repeated = report.number == row.next_report - 1 and digest == row.last_report
+            return "" if repeated else "another report with its number has come before"
+        elif row.done:
+            return "its instance has ended"
+        elif report.number == row.next_report:
+            if seal_of(report.key) != row.seal:
+                return "its key does not fit the seal of what was said before"
+        elif report.number > row.next_report + MOST_MISSING:
+            return f"it is more than {MOST_MISSING} reports ahead"
+        else:
+            row.missing = [*row.missing, [row.next_report, report.number - 1]]
+        promised, row.closed_through = row.closed_through, report.closed_through
+        row.next_report, row.seal, row.last_report = report.number + 1, report.seal, digest
+        row.heard_at = max(row.heard_at, report.time)
+        row.done = row.closed_through == FOR_EVER and not row.missing
+        for news in report.windows:
+            if not is_of_this_world(news.window, report.time):
+                self._strangers.add(entry, "Report", "a time that no producer may send")
+            elif self._may_join(row, news.topic):
+                self._join(row, news.topic)
+                change = self._changes.window(news.topic, news.window)
+                change.reports.append((row.producer, news))
+                change.positions["reported", self._place.tier] = entry.at
+                change.positions["origins", self._place.tier] = 1
+                change.late |= promised >= news.window + WINDOW_MS  # it had said that nothing would follow
+            else:
+                self._strangers.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
+        return ""
