@@ -65,7 +65,10 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         view = TopicView(session, rules, Progress(session), topic)
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
-        windows = [_window(view, at, rows.get(at)) for at in starts]
+        windows = [
+            _judged(rows[at]) if at in rows else judge(at, Evidence(), {}, view.around(at, None))
+            for at in starts
+        ]
         watermark, held_by = _watermark(session, view)
     foreign: Counter[str] = Counter()
     for window in windows:
@@ -88,12 +91,10 @@ _COLUMNS = select(
 )
 
 
-def _window(view: TopicView, start: int, row: Any) -> Window:
+def _judged(row: Any) -> Window:
     """The window as it was judged last; nothing of which there is news is complete."""
-    if row is None:
-        return judge(start, Evidence(), {}, view.around(start, None))
     if row.judged is None:
-        return replace(judge(start, Evidence(), {}, _IN_HAND), revision=row.revision)
+        return replace(judge(row.window, Evidence(), {}, _IN_HAND), revision=row.revision)
     window = replace(window_from_json(row.judged), revision=row.revision)
     if not row.dirty:
         return window
@@ -198,6 +199,7 @@ def tidy(session: Session, rules: AuditRules) -> bool:
         row.kept_from = max(row.kept_from, last + WINDOW_MS)
         here = (WindowRow.topic == topic, WindowRow.touched < now - rules.keep_ms)
         session.execute(delete(WindowRow).where(*here))
+    session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
     still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
     complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
     columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
@@ -220,27 +222,19 @@ def tidy(session: Session, rules: AuditRules) -> bool:
 
 
 def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> list[Bad]:
-    """Windows that are not complete, of one topic or of all, the worst first."""
-    now = rules.clock_ms()
+    """Windows that are over and not complete, of one topic or of all, the worst first."""
+    over = WindowRow.window < rules.clock_ms() - rules.grace_ms - WINDOW_MS
     worst = case({str(verdict): at for at, verdict in enumerate(Verdict)}, value=WindowRow.verdict)
     rows = (
         select(WindowRow.topic, *_COLUMNS.selected_columns)
-        .where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.dirty), WindowRow.window < now)
+        .where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.dirty))
+        .where(or_(over, WindowRow.verdict == Verdict.INCOMPLETE))
         .order_by(worst, WindowRow.topic, WindowRow.window)
         .limit(most)
     )
     if topic is not None:
         rows = rows.where(WindowRow.topic == topic)
-    progress = Progress(session)
-    views: dict[str, TopicView] = {}
-    found = []
-    for row in session.execute(rows).all():
-        if row.topic not in views:
-            views[row.topic] = TopicView(session, rules, progress, row.topic)
-        window = _window(views[row.topic], row.window, row)
-        if window.verdict != Verdict.COMPLETE:
-            found.append(Bad(row.topic, window))
-    return found
+    return [Bad(row.topic, _judged(row)) for row in session.execute(rows)]
 
 
 def topics(session: Session, rules: AuditRules) -> list[Topic]:
