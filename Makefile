@@ -77,6 +77,7 @@ bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's 
 
 bench-audit: setup ## What the audit costs a producer, a reader and the auditor: docs/benchmarks.md (5 min) [EVENTS=n]
 	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))
+	$(BIN)/python -m tests.bench.bench_auditor
 
 setup: .venv/.installed ## Install everything into .venv
 

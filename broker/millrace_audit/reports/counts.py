@@ -19,7 +19,7 @@ WINDOW_MS = 600_000
 FIRST_EVENT_MS = 946_684_800_000
 """2000-01-01: no AuditedProducer sends an event of an earlier time."""
 MOST_AHEAD_MS = 24 * 3600 * 1000
-"""Nor one that is further ahead of its clock."""
+"""Nor one that is further ahead of its clock; a load files none that is further ahead of its own."""
 
 
 def window_start(time_ms: int) -> int:
