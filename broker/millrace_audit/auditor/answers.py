@@ -331,6 +331,8 @@ def _watermark(session: Session, view: TopicView) -> tuple[datetime | None, str 
     through, held_by = view.final_through, view.holding()
     for gap in view.gaps:
         if gap.tier is None and gap.since == NOTHING and first is not None:  # what is known begins behind it
+            if gap.until == FOR_EVER:
+                return None, gap.reason
             first = max(first, window_start(gap.until - 1) + WINDOW_MS)
         elif gap.tier is None and gap.since < through:
             through, held_by = gap.since, gap.reason

@@ -71,6 +71,8 @@ class _Reading:
     fetch_at: int
     origin: Origin | None
     """What it is a mirror of."""
+    mirrored: int | None = None
+    """Records that the mirror had copied behind what is applied; None when that is not known."""
     held: list[tuple[bytes | None, bytes, int]] = field(default_factory=list)
     """(key, value, offset) of messages that wait for the position batch behind them."""
     ready: list[tuple[bytes | None, bytes, int, int]] = field(default_factory=list)
@@ -103,6 +105,7 @@ class _Reading:
                 ]
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:
                 self.release(position.cursor.next_offset, header.next_offset)
+                self.mirrored = position.records
             self.fetch_at = header.next_offset
         # A count is ordered by its offset here; a report must not seem earlier than it was in its origin.
         if self.origin is None or self.topic != AUDIT_TOPIC:
@@ -210,6 +213,8 @@ class Auditor:
             if reading.held and reading.origin is not None and self._mirrors is not None:
                 position = self._mirrors.position(topic, reading.origin)
                 if position is not None:
+                    copied = (reading.mirrored or 0) + len(reading.held)
+                    reading.mirrored = copied if copied == position.records else None
                     reading.release(position.cursor.next_offset, reading.fetch_at)
         news |= self._apply(readings)
         return news, sum(max(ends.get(p, 0) - r.apply_to, 0) for p, r in readings.items())
@@ -221,24 +226,34 @@ class Auditor:
         for partition, start in earliest.items():
             reading = self._readings.get((topic_id, partition))
             if reading is None or reading.apply_to < start:
+                origin = None
+                if topic != OFFLINE_AUDIT_TOPIC and self._mirrors is not None:
+                    origin = self._mirrors.origin(topic, topic_id, partition)
                 with self._store.writing() as session:
                     row = session.get(AuditPosition, (topic_id, partition))
                     if row is None:
                         row = AuditPosition(topic_id=topic_id, partition=partition)
                         session.add(row)
+                    if row.next_offset < start and self._is_all_applied(topic, origin, row.mirrored):
+                        row.next_offset = start  # nothing but a position batch has expired
                     if row.next_offset < start:
                         expired = (topic, partition, row.next_offset, start)
                         log.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
                         ledger.unheard(session, row, start)
                         row.next_offset = start
+                        row.mirrored = None
                     at = row.next_offset
-                origin = None
-                if topic != OFFLINE_AUDIT_TOPIC and self._mirrors is not None:
-                    origin = self._mirrors.origin(topic, topic_id, partition)
-                reading = _Reading(topic, topic_id, partition, at, origin, apply_to=at)
+                    reading = _Reading(topic, topic_id, partition, at, origin, row.mirrored, apply_to=at)
                 self._readings[topic_id, partition] = reading
             readings[partition] = reading
         return readings
+
+    def _is_all_applied(self, topic: str, origin: Origin | None, mirrored: int | None) -> bool:
+        """True if the mirror has copied nothing since that many records were applied."""
+        if topic != AUDIT_TOPIC or origin is None or mirrored is None or self._mirrors is None:
+            return False
+        position = self._mirrors.position(topic, origin)
+        return mirrored == (0 if position is None else position.records)
 
     def _apply(self, readings: Mapping[int, _Reading]) -> bool:
         """Apply what is ready, a partition in a transaction; True if there was any."""
@@ -253,7 +268,7 @@ class Auditor:
                     continue
                 ledger.apply(session, place, heard, self._rules.clock_ms())
                 ledger.heard_again(session, row, heard)
-                row.next_offset = reading.apply_to
+                row.next_offset, row.mirrored = reading.apply_to, reading.mirrored
             reading.ready.clear()
             news |= bool(heard)
         return news

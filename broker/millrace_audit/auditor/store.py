@@ -54,6 +54,8 @@ class AuditPosition(Row):
     next_offset: Mapped[int] = mapped_column(default=0)
     last_time: Mapped[int] = mapped_column(default=NOTHING)
     """When the last record that counts was written."""
+    mirrored: Mapped[int | None] = mapped_column(default=0)
+    """Records that its mirror had copied by then, as its position says; None when that is not known."""
 
 
 class UnheardRow(Row):

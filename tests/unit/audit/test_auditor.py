@@ -92,7 +92,7 @@ class Cluster:
 
     def position(self, topic: str, tier: str, at: int) -> None:
         origin = Origin(tier, topic, UUID(int=9), 0)
-        position = MirrorPosition(origin, 0, Cursor(at, at), 1, 1, 0)
+        position = MirrorPosition(origin, 0, Cursor(at, at), 1, self.taken[topic, tier], 0)
         log = self.logs[topic][int(tier[-1]) - 1]
         log.append(control_batch(log.end, position.encode(log.end), timestamp=0))
 
@@ -102,7 +102,8 @@ class Cluster:
     def newest_position(self, topic: str, origin: Origin) -> MirrorPosition | None:
         """What is not visible: a test that does not say it has a leader that does not know it."""
         at = self.newest.get((topic, origin.cluster))
-        return None if at is None else MirrorPosition(origin, 0, Cursor(at, at), 1, 1, 0)
+        records = self.taken.get((topic, origin.cluster), 0)
+        return None if at is None else MirrorPosition(origin, 0, Cursor(at, at), 1, records, 0)
 
     def topics(self, names: Any = None) -> dict[str, TopicMetadata]:
         return {
@@ -270,3 +271,27 @@ def test_an_auditor_that_was_away_too_long_keeps_what_it_knew_and_doubts_the_tim
     assert story.verdict() == "complete"
     assert story.verdict(NOW) == "unknown"
     assert story.verdict(NOW + 4 * WINDOW_MS) == "complete"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_audit_topic_in_which_nothing_was_said_until_all_of_it_expired_has_no_gap(
+    story: Story, lost: bool
+) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story, positions=False)
+    cluster.newest[SAID, "dc1"] = story.said_end()
+    auditor(story, cluster).apply_all()
+    if lost:
+        story.hello(9, time=NOW)
+        cluster.publish(story, positions=False)
+    for log in cluster.logs[SAID].values():
+        log.append(build_batch([Message(0, None, b"a position that nobody sees")]))
+        log.expire()
+    auditor(story, cluster).apply_all()
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.beats(LATER)
+    cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete"
+    assert story.verdict(NOW + 2 * WINDOW_MS) == ("unknown" if lost else "complete")
