@@ -45,8 +45,8 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     console.print(table)
     for line in [*_findings(answer.windows), *_reasons(answer.windows)]:
         console.print(line, markup=False)
-    console.print(f"{answer.topic}: {styled(answer.verdict)}{_empty(answer)}")
     console.print(_watermark(answer), markup=False)
+    console.print(f"{answer.topic}: {styled(answer.verdict)}{_empty(answer)}")
 
 
 def _foreign(answer: Completeness) -> Window:
