@@ -196,7 +196,7 @@ def test_closing_again_sends_the_last_report_that_did_not_get_through(
     producer = world.producer()
     producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
 
-    def refuse(messages: object) -> None:
+    def refuse(messages: object, **options: object) -> None:
         raise MillraceError("no broker takes it")
 
     with monkeypatch.context() as patched:
