@@ -1,0 +1,340 @@
+"""A hostile engineer's sequences."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.ledger import Heard
+from millrace_audit.auditor.store import AuditPosition, AuditStore, Row
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import (
+    FOR_EVER, NOTHING, AuditCodec, Count, ForeignCount, Hello, LoadCount, LoadNumber, ReaderPosition, Report,
+    ReportedWindow, Unreadable, schema_file,
+)
+from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.seals import seal_of
+from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found, key_of
+from tests.unit.audit.test_messages import Ids
+
+LATER = W + 20 * WINDOW_MS
+
+
+@pytest.fixture
+def quick() -> Iterator[Story]:
+    store = AuditStore("sqlite://")
+    yield Story(store)
+    store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def story(request: pytest.FixtureRequest) -> Iterator[Story]:
+    url = "sqlite://" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    store = AuditStore(url)
+    Row.metadata.drop_all(store._engine)
+    Row.metadata.create_all(store._engine)
+    yield Story(store)
+    store.close()
+
+
+def evil(story: Story, windows, *, time_=W, closed=FOR_EVER, instance=666, cluster="dc1", number=0):
+    if number == 0:
+        story.hello(instance, cluster, server="evil", service="evil")
+    story.say(SAID, cluster, Report(
+        time=time_, cluster=cluster, server="evil", service="evil", instance=instance, number=number,
+        key=key_of(instance, number, cluster), seal=seal_of(key_of(instance, number + 1, cluster)),
+        closed_through=closed, windows=windows))
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_01_a_report_of_all_numbers_does_not_kill_the_auditor(quick: Story, failed: bool) -> None:
+    every = SequenceRanges([(0, FOR_EVER)])
+    none = SequenceRanges()
+    evil(quick, [ReportedWindow(TOPIC, W, none if failed else every, every if failed else none)])
+    quick.beats()
+    quick.apply()
+
+
+def test_02_a_topic_with_odd_name_does_not_stop_the_auditor(story: Story) -> None:
+    story.hello(5, topic="x\0y")
+    story.hello(6, topic="x" * 300)
+    story.apply()
+
+
+def test_02b_a_loads_odd_topic_id(story: Story) -> None:
+    from millrace_audit.reports.messages import LoadEnd
+    story.say(OWN, "offline", LoadCount(time=NOW, topic=TOPIC, source=LoadNumber(1), counts=SequenceCounts(),
+              ends=[LoadEnd("x" * 100, 0, 5)]))
+    story.apply()
+
+
+def test_02c_cause_too_long(story: Story) -> None:
+    story.carry(found((0, 0), instance=9, window=0), topic="t" * 240)
+    story.apply()
+
+
+def test_03_an_expired_window_is_not_complete(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.carry(found((0, 8)))
+    quick.beats()
+    assert quick.apply().verdict() == "incomplete"
+    quick.rules = replace(RULES, clock_ms=lambda: NOW + 91 * 24 * 3_600_000)
+    with quick.store.writing() as session:
+        answers.tidy(session, quick.rules)
+    assert quick.verdict() != "complete"
+
+
+def test_04_a_strangers_far_window_that_expires_blinds_nobody(quick: Story) -> None:
+    far = W + 100 * 365 * 144 * WINDOW_MS
+    evil(quick, [ReportedWindow(TOPIC, far, SequenceRanges([(0, 0)]), SequenceRanges())], time_=far)
+    quick.beats()
+    quick.apply()
+    later = NOW + 91 * 24 * 3_600_000
+    quick.rules = replace(RULES, clock_ms=lambda: later)
+    with quick.store.writing() as session:
+        answers.tidy(session, quick.rules)
+    window = (later - 10 * WINDOW_MS) // WINDOW_MS * WINDOW_MS
+    quick.hello()
+    quick.report(0, (0, 9), window=window)
+    quick.carry(found((0, 4), window=window))
+    quick.beats(later)
+    quick.beats(later + 6000)
+    assert quick.apply().verdict(window) == "incomplete"
+
+
+def test_05_hellos_of_nobody_do_not_make_a_genuine_instance_nobody(
+    quick: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace_audit.auditor.ledger.MOST_OPEN", 10)
+    for instance in range(100, 110):
+        quick.hello(instance, server="evil", service="evil", time=W - 6 * WINDOW_MS)
+    quick.beats(W - 5 * WINDOW_MS)
+    quick.apply()
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.beats()
+    quick.beats(NOW + 6000)
+    assert quick.apply().verdict() != "complete", "ten acknowledged events are nowhere"
+
+
+def test_06_nothing_is_final_before_what_was_said_by_then_is_applied(quick: Story) -> None:
+    quick.whole()
+    # The mirror of `audit` lags behind that of `audit-counts`: a hello and a report are at 200..400.
+    quick.beat("dc1", NOW + 6000, through=400)
+    quick.beat("dc1", NOW + 12000, through=400)
+    early = quick.apply().verdict(), quick.verdict(W + WINDOW_MS)
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2)
+    quick.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
+    quick.beat("dc1", NOW + 18000)
+    assert quick.apply().verdict() == "incomplete"
+    assert early[1] != "complete"
+    assert early[0] != "complete"
+
+
+def test_07_a_count_that_decodes_in_quadratic_time() -> None:
+    codec = AuditCodec(Ids())
+    def took(n: int) -> float:
+        from io import BytesIO
+        import fastavro
+        from millrace_audit.reports.messages import _parsed
+        base = Count(time=1, tier="dc1", topic="t", topic_id="a", partition=0, start=0, end=1)
+        message = codec.encode(base)
+        prefix = message[:5]
+        record = fastavro.schemaless_reader(BytesIO(message[5:]), _parsed("AuditCount"), None)
+        record["counts"] = [{"server": "", "service": "", "instance": 1, "window": 0, "ranges": [0, 0] * n,
+                             "fingerprint": 0}]
+        out = BytesIO(); out.write(prefix)
+        fastavro.schemaless_writer(out, _parsed("AuditCount"), record)
+        began = time.perf_counter()
+        codec.decode(out.getvalue())
+        took = time.perf_counter() - began
+        print(n, len(out.getvalue()), took)
+        return took
+    took(500)
+    a, b = took(1500), took(3000)
+    assert b < 3 * a, (a, b)
+
+
+def test_08_an_id_that_was_unknown_once_is_asked_again() -> None:
+    ids = Ids()
+    reader, writer = AuditCodec(ids), AuditCodec(ids)
+    assert reader.decode(b"\0\0\0\0\1xxxxxxxx") is None  # a stranger's, before anybody registered
+    message = writer.encode(Hello(time=1, topic="t", cluster="dc1", server="s", service="s", instance=1, seal=b"s" * 32))
+    assert reader.decode(message) is not None
+
+
+def test_09_a_window_in_the_middle_of_ten_minutes(quick: Story) -> None:
+    evil(quick, [ReportedWindow(TOPIC, W + 5, SequenceRanges([(0, 9)]), SequenceRanges())])
+    quick.beats()
+    assert quick.apply().verdict() != "complete"
+
+
+def test_10_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(3)
+    quick.beats(LATER - WINDOW_MS)  # everything up to here is counted
+    quick.report(0, (0, 9), instance=3)  # of W, sent late
+    first = quick.ends["dc1", "dc1", 0]
+    quick.count("dc1", found((5, 9), instance=3), expired=SequenceRanges([(first, first + 9)]))
+    quick.count("offline", found((0, 9), instance=3))
+    quick.load(found((0, 9), instance=3))
+    quick.beats(LATER)
+    assert quick.apply().findings() == []
+
+
+def test_10b_a_late_event_in_an_unreadable_partition_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(3)
+    quick.beats(LATER - WINDOW_MS)
+    quick.report(0, (0, 9), instance=3)
+    bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "damaged")
+    quick.beat("dc1", LATER, unreadable=[bad])
+    quick.beat("dc2", LATER)
+    quick.beat("offline", LATER)
+    assert quick.apply().findings() == []
+
+
+def test_11_offline_counts_a_new_partition_before_its_home(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    quick.count("offline", found((0, 4), instance=77), partition=1)  # late events; dc1's reader is a second behind
+    quick.beat("offline", NOW + 6000)
+    assert quick.apply().findings() == []
+
+
+def test_12_a_deleted_partition_that_was_loaded_holds_nothing_up(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
+    quick.count("dc1", found((0, 4), instance=2, window=W + WINDOW_MS))
+    # the aggregate's topic was made again: the mirror begins anew, under another id
+    quick.count("offline", found((0, 4), instance=2, window=W + WINDOW_MS), topic_id="new") if False else quick.say(
+        OWN, "offline", replace(quick.partitions[OWN, "offline"][0].record, topic_id="new", start=0, end=STEP,
+        counts=found((0, 4), instance=2, window=W + WINDOW_MS),
+        origin=replace(quick.partitions[OWN, "offline"][0].record.origin, end=2 * STEP)), 1)
+    quick.load(found((0, 4), instance=2, window=W + WINDOW_MS))
+    quick.beats(NOW + 12000)
+    assert quick.apply().window(W + WINDOW_MS)["verdict"] == "complete", quick.window(W + WINDOW_MS)
+
+
+def test_13_the_bound_of_a_day_ahead_does_not_depend_on_readers_clocks(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    window = W
+    quick.hello()
+    quick.report(0, (0, 9), window=window)
+    day = 24 * 3_600_000
+    quick.count("dc1", found((0, 9)), time=W - day - 1)
+    quick.count("offline", found((0, 9)), time=W - day + 1000)
+    quick.load(found((0, 9)))
+    quick.beats(LATER)
+    assert quick.apply().findings() == []
+
+
+def test_13b_foreign(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    day = 24 * 3_600_000
+    quick.count("dc1", SequenceCounts(), foreign=[ForeignCount(W, 5, 5)], time=W - day - 1)
+    quick.count("offline", SequenceCounts(), foreign=[ForeignCount(W, 5, 5)], time=W - day + 1000)
+    quick.load(SequenceCounts())
+    quick.beats(LATER)
+    assert quick.apply().findings() == []
+
+
+def test_14_a_clock_set_back_does_not_close_a_gap(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.beats(W + 60_000)
+    quick.count("dc1", found((5, 9)), expired=SequenceRanges([(0, 9)]))
+    quick.count("offline", found((0, 9)))
+    quick.load(found((0, 9)))
+    quick.beat("dc1", W - 6 * WINDOW_MS)  # a replayed heartbeat, or a clock set back
+    quick.beats()
+    assert quick.apply().verdict() == "unknown", quick.window()
+
+
+def test_15_the_first_word_behind_lost_records_does_not_say_when(quick: Story) -> None:
+    quick.whole()
+    with quick.store.writing() as session:
+        row = AuditPosition(topic_id="audit-id", partition=0, next_offset=0, last_time=W - WINDOW_MS)
+        session.add(row)
+        session.flush()
+        ledger.unheard(session, row, 50)
+        stranger = Report(time=0, cluster="dc9", server="", service="", instance=3, number=5, key=b"k" * 16,
+                          seal=b"s" * 32, closed_through=0, windows=[])
+        ledger.heard_again(session, row, [Heard(stranger, 51, b"", 52)])
+    assert quick.apply().verdict() == "unknown"
+
+
+def test_16_a_replayed_count_of_a_partition_that_went_is_no_news(quick: Story) -> None:
+    quick.whole()
+    gone = ReaderPosition(TOPIC, "dc1-PageView", 0, None)
+    quick.beat("dc1", NOW + 6000, positions=[gone])
+    assert quick.apply().verdict() == "complete"
+    quick.say(COUNTED, "dc1", quick.partitions[COUNTED, "dc1"][0].record, 1)
+    quick.beats(NOW + 12000)
+    assert quick.apply().verdict() == "complete", quick.window()
+
+
+def test_17_a_replayed_heartbeat_does_not_set_a_tier_back(quick: Story) -> None:
+    quick.beat("dc1", W)
+    old = quick.partitions[COUNTED, "dc1"][-1]
+    quick.whole()
+    quick.partitions[COUNTED, "dc1"].append(old._replace(offset=len(quick.partitions[COUNTED, "dc1"]) * STEP))
+    assert quick.apply().verdict(W + WINDOW_MS) == "complete"
+
+
+def test_18_audit_offline_made_again(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    with quick.store.writing() as session:
+        place = replace(quick.place((OWN, "offline")), topic_id="another")
+        ledger.apply(session, place, quick.partitions[OWN, "offline"], NOW)
+
+
+def test_19_a_forged_word_makes_nothing_incomplete(quick: Story) -> None:
+    quick.whole()
+    evil(quick, [ReportedWindow(TOPIC, W, SequenceRanges([(0, 99)]), SequenceRanges())])
+    quick.beats(NOW + 6000)
+    quick.apply()
+    quick.accept(instance=666)
+    quick.settle()
+    assert quick.verdict() == "complete"
+
+
+def test_20_turns_after_zookeeper_began_anew_are_said(quick: Story) -> None:
+    quick.carry(found((0, 1)), turn=7)
+    quick.beat("dc1", turn=7)
+    quick.beat("dc1", NOW + 6000, turn=0)
+    quick.apply()
+    assert quick.strangers(), "the new reader is ignored in silence"
+
+
+def test_21_sixty_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace as N
+    from millrace_audit.reader.turn_taker import KEPT_MS, TurnTaker
+    taker = TurnTaker.__new__(TurnTaker)
+    deleted = []
+    taker._turns = "/t"
+    taker._session = N(call=lambda op, path: deleted.append(path), client=N(delete_async=None))
+    # one reader counted for 61 days and is restarted: its last counts were signed a second ago
+    taker._nodes = lambda: {"/t/turn-0000000000": (b"", N(ctime=0)), "/t/turn-0000000001": (b"", N(ctime=KEPT_MS + 1))}
+    taker._forget_old("turn-0000000001")
+    assert deleted == []
+
+
+@pytest.mark.parametrize("topics", [200, 400])
+def test_22_topics_of_nobody(quick: Story, topics: int) -> None:
+    for n in range(topics):
+        quick.hello(1000 + n, topic=f"t{n}")
+    quick.apply()
+    began = time.perf_counter()
+    quick.settle()
+    print(topics, "topics: settle", time.perf_counter() - began)
+    with quick.store.reading() as session:
+        assert len(answers.topics(session, RULES)) < topics, "nobody counts these topics, a hello is enough"

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace as N
+from uuid import UUID
+
+import pytest
+
+from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.ledger import Heard
+from millrace_audit.auditor.store import AuditStore, Row
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import *
+from millrace_audit.reports.messages import Origin
+from millrace_audit.reports.ranges import SequenceRanges
+from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found, key_of
+from tests.unit.audit.test_hostile import evil, quick, story
+
+
+def test_02c_cause_too_long(story: Story) -> None:
+    story.count("dc1", found((0, 0), instance=9, window=0), topic="t" * 240)
+    there = story.partitions[COUNTED, "dc1"]
+    there[0] = there[0]._replace(record=replace(there[0].record, topic_id="ab"))
+    story.apply()
+
+
+def test_02d_topic_too_long(story: Story) -> None:
+    story.hello(6, topic="x" * 300)
+    story.apply()
+
+
+def test_24_a_listing_that_lacks_a_topic_once_counts_nothing_twice() -> None:
+    from millrace.mirror.runs import OffsetRules
+    from millrace_audit.reader.partition import PartitionKey
+    from millrace_audit.reader.reader import AuditReader
+    reader = AuditReader.__new__(AuditReader)
+    topic = N(name="PageView", topic_id=UUID(int=3), partitions={0: 1})
+    key = PartitionKey(UUID(int=3).hex, 0)
+    reader._partitions, reader._changed, reader._covered = {}, [], {key: 100}
+    reader._rules = N()
+    reader._follow([topic])
+    partition = reader._partitions[key]
+    assert partition.told == 100
+    partition.end = 500
+    partition.published()
+    reader._follow([])  # a broker that has just started knows no topics yet
+    reader._follow([topic])
+    assert reader._partitions[key].told == 500
+
+
+def test_06b(quick: Story) -> None:
+    quick.whole()
+    quick.beat("dc1", NOW + 6000, through=400)
+    quick.beat("dc1", NOW + 12000, through=400)
+    assert quick.apply().verdict() != "complete"
+
+
+def test_12_reasons(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
+    quick.count("dc1", found((0, 4), instance=2, window=W + WINDOW_MS))
+    record = quick.partitions[OWN, "offline"][0].record
+    quick.say(OWN, "offline", replace(record, topic_id="new", start=0, end=STEP,
+        counts=found((0, 4), instance=2, window=W + WINDOW_MS), origin=replace(record.origin, end=2 * STEP)), 1)
+    quick.load(found((0, 4), instance=2, window=W + WINDOW_MS))
+    quick.beats(NOW + 12000)
+    print(quick.apply().window(W + WINDOW_MS)["reasons"])
+    quick.beats(NOW + 112000)
+    print(quick.apply().window(W + WINDOW_MS)["reasons"])
+
+
+def test_25_many_open_instances(quick: Story) -> None:
+    for windows, instances in ((50, 500), (50, 1000)):
+        store = AuditStore("sqlite://")
+        s = Story(store)
+        for w in range(windows):
+            s.carry(found((0, 0), instance=5, window=W - w * WINDOW_MS))
+        for i in range(instances):
+            s.hello(10000 + i, server="evil", service="evil")
+            s.report(0, instance=10000 + i, closed=NOTHING, server="evil", service="evil")
+        s.beats()
+        began = time.perf_counter()
+        s.apply()
+        one = time.perf_counter() - began
+        began = time.perf_counter()
+        s.settle()
+        two = time.perf_counter() - began
+        with store.reading() as session:
+            size = session.connection().exec_driver_sql("select sum(length(judged)) from windows").scalar()
+        print(windows, instances, "apply", one, "settle with nothing new", two, "judged bytes", size)
+        store.close()
+
+
+def test_26_many_windows(quick: Story) -> None:
+    for n in (5000, 10000):
+        store = AuditStore("sqlite://")
+        s = Story(store)
+        evil(s, [ReportedWindow(TOPIC, W - i * WINDOW_MS, SequenceRanges([(0, 0)]), SequenceRanges()) for i in range(n)], closed=NOTHING)
+        s.beats()
+        began = time.perf_counter()
+        s.apply()
+        one = time.perf_counter() - began
+        began = time.perf_counter()
+        s.settle()
+        print(n, "windows: apply", one, "each settle after", time.perf_counter() - began)
+        store.close()
+
+
+def test_27_one_report_of_many_ranges_makes_every_other_slow(quick: Story) -> None:
+    evil(quick, [ReportedWindow(TOPIC, W, SequenceRanges([(2 * i, 2 * i) for i in range(300_000)]), SequenceRanges())], closed=NOTHING)
+    quick.hello()
+    quick.beats()
+    quick.apply()
+    for n in range(2):
+        quick.report(n, (n, n), closed=W)
+        began = time.perf_counter()
+        quick.apply()
+        print("one small report:", time.perf_counter() - began)
+
+
+def test_28_removed_load_forged_far(quick: Story) -> None:
+    counts = found((0, 0), window=1 << 61)
+    quick.say(OWN, "offline", LoadCount(time=1 << 61, topic=TOPIC, source=LoadNumber(1), counts=counts))
+    quick.whole()
+    quick.apply()
+    with quick.store.reading() as session:
+        answers.bad(session, RULES, None, 10)
+        answers.topics(session, RULES)
+    quick.answer()
+
+
+def test_29_numbers_of_events_at_the_end_of_64_bits(quick: Story) -> None:
+    quick.whole()
+    quick.carry(found((FOR_EVER, FOR_EVER), instance=7))
+    quick.carry(found((FOR_EVER, FOR_EVER), instance=8))
+    quick.beats(NOW + 6000)
+    quick.apply()
+
+
+def test_30_a_hello_closed_for_ever(quick: Story) -> None:
+    quick.hello(2, closed=FOR_EVER)
+    quick.report(0, (0, 4), instance=2, closed=NOTHING)
+    quick.beats()
+    assert quick.apply().verdict() != "complete"
+
+
+def test_31_far_report_time(quick: Story) -> None:
+    evil(quick, [ReportedWindow(TOPIC, (1 << 61) // WINDOW_MS * WINDOW_MS, SequenceRanges([(0, 5)]), SequenceRanges())], time_=1 << 61)
+    quick.whole()
+    assert quick.apply().verdict() == "complete"
+    with quick.store.reading() as session:
+        answers.topics(session, RULES)
+        answers.strangers(session)
