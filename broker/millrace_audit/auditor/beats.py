@@ -121,6 +121,10 @@ class Progress:
         later = first_beat(self._beats[tier], NOTHING, NOTHING, beat.serial)  # it looked after the counting
         return later is not None and (later.reported_through or 0) <= self._heard_through.get(tier, 0)
 
+    def heard_time(self, tier: str) -> int:
+        """The latest time by which all that producers had said is applied; nothing is over behind it."""
+        return max((beat.time for beat in self._beats[tier] if self.has_heard(tier, beat)), default=NOTHING)
+
     def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
         """Where the topic was counted to at a beat; without what has been deleted since."""
         serials, ends = self._marks_of(tier, topic)

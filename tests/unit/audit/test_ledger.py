@@ -134,6 +134,27 @@ def test_the_order_between_partitions_does_not_matter_nor_where_the_database_beg
     store.close()
 
 
+def test_nothing_is_over_before_what_was_said_by_then_is_applied(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.carry(found((0, 9)))
+    for tier in ("dc1", "dc2", "offline"):
+        quick.beat(tier)
+    # The mirror of `audit` lags behind that of `audit-counts`: a hello and two reports are at 200 to 500.
+    quick.beat("dc1", NOW + 6000, through=500)
+    quick.beat("dc2", NOW + 6000)
+    quick.apply()
+    assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["pending", "pending"]
+    assert quick.window()["reasons"] == ["what producers of dc1 have said by then is still read"]
+    assert quick.answer()["watermark"] is None
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2, closed=NOTHING)
+    quick.report(1, (5, 9), instance=2, window=W + WINDOW_MS)
+    quick.beat("dc1", NOW + 12000)
+    quick.apply()
+    assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["incomplete", "incomplete"]
+
+
 def test_a_topic_nobody_has_spoken_of_is_unknown_never_complete(story: Story) -> None:
     answer = story.answer()
     assert (answer["verdict"], answer["watermark"]) == ("unknown", None)
@@ -203,9 +224,10 @@ def test_a_reader_whose_turn_is_over_is_not_listened_to(story: Story) -> None:
     story.ends["dc1", "dc1", 0] = end
     story.beat("dc1", LATER, turn=1)
     story.carry(found((5, 9)), turn=2)
-    story.beat("dc1", turn=2)
-    story.beat("dc2")
-    story.beat("offline", turn=2)
+    for time in (NOW, NOW + 6000):
+        story.beat("dc1", time, turn=2)
+        story.beat("dc2", time)
+        story.beat("offline", time, turn=2)
     assert story.apply().verdict() == "complete", story.window()
     assert story.strangers() == []
 
@@ -457,7 +479,7 @@ def test_what_is_on_its_way_is_pending_and_says_where_and_since_when(story: Stor
     story.count("offline", found((0, 4)), size=STEP // 2)
     window = story.apply().window()
     assert (window["verdict"], window["findings"]) == ("pending", [])
-    assert "on its way from dc1 to offline since 2015-05-17T11:40:00Z" in window["reasons"][0]
+    assert "on its way from dc1 to offline since 2015-05-17T11:39:54Z" in window["reasons"][0]
     story.count("offline", found((5, 9)), size=STEP // 2)
     story.beat("offline", NOW + 6000)
     window = story.apply().window()
@@ -628,16 +650,15 @@ def test_a_partition_that_cannot_be_read_holds_its_own_topic_up_and_no_other(sto
     story.hello(3)
     story.report(0, (0, 4), instance=3, window=NOW)
     bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "the batch is damaged")
-    story.beat("dc1", LATER, unreadable=[bad])
-    story.beat("dc2", LATER)
-    story.beat("offline", LATER)
+    for time in (LATER, LATER + 6000):
+        story.beat("dc1", time, unreadable=[bad])
+        story.beat("dc2", time)
+        story.beat("offline", time)
     story.apply()
     window = story.window(NOW)
     assert (window["verdict"], window["findings"]) == ("unknown", [])
-    assert (
-        "the log of PageView-0 in dc1 cannot be read at offset 100: the batch is damaged"
-        in window["reasons"][0]
-    )
+    cause = "the log of PageView-0 in dc1 cannot be read at offset 100: the batch is damaged"
+    assert any(cause in reason for reason in window["reasons"])
     assert story.verdict() == "complete"
     assert story.verdict(topic="Other") == "complete"
     assert story.answer(NOW, topic="Other")["windows"][0]["verdict"] == "complete"
