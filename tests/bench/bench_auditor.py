@@ -168,7 +168,7 @@ def main() -> None:
             batch = BATCH if Hello in place.takes else 50
             for index in range(0, len(values), batch):
                 heard = [
-                    Heard(codec.decode(value), index + n, value, index + n + 1, 1)
+                    Heard(codec.decode(value), index + n, value, index + n + 1, 1, codec.kind(value))
                     for n, value in enumerate(values[index : index + batch])
                 ]
                 with store.writing() as session:

@@ -33,6 +33,7 @@ from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
     COUNTS_TOPIC,
     OFFLINE,
+    SIGNED,
     AuditCodec,
     AuditRecord,
     Count,
@@ -276,8 +277,11 @@ class Auditor:
     def _heard(
         self, place: Place, fetch: int, key: bytes | None, value: bytes, offset: int, at: int
     ) -> Heard:
-        record = self._codec.decode(value)
+        kind = self._codec.kind(value, fetch)
         turn = None
-        if isinstance(record, Count | Heartbeat) and self._book is not None:
+        if kind in SIGNED and self._book is not None:
             turn = self._book.signed(place.tier, key, value, fetch)
-        return Heard(record, offset, value, at, turn)
+        # Not before it is known that it counts: reading costs more than writing, for whoever means harm.
+        counts = kind in place.takes and (kind not in SIGNED or turn is not None)
+        record = self._codec.decode(value) if counts else None
+        return Heard(record, offset, value, at, turn, kind)

@@ -45,6 +45,8 @@ class Heard(NamedTuple):
     """Behind it: an offset of the log that it was published to, where its producer's cluster keeps it."""
     turn: int | None = None
     """Whose turn signed it; None for nobody's."""
+    kind: type[AuditRecord] | None = None
+    """What it says it is; the record is read only where that has an effect, and is signed if it must be."""
 
 
 @dataclass(frozen=True, slots=True)

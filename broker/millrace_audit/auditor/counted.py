@@ -60,9 +60,8 @@ class Counted:
             return
         assert isinstance(record, Count | Heartbeat)
         kind = type(record).__name__
-        if entry.turn is None:
-            self._strangers.add(entry, kind, "no reader of the tier has signed it")
-        elif record.tier != self._place.tier:
+        assert entry.turn is not None
+        if record.tier != self._place.tier:
             self._strangers.add(entry, kind, f"it does not belong among those of {self._place.tier}")
         elif entry.turn >= tier.turn:  # what a reader left behind whose turn is over no longer counts
             tier.turn = entry.turn

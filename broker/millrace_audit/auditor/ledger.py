@@ -18,7 +18,7 @@ from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
 from millrace_audit.auditor.said import Said
 from millrace_audit.auditor.store import TierRow
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, Hello
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, SIGNED, Hello
 
 __all__ = ["Heard", "Place", "apply", "heard_again", "unheard"]
 
@@ -28,11 +28,15 @@ def apply(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
     changes, strangers = Changes(session, now_ms), Strangers(place)
     belong = []
     for entry in heard:
-        if isinstance(entry.record, place.takes):
-            belong.append(entry)
-        else:
-            kind = "message" if entry.record is None else type(entry.record).__name__
+        kind = "message" if entry.kind is None else entry.kind.__name__
+        if entry.kind not in place.takes:
             strangers.add(entry, kind, "no audit record that belongs here")
+        elif entry.kind in SIGNED and entry.turn is None:
+            strangers.add(entry, kind, "no reader of the tier has signed it")
+        elif entry.record is None:
+            strangers.add(entry, kind, "it cannot be read")
+        else:
+            belong.append(entry)
     if belong:
         part = Said if Hello in place.takes else Counted
         part(session, place, changes, strangers).take_all(belong)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, to_deltas
+from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, layered, to_deltas
 from millrace_audit.reports.seals import wrapped
 
 WINDOW_MS = 600_000
@@ -44,10 +44,8 @@ class SequenceTally:
     """Of all the messages, each as often as it is there, wrapped; 0 where nobody takes fingerprints."""
 
     def __init__(self, ranges: Iterable[Sequence[int]] = (), fingerprint: int = 0) -> None:
-        self.layers = [SequenceRanges()]
+        self.layers = layered(ranges) or [SequenceRanges()]
         self.fingerprint = fingerprint
-        for first, last in ranges:
-            self.add(first, last)
 
     def add(self, first: int, last: int) -> None:
         """Count every number of first..last once more."""
@@ -177,9 +175,9 @@ class SequenceCounts:
         counts = cls()
         for entry, ranges in entries:
             key = CountKey(*(entry[name] for name in CountKey._fields))
-            for first, last in ranges:
-                counts.add(*key, first, last)
-            if fingerprint := entry.get("fingerprint", 0):
-                tally = counts.tallies[key]
-                tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
+            tally = SequenceTally(ranges, entry.get("fingerprint", 0))
+            if key in counts.tallies:
+                raise ValueError(f"{key} is counted twice")
+            if tally.present:
+                counts.tallies[key] = tally
         return counts

@@ -15,6 +15,7 @@ from io import BytesIO
 from typing import Any
 
 import fastavro
+from fastavro.schema import to_parsing_canonical_form
 
 from millrace.installation import shipped
 from millrace_audit.reports.counts import SequenceCounts
@@ -29,6 +30,9 @@ COUNTS_TOPIC = "audit-counts"
 
 OFFLINE, WAREHOUSE = "offline", "warehouse"
 """The tiers behind a cluster's own, which has the cluster's name."""
+
+MOST_UNKNOWN = 1000
+"""Schemas that a registry does not know, asked for in one fetch; messages of more are not audit records."""
 
 NOTHING = -(1 << 63)
 """As `closed_through`: no promise at all."""
@@ -199,6 +203,8 @@ class LoadCount:
 
 
 AuditRecord = Hello | Report | Heartbeat | Count | LoadCount
+SIGNED = (Count, Heartbeat)
+"""Kinds that only a reader may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, LoadCount)
 }
@@ -263,7 +269,9 @@ class AuditCodec:
     def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
         self._prefixes: dict[str, bytes] = {}
-        self._writers: dict[bytes, tuple[str, Any] | None] = {}
+        self._names: dict[bytes, str | None] = {}
+        self._unknown: set[bytes] = set()
+        self._fetch: object = None
 
     def encode(self, record: AuditRecord, *, timeout_s: float | None = None) -> bytes:
         """The message for an audit topic; the first record of a kind registers its schema, in that time."""
@@ -281,32 +289,47 @@ class AuditCodec:
 
         A registry that does not answer raises: what it would have told must not be taken for foreign.
         """
-        if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
+        kind = self.kind(message)
+        if message is None or kind is None:
             return None
-        prefix = message[:PREFIX_BYTES]
-        if prefix not in self._writers:
-            self._writers[prefix] = self._writer(int.from_bytes(prefix, "big"))
-        if (writer := self._writers[prefix]) is None:
-            return None
-        name, schema = writer
+        schema = _parsed(f"Audit{kind.__name__}")
         try:
-            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), schema, _parsed(name))
-            return _KINDS[name](**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
+            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), schema, None)
+            return kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
         except Exception:  # whoever choked on it would choke on it again after every restart
             return None
 
-    def _writer(self, schema_id: int) -> tuple[str, Any] | None:
-        """The kind of record that messages with this schema hold, and the schema; None for any other."""
-        try:
-            schema = self._registry.schema(schema_id)
-        except UnknownSchema:
+    def kind(self, message: bytes | None, fetch: object = None) -> type[AuditRecord] | None:
+        """Which record a message says it is, which its schema alone tells; None for any other message.
+
+        A schema that the registry does not know may be registered later: it is asked again, but for all
+        messages of one `fetch` (any value but None) once.
+        """
+        if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
             return None
-        try:
-            parsed: Any = fastavro.parse_schema(schema)
-            name = next((name for name in _KINDS if parsed["name"] == _parsed(name)["name"]), None)
-        except Exception:  # as in `decode`
-            return None
-        return (name, parsed) if name else None
+        prefix = message[:PREFIX_BYTES]
+        if prefix not in self._names:
+            if fetch is None or fetch != self._fetch:
+                self._fetch, self._unknown = fetch, set()
+            if prefix in self._unknown or len(self._unknown) >= MOST_UNKNOWN:
+                return None
+            try:
+                self._names[prefix] = _name_of(self._registry.schema(int.from_bytes(prefix, "big")))
+            except UnknownSchema:
+                self._unknown.add(prefix)
+                return None
+        name = self._names[prefix]
+        return None if name is None else _KINDS[name]
+
+
+def _name_of(schema: Any) -> str | None:
+    """Which of the schemas that ship with Millrace it is, but for its comments."""
+    # One that only has the name could make a few bytes decode for ever.
+    try:
+        form = to_parsing_canonical_form(fastavro.parse_schema(schema))
+    except Exception:  # as in `decode`
+        return None
+    return next((name for name in _KINDS if form == to_parsing_canonical_form(_parsed(name))), None)
 
 
 @cache

@@ -127,6 +127,24 @@ def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
     return _built(firsts, lasts)
 
 
+def layered(ranges: Iterable[Sequence[int]]) -> list[SequenceRanges]:
+    """Sets of what is in more than 0, 1, 2... of the ranges, by one sweep over their ends."""
+    # Every range opens one in just one layer: all layers together hold no more than there are ranges.
+    edges = sorted((at, end) for first, last in ranges for at, end in ((first, 0), (last + 1, 1)))
+    layers: list[SequenceRanges] = []
+    opened: list[int] = []
+    for at, end in edges:
+        if not end:
+            if len(opened) == len(layers):
+                layers.append(SequenceRanges())
+            opened.append(at)
+        elif (first := opened.pop()) < at:
+            layers[len(opened)].add(first, at - 1)
+    while layers and not layers[-1]:
+        layers.pop()
+    return layers
+
+
 # On the wire a list of ranges is flat: for each one the distance of its first number from the last number
 # of the range before (from 0 at the start), then how many more numbers follow. Avro's zigzag varints make
 # that two bytes per range in the usual case, where absolute numbers take eight.

@@ -89,7 +89,9 @@ class Story:
     def say(self, topic: str, tier: str, record: AuditRecord | None, turn: int | None = None) -> None:
         there = self.partitions[topic, tier]
         offset = len(there) * STEP
-        there.append(Heard(record, offset, repr(record).encode(), offset + STEP, turn))
+        there.append(
+            Heard(record, offset, repr(record).encode(), offset + STEP, turn, record and type(record))
+        )
 
     def said_end(self, cluster: str = "dc1") -> int:
         """The end of a cluster's audit topic."""

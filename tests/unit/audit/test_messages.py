@@ -8,6 +8,7 @@ import pytest
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    MOST_UNKNOWN,
     NOTHING,
     AuditCodec,
     AuditRecord,
@@ -176,3 +177,37 @@ def test_a_schema_that_only_has_the_name_of_an_audit_record_is_passed_over(schem
     message = AuditCodec(ids).encode(RECORDS[1])
     imposter = ids.register("AuditReport", schema)
     assert AuditCodec(ids).decode(b"\0" + imposter.to_bytes(4, "big") + message[5:]) is None
+
+
+def test_a_schema_that_was_unknown_once_is_asked_for_again_by_the_next_fetch() -> None:
+    ids = Ids()
+    message = AuditCodec(ids).encode(RECORDS[0])
+    schema, reader = ids.schemas.pop(1), AuditCodec(ids)
+    assert reader.kind(message, 1) is None  # somebody has used the id before there was one
+    ids.schemas[1] = schema
+    assert reader.kind(message, 1) is None
+    assert reader.kind(message, 2) is Hello
+    assert reader.decode(message) == RECORDS[0]
+
+
+def test_of_made_up_schema_ids_a_fetch_asks_for_a_bounded_number() -> None:
+    asked: list[int] = []
+
+    class Asked(Ids):
+        def schema(self, schema_id: int) -> Any:
+            asked.append(schema_id)
+            return super().schema(schema_id)
+
+    codec = AuditCodec(Asked())
+    for number in range(2 * MOST_UNKNOWN):
+        assert codec.kind(b"\0" + number.to_bytes(4, "big") + b"x", 1) is None
+    assert len(asked) == MOST_UNKNOWN
+
+
+def test_a_schema_with_a_field_too_many_is_no_audit_record() -> None:
+    """An array of nulls takes no bytes: a few of them could say that 2^50 follow."""
+    ids = Ids()
+    endless = {"name": "more", "type": {"type": "array", "items": "null"}}
+    imposter = ids.register("x", {**schema_file("AuditHello"), "fields": [endless]})
+    message = b"\0" + imposter.to_bytes(4, "big") + bytes.fromhex("8080808080808004")
+    assert AuditCodec(ids).decode(message) is None

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_audit.reports.ranges import SequenceRanges, from_deltas, in_words, merged, size, to_deltas
+from millrace_audit.reports.ranges import (
+    SequenceRanges,
+    from_deltas,
+    in_words,
+    layered,
+    merged,
+    size,
+    to_deltas,
+)
 
 pairs = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1]))
 lists = st.lists(pairs, max_size=12)
@@ -46,6 +54,21 @@ def test_set_operations_agree_with_python_sets(a: list[tuple[int, int]], b: list
     assert is_normal(left | right)
     assert (left - right) == merged(left - right)
     assert numbers(left) == numbers(a), "an operation does not change its operands"
+
+
+@given(lists)
+def test_layers_hold_each_number_as_often_as_it_is_there(ranges: list[tuple[int, int]]) -> None:
+    layers = layered(ranges)
+    for n in range(80):
+        depth = sum(first <= n <= last for first, last in ranges)
+        assert [n in layer for layer in layers] == [level < depth for level in range(len(layers))]
+    assert all(layers)
+    assert all(map(is_normal, layers))
+
+
+def test_no_ranges_take_more_than_a_sweep_to_layer() -> None:
+    nested = [(n, 200_000 - n) for n in range(50_000)]
+    assert sum(layer.range_count for layer in layered(nested)) == len(nested)
 
 
 @given(st.lists(pairs.map(list), max_size=20))
