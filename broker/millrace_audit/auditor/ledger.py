@@ -8,9 +8,11 @@ effect. Passes no verdict on its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from sqlalchemy import update
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
@@ -20,11 +22,33 @@ from millrace_audit.auditor.said import Said
 from millrace_audit.auditor.store import TierRow
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, SIGNED, Hello
 
+log = logging.getLogger("millrace.audit.auditor")
+_AWAY = (OperationalError, InterfaceError)
+"""What the database raises when it does not answer, whatever it is asked."""
+
 __all__ = ["Heard", "Place", "apply", "heard_again", "unheard"]
 
 
 def apply(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -> None:
-    """Take records of one partition in; nothing happens for those that were taken in before."""
+    """Take records of one partition in; nothing happens for those that were taken in before.
+
+    One that cannot be taken in is listed among the strangers, so that nobody's record stops all others.
+    """
+    try:
+        with session.begin_nested():
+            _take(session, place, heard, now_ms)
+    except _AWAY:
+        raise
+    except Exception as error:
+        if len(heard) > 1:
+            for entry in heard:
+                apply(session, place, [entry], now_ms)
+            return
+        log.error("%s: the record at %d cannot be taken in: %r", place.name, heard[0].offset, error)
+        _take(session, place, [heard[0]._replace(record=None)], now_ms)
+
+
+def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -> None:
     changes, strangers = Changes(session, now_ms), Strangers(place)
     belong = []
     for entry in heard:

@@ -6,10 +6,12 @@ n + 1 ranges. A union or a difference is one sweep over both operands.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+_BOUND = 1 << 63
 Range = tuple[int, int]
 """First and last, both included."""
 
@@ -57,7 +59,8 @@ class SequenceRanges:
         return zip(self._firsts, self._lasts, strict=True)
 
     def __len__(self) -> int:
-        return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+        # Python takes no length above it, and one number fewer than all of 63 bits hurts nobody.
+        return min(sum(self._lasts) - sum(self._firsts) + len(self._firsts), sys.maxsize)
 
     def __contains__(self, number: int) -> bool:
         at = bisect_right(self._firsts, number) - 1
@@ -167,6 +170,8 @@ def from_deltas(flat: Sequence[int]) -> list[Range]:
     for index in range(0, len(flat), 2):
         first = previous + flat[index]
         previous = first + flat[index + 1]
+        if first < -_BOUND or previous >= _BOUND:
+            raise ValueError(f"a range from {first} to {previous} takes more than 64 bits")
         if previous < first:
             raise ValueError(f"a range starts at {first} and ends at {previous}")
         ranges.append((first, previous))

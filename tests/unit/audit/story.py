@@ -156,8 +156,7 @@ class Story:
             instance=instance,
             number=number,
             closed_through=closed,
-            windows=[told] if ranges or failed else [],
-            **values,
+            **{"windows": [told] if ranges or failed else [], **values},
         )
         self.say(SAID, at or cluster, record)
 

@@ -74,15 +74,6 @@ def evil(story: Story, windows, *, time_=W, closed=FOR_EVER, instance=666, clust
     )
 
 
-@pytest.mark.parametrize("failed", [True, False])
-def test_01_a_report_of_all_numbers_does_not_kill_the_auditor(quick: Story, failed: bool) -> None:
-    every = SequenceRanges([(0, FOR_EVER)])
-    none = SequenceRanges()
-    evil(quick, [ReportedWindow(TOPIC, W, none if failed else every, every if failed else none)])
-    quick.beats()
-    quick.apply()
-
-
 def test_02_a_topic_with_odd_name_does_not_stop_the_auditor(story: Story) -> None:
     story.hello(5, topic="x\0y")
     story.hello(6, topic="x" * 300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from millrace_audit.reports.messages import (
     Heartbeat,
     LoadNumber,
     ReaderPosition,
+    ReportedWindow,
     Unreadable,
 )
 from millrace_audit.reports.publish import edition_records
@@ -795,3 +797,25 @@ def test_the_bad_windows_are_listed_over_all_time_the_worst_first(story: Story) 
         assert listed == [("PageView", "incomplete"), ("Other", "pending")]
         assert [bad.topic for bad in answers.bad(session, RULES, "Other", 10)] == ["Other"]
         assert len(answers.bad(session, RULES, None, 1)) == 1
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_report_of_all_numbers_there_are_does_not_stop_the_auditor(quick: Story, failed: bool) -> None:
+    every = ((0, FOR_EVER),)
+    story = Story(quick.store)
+    told = ReportedWindow(TOPIC, W, *(SequenceRanges(r) for r in ([(), every] if failed else [every, ()])))
+    story.hello()
+    story.report(0, windows=[told])
+    story.beats()
+    assert story.apply().verdict() != "complete"
+
+
+@pytest.mark.parametrize("other", [{"topic": "x\0y"}, {"topic": "x" * 300}, {"instance": 1 << 70}])
+def test_what_the_database_cannot_hold_is_a_strangers_and_stops_nobody(
+    story: Story, other: dict[str, Any]
+) -> None:
+    story.hello(**other)
+    story.whole()
+    assert story.apply().verdict() == "complete"
+    if "instance" in other:
+        assert story.strangers() == [("Hello", "it cannot be read")]

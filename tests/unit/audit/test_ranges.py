@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -83,13 +84,17 @@ def test_a_million_events_in_order_are_one_range() -> None:
     assert (ranges.range_count, len(ranges)) == (1, 1_000_000)
 
 
+def test_all_numbers_of_63_bits_are_no_more_than_python_can_count() -> None:
+    assert len(SequenceRanges([(0, (1 << 63) - 1)])) == sys.maxsize
+
+
 def test_ranges_that_touch_or_overlap_are_joined() -> None:
     joined = merged([(5, 9), (0, 2), (3, 4), (8, 12), (20, 20)])
     assert joined.pairs() == [[0, 12], [20, 20]]
     assert size(joined) == len(joined) == 14
 
 
-@pytest.mark.parametrize("flat", [[1], [5, -1], [0, 3, 1]])
+@pytest.mark.parametrize("flat", [[1], [5, -1], [0, 3, 1], [0, 1 << 63], [1 << 62, 1 << 62]])
 def test_a_broken_wire_form_is_refused(flat: list[int]) -> None:
     with pytest.raises(ValueError, match="range"):
         from_deltas(flat)
