@@ -56,7 +56,8 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
     first, last = window_start(start), window_start(end - 1)
     starts = range(first, last + WINDOW_MS, WINDOW_MS)
     watermark, held_by = None, None
-    if session.get(TopicRow, topic) is None:
+    known = session.get(TopicRow, topic)
+    if known is None:
         # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
         held_by = f"no producer and no reader has spoken of topic {topic}"
         unheard = Circumstances(waiting=[(Verdict.UNKNOWN, held_by)])
@@ -66,7 +67,9 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
         windows = [
-            _judged(rows[at]) if at in rows else judge(at, Evidence(), {}, view.around(at, None))
+            _judged(rows[at])
+            if at in rows
+            else judge(at, Evidence(), {}, _EXPIRED if at < known.kept_from else view.around(at, None))
             for at in starts
         ]
         watermark, held_by = _watermark(session, view)
@@ -86,6 +89,9 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
 
 
 _IN_HAND = Circumstances(waiting=[(Verdict.PENDING, "news of it is being judged")])
+_EXPIRED = Circumstances(
+    waiting=[(Verdict.UNKNOWN, "it is older than --keep-days, and what was known of it is deleted")]
+)
 _COLUMNS = select(
     WindowRow.window, WindowRow.revision, WindowRow.dirty, WindowRow.positions, WindowRow.judged
 )
@@ -140,9 +146,12 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
 
 def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled) -> int:
     columns = _COLUMNS.add_columns(WindowRow.signature, WindowRow.last_settled)
-    still_open = columns.where(~WindowRow.settled, WindowRow.topic == view.topic).order_by(WindowRow.window)
+    # What is still to come nobody can have sent, whatever clocks say: it waits for its time.
+    still_open = columns.where(
+        ~WindowRow.settled, WindowRow.topic == view.topic, WindowRow.window <= view.now
+    )
     changes = []
-    for row in session.execute(still_open).all():
+    for row in session.execute(still_open.order_by(WindowRow.window)).all():
         delays = Delays()
         around = view.around(row.window, row.positions, delays)
         signature = _signature(around)
@@ -193,12 +202,17 @@ def _remember(
 def tidy(session: Session, rules: AuditRules) -> bool:
     """Fold complete windows that no longer change, delete expired ones; True if there is more to do."""
     now = rules.clock_ms()
-    old = select(WindowRow.topic, func.max(WindowRow.window)).where(WindowRow.touched < now - rules.keep_ms)
-    for topic, last in session.execute(old.group_by(WindowRow.topic)).all():
+    kept_from = window_start(now - rules.keep_ms)
+    old = (
+        WindowRow.touched < kept_from,
+        WindowRow.window < kept_from,
+        WindowRow.verdict != Verdict.INCOMPLETE,
+    )
+    newest = select(WindowRow.topic, func.max(WindowRow.window)).where(*old).group_by(WindowRow.topic)
+    for topic, last in session.execute(newest).all():
         row = session.get_one(TopicRow, topic)
         row.kept_from = max(row.kept_from, last + WINDOW_MS)
-        here = (WindowRow.topic == topic, WindowRow.touched < now - rules.keep_ms)
-        session.execute(delete(WindowRow).where(*here))
+        session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
     still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
     complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)

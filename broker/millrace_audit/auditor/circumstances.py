@@ -36,7 +36,7 @@ class AuditRules:
     fold_after_ms: int = 24 * 3_600_000
     """A complete window takes less room when it has not changed for so long."""
     keep_ms: int = 90 * 24 * 3_600_000
-    """Windows that have not changed for so long are deleted."""
+    """Windows that old are deleted once they have not changed for so long, but for incomplete ones."""
     clock_ms: Callable[[], int] = now_ms
     """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
 

@@ -93,9 +93,9 @@ class Counted:
             row.origin = [origin, place, end]
             if self._place.tier != OFFLINE:
                 return  # a mirror within a cluster that is produced to: it is counted where it comes from
-        outside = self._add(count.topic, origin, count.counts, count.time, serial)
+        outside = self._add(count.topic, origin, count.counts, serial)
         for foreign in count.foreign:
-            if is_of_this_world(foreign.window, count.time):
+            if is_of_this_world(foreign.window):
                 change = self._changes.window(count.topic, foreign.window)
                 change.foreign.append((origin, self._place.tier, foreign.messages, foreign.fingerprint))
                 change.positions["counted", self._place.tier] = serial
@@ -107,10 +107,10 @@ class Counted:
                 entry, "Count", f"events of topic {count.topic} have a time no producer sends"
             )
 
-    def _add(self, topic: str, origin: str, counts: SequenceCounts, now: int, serial: int) -> int:
+    def _add(self, topic: str, origin: str, counts: SequenceCounts, serial: int) -> int:
         """Add counts of a tier to the windows; how many keys have an impossible time."""
         tier = self._place.tier
-        keys = [key for key in counts.tallies if is_of_this_world(key.window, now)]
+        keys = [key for key in counts.tallies if is_of_this_world(key.window)]
         for key, producer in self._producers.get_all(origin, keys).items():
             change = self._changes.window(topic, key.window)
             change.counts.append((tier, producer.producer, counts.tallies[key]))
@@ -142,8 +142,9 @@ class Counted:
         assert tier is not None
         self._follow_positions(beat, is_first=is_first)
         gap = store.UncountedRow
-        ends_here = update(gap).where(gap.tier == tier.tier, gap.until == FOR_EVER).values(until=beat.time)
-        self._session.execute(ends_here)
+        # A clock set back closes nothing: what is missing lies between, whatever it says now.
+        here = (gap.tier == tier.tier, gap.until == FOR_EVER, gap.since <= beat.time)
+        self._session.execute(update(gap).where(*here).values(until=beat.time))
         self._note_unreadable(beat, tier.heartbeat)
         # The newest word counts, not the largest: a clock that ran ahead is set right again.
         tier.heartbeat = beat.time
@@ -216,7 +217,7 @@ class Counted:
             return
         source = load.source
         for counts, removed in ((load.counts, False), (load.removed, True)):
-            keys = [key for key in counts.tallies if is_of_this_world(key.window, load.time)]
+            keys = [key for key in counts.tallies if is_of_this_world(key.window)]
             for key, producer in self._producers.get_all("", keys).items():
                 change = self._changes.window(load.topic, key.window)
                 entry = (WAREHOUSE, producer.producer, counts.tallies[key])

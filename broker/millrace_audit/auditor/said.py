@@ -70,6 +70,8 @@ class Said:
             cause = "it contradicts the first hello of its instance"
         elif isinstance(record, Hello):
             cause = self._hello(row, record, entry.at)
+        elif any(news.window % WINDOW_MS for news in record.windows):
+            cause = "a window that does not begin with ten minutes of the clock"
         else:
             cause = self._report(row, record, entry)
         if cause:
@@ -140,7 +142,7 @@ class Said:
         row.heard_at = max(row.heard_at, report.time)
         row.done = row.closed_through == FOR_EVER and not row.missing
         for news in report.windows:
-            if not is_of_this_world(news.window, report.time):
+            if not is_of_this_world(news.window):
                 self._strangers.add(entry, "Report", "a time that no producer may send")
             elif self._may_join(row, news.topic):
                 self._join(row, news.topic)

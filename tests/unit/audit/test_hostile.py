@@ -102,57 +102,6 @@ def test_02c_cause_too_long(story: Story) -> None:
     story.apply()
 
 
-def test_03_an_expired_window_is_not_complete(quick: Story) -> None:
-    quick.hello()
-    quick.report(0, (0, 9))
-    quick.carry(found((0, 8)))
-    quick.beats()
-    assert quick.apply().verdict() == "incomplete"
-    quick.rules = replace(RULES, clock_ms=lambda: NOW + 91 * 24 * 3_600_000)
-    with quick.store.writing() as session:
-        answers.tidy(session, quick.rules)
-    assert quick.verdict() != "complete"
-
-
-def test_04_a_strangers_far_window_that_expires_blinds_nobody(quick: Story) -> None:
-    far = W + 100 * 365 * 144 * WINDOW_MS
-    evil(quick, [ReportedWindow(TOPIC, far, SequenceRanges([(0, 0)]), SequenceRanges())], time_=far)
-    quick.beats()
-    quick.apply()
-    later = NOW + 91 * 24 * 3_600_000
-    quick.rules = replace(RULES, clock_ms=lambda: later)
-    with quick.store.writing() as session:
-        answers.tidy(session, quick.rules)
-    window = (later - 10 * WINDOW_MS) // WINDOW_MS * WINDOW_MS
-    quick.hello()
-    quick.report(0, (0, 9), window=window)
-    quick.carry(found((0, 4), window=window))
-    quick.beats(later)
-    quick.beats(later + 6000)
-    assert quick.apply().verdict(window) == "incomplete"
-
-
-def test_05_hellos_of_nobody_do_not_make_a_genuine_instance_nobody(
-    quick: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.ledger.MOST_OPEN", 10)
-    for instance in range(100, 110):
-        quick.hello(instance, server="evil", service="evil", time=W - 6 * WINDOW_MS)
-    quick.beats(W - 5 * WINDOW_MS)
-    quick.apply()
-    quick.hello()
-    quick.report(0, (0, 9))
-    quick.beats()
-    quick.beats(NOW + 6000)
-    assert quick.apply().verdict() != "complete", "ten acknowledged events are nowhere"
-
-
-def test_09_a_window_in_the_middle_of_ten_minutes(quick: Story) -> None:
-    evil(quick, [ReportedWindow(TOPIC, W + 5, SequenceRanges([(0, 9)]), SequenceRanges())])
-    quick.beats()
-    assert quick.apply().verdict() != "complete"
-
-
 def test_10_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
     quick.rules = replace(RULES, clock_ms=lambda: LATER)
     quick.hello(3)
@@ -214,41 +163,6 @@ def test_12_a_deleted_partition_that_was_loaded_holds_nothing_up(quick: Story) -
     quick.load(found((0, 4), instance=2, window=W + WINDOW_MS))
     quick.beats(NOW + 12000)
     assert quick.apply().window(W + WINDOW_MS)["verdict"] == "complete", quick.window(W + WINDOW_MS)
-
-
-def test_13_the_bound_of_a_day_ahead_does_not_depend_on_readers_clocks(quick: Story) -> None:
-    quick.rules = replace(RULES, clock_ms=lambda: LATER)
-    window = W
-    quick.hello()
-    quick.report(0, (0, 9), window=window)
-    day = 24 * 3_600_000
-    quick.count("dc1", found((0, 9)), time=W - day - 1)
-    quick.count("offline", found((0, 9)), time=W - day + 1000)
-    quick.load(found((0, 9)))
-    quick.beats(LATER)
-    assert quick.apply().findings() == []
-
-
-def test_13b_foreign(quick: Story) -> None:
-    quick.rules = replace(RULES, clock_ms=lambda: LATER)
-    day = 24 * 3_600_000
-    quick.count("dc1", SequenceCounts(), foreign=[ForeignCount(W, 5, 5)], time=W - day - 1)
-    quick.count("offline", SequenceCounts(), foreign=[ForeignCount(W, 5, 5)], time=W - day + 1000)
-    quick.load(SequenceCounts())
-    quick.beats(LATER)
-    assert quick.apply().findings() == []
-
-
-def test_14_a_clock_set_back_does_not_close_a_gap(quick: Story) -> None:
-    quick.hello()
-    quick.report(0, (0, 9))
-    quick.beats(W + 60_000)
-    quick.count("dc1", found((5, 9)), expired=SequenceRanges([(0, 9)]))
-    quick.count("offline", found((0, 9)))
-    quick.load(found((0, 9)))
-    quick.beat("dc1", W - 6 * WINDOW_MS)  # a replayed heartbeat, or a clock set back
-    quick.beats()
-    assert quick.apply().verdict() == "unknown", quick.window()
 
 
 def test_15_the_first_word_behind_lost_records_does_not_say_when(quick: Story) -> None:

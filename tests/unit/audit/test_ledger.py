@@ -359,6 +359,27 @@ def test_an_event_of_an_impossible_time_touches_nobody_elses_windows(story: Stor
     assert set(story.strangers()) == {("Count", f"events of topic {TOPIC} have a time no producer sends")}
 
 
+def test_a_report_on_a_window_that_nobody_counts_is_a_strangers_and_missing(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9), window=W + 5)
+    quick.beats()
+    assert quick.apply().verdict() == "unknown", "its word is still awaited"
+    assert quick.strangers() == [("Report", "a window that does not begin with ten minutes of the clock")]
+
+
+def test_whether_an_event_counts_does_not_depend_on_the_clocks_of_readers(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    day = 24 * 3_600_000
+    foreign = [ForeignCount(W, 5, 5)]
+    quick.count("dc1", found((0, 9)), foreign=foreign, time=W - day - 1)
+    quick.count("offline", found((0, 9)), foreign=foreign, time=W - day + 1000)
+    quick.load(found((0, 9)))
+    quick.beats(LATER)
+    assert quick.apply().findings() == []
+
+
 def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace_audit.auditor.batch.MOST_STRANGERS", 3)
     for instance in range(9):
@@ -641,6 +662,18 @@ def test_counts_that_expired_unread_leave_a_doubt_and_do_not_stop_the_audit(stor
     assert "offsets 400 to 900 of partition 0" in " ".join(story.apply().window(NOW)["reasons"])
 
 
+def test_a_clock_set_back_does_not_close_a_gap(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.beats(W + 60_000)
+    quick.count("dc1", found((5, 9)), expired=SequenceRanges([(0, 9)]))
+    quick.count("offline", found((0, 9)))
+    quick.load(found((0, 9)))
+    quick.beat("dc1", W - 6 * WINDOW_MS)
+    quick.beats()
+    assert quick.apply().verdict() == "unknown", quick.window()
+
+
 def test_a_partition_that_cannot_be_read_holds_its_own_topic_up_and_no_other(story: Story) -> None:
     story.rules = replace(RULES, clock_ms=lambda: LATER)
     story.whole()
@@ -780,6 +813,37 @@ def test_windows_expire_and_do_not_come_back(story: Story) -> None:
     story.apply()
     with story.store.reading() as session:
         assert answers.bad(session, story.rules, None, 10) == []
+
+
+def test_an_expired_window_is_unknown_and_an_incomplete_one_stays(quick: Story) -> None:
+    quick.whole()
+    quick.hello(2)
+    quick.report(0, (0, 9), instance=2, window=W + WINDOW_MS)
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict(W + WINDOW_MS) == "incomplete"
+    quick.rules = replace(RULES, clock_ms=lambda: NOW + RULES.keep_ms + WINDOW_MS)
+    with quick.store.writing() as session:
+        answers.tidy(session, quick.rules)
+    assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["unknown", "incomplete"]
+    assert "it is older than --keep-days" in quick.window()["reasons"][0]
+
+
+def test_a_window_of_a_far_time_that_expires_blinds_nobody(quick: Story) -> None:
+    far = W + 100 * 365 * 144 * WINDOW_MS
+    quick.hello(66)
+    quick.report(0, (0, 0), instance=66, window=far, time=far)
+    quick.beats()
+    quick.apply()
+    later = NOW + RULES.keep_ms + 24 * 3_600_000
+    quick.rules = replace(RULES, clock_ms=lambda: later)
+    with quick.store.writing() as session:
+        answers.tidy(session, quick.rules)
+    window = later // WINDOW_MS * WINDOW_MS - 10 * WINDOW_MS
+    quick.hello()
+    quick.report(0, (0, 9), window=window)
+    quick.carry(found((0, 4), window=window))
+    quick.beats(later)
+    assert quick.apply().verdict(window) == "incomplete"
 
 
 def test_the_bad_windows_are_listed_over_all_time_the_worst_first(story: Story) -> None:
