@@ -21,7 +21,6 @@ from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session as ZooKeeperSession
 from millrace.errors import MillraceError
-from millrace.records import iter_records
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
 from millrace_audit.auditor import answers, ledger
@@ -29,6 +28,7 @@ from millrace_audit.auditor.circumstances import AuditRules
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditPosition, AuditStore
+from millrace_audit.reports.batches import AuditMessage, messages_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
     COUNTS_TOPIC,
@@ -74,9 +74,9 @@ class _Reading:
     """What it is a mirror of."""
     mirrored: int | None = None
     """Records that the mirror had copied behind what is applied; None when that is not known."""
-    held: list[tuple[bytes | None, bytes, int]] = field(default_factory=list)
-    """(key, value, offset) of messages that wait for the position batch behind them."""
-    ready: list[tuple[bytes | None, bytes, int, int]] = field(default_factory=list)
+    held: list[AuditMessage] = field(default_factory=list)
+    """Messages that wait for the position batch behind them."""
+    ready: list[tuple[AuditMessage, int]] = field(default_factory=list)
     """Those to be applied, and what they lie before in their origin's log."""
     apply_to: int = 0
     """The offset behind the last one of them."""
@@ -99,11 +99,7 @@ class _Reading:
             raise MillraceError(f"{where} cannot be read at {self.fetch_at}: {error_name(fetched.error)}")
         for header, batch, readable in batches_from(fetched, self.fetch_at):
             if readable:
-                self.held += [
-                    (message.key, message.value or b"", message.offset)
-                    for message in iter_records(header, batch)
-                    if message.offset >= self.fetch_at
-                ]
+                self.held += [m for m in messages_of(header, batch) if m.offset >= self.fetch_at]
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:
                 self.release(position.cursor.next_offset, header.next_offset)
                 self.mirrored = position.records
@@ -114,7 +110,7 @@ class _Reading:
 
     def release(self, at: int, apply_to: int) -> None:
         """What is held lies before `at` in its origin's log."""
-        self.ready += [(*message, at) for message in self.held]
+        self.ready += [(message, at) for message in self.held]
         self.held.clear()
         self.apply_to = apply_to
 
@@ -274,9 +270,8 @@ class Auditor:
             news |= bool(heard)
         return news
 
-    def _heard(
-        self, place: Place, fetch: int, key: bytes | None, value: bytes, offset: int, at: int
-    ) -> Heard:
+    def _heard(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Heard:
+        key, value, offset = message
         kind = self._codec.kind(value, fetch)
         turn = None
         if kind in SIGNED and self._book is not None:

@@ -13,9 +13,9 @@ from itertools import takewhile
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.transactions import batches_from
 from millrace.errors import MillraceError
-from millrace.records import iter_records
 from millrace.wire.fetch import error_name
 from millrace_audit.reader.partition import PartitionKey
+from millrace_audit.reports.batches import messages_of
 from millrace_audit.reports.messages import AuditCodec, Count, Heartbeat
 from millrace_audit.reports.turns import TurnBook
 
@@ -101,8 +101,8 @@ def _records(
             )
         before = start
         for header, batch, readable in batches_from(fetched, start):
-            for message in iter_records(header, batch) if readable else ():
-                turn = book.signed(tier, message.key, message.value or b"", before)
+            for message in messages_of(header, batch) if readable else ():
+                turn = book.signed(tier, message.key, message.value, before)
                 record = codec.decode(message.value) if turn is not None else None
                 if turn is not None and isinstance(record, Count | Heartbeat):
                     yield turn, record

@@ -11,6 +11,7 @@ import pytest
 
 from millrace.client.cluster_client import EARLIEST, FetchedPartition, TopicMetadata
 from millrace.records import BatchHeader, Cursor, Message, build_batch
+from millrace.records.compression import Codec
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_audit.auditor.auditor import Auditor
@@ -295,3 +296,20 @@ def test_an_audit_topic_in_which_nothing_was_said_until_all_of_it_expired_has_no
     auditor(story, cluster).apply_all()
     assert story.verdict() == "complete"
     assert story.verdict(NOW + 2 * WINDOW_MS) == ("unknown" if lost else "complete")
+
+
+BOMB = build_batch([Message(0, None, bytes(80 << 20))], codec=Codec.GZIP)
+BROKEN = build_batch([Message(0, None, b"says it is compressed")], attributes=Codec.GZIP)
+
+
+@pytest.mark.parametrize("batch", [BROKEN, BOMB], ids=["broken", "bomb"])
+def test_a_batch_that_nobody_can_take_apart_stops_no_auditor(story: Story, batch: bytes) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    cluster.logs[SAID][0].append(batch)
+    cluster.publish(story)
+    cluster.position(SAID, "dc1", story.said_end())
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete"
+    assert story.strangers() == [("message", "no audit record that belongs here")]

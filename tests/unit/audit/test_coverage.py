@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from millrace.client.cluster_client import EARLIEST, LATEST
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
+from millrace.records import Message, build_batch
+from millrace.records.compression import Codec
 from millrace_audit.reader import coverage
 from millrace_audit.reader.coverage import covered
 from millrace_audit.reader.partition import PartitionKey
-from millrace_audit.reports.messages import NOTHING, Count, Heartbeat, ReaderPosition
+from millrace_audit.reports.messages import NOTHING, AuditCodec, Count, Heartbeat, ReaderPosition
+from millrace_audit.reports.turns import TurnBook
+from tests.unit.audit.test_messages import Ids
 
 A, B = PartitionKey("a" * 32, 0), PartitionKey("b" * 32, 1)
 MINUTE, DAY = 60, 24 * 3600
@@ -112,3 +116,18 @@ def test_a_partition_that_went_is_not_covered(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_new_tier_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends(Topic([]), A, patch=monkeypatch) == {}
+
+
+def test_a_batch_that_nobody_can_take_apart_stops_no_reader() -> None:
+    batch = build_batch([Message(0, None, b"says it is compressed")], attributes=Codec.GZIP)
+
+    class Client:
+        def fetch(self, *_: Any, **__: Any) -> dict[int, FetchedPartition]:
+            return {0: FetchedPartition(0, 1, 1, 0, memoryview(batch))}
+
+    class Book:
+        def signed(self, *_: Any) -> None:
+            return None
+
+    client, book = cast(ClusterClient, Client()), cast(TurnBook, Book())
+    assert [*coverage._records(client, "audit-counts", "dc1", AuditCodec(Ids()), book, 0, 1)] == []
