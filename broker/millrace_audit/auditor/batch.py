@@ -138,7 +138,7 @@ class Strangers:
         elif isinstance(record, Count | Heartbeat):
             who = f"tier {record.tier}"
         time = record.time if record is not None else NOTHING
-        seen = self._seen.setdefault((kind, cause, storable(who)[:200]), [0, time, time])
+        seen = self._seen.setdefault((kind, cause[:200], storable(who)[:200]), [0, time, time])
         seen[:] = seen[0] + 1, min(seen[1], time), max(seen[2], time)
 
     def write(self, session: Session) -> None:

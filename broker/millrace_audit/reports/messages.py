@@ -17,6 +17,7 @@ from typing import Any
 import fastavro
 from fastavro.schema import to_parsing_canonical_form
 
+from millrace.coordination.state import check_topic_name
 from millrace.installation import shipped
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.event import PREFIX_BYTES
@@ -242,11 +243,24 @@ def _read_ranges(flat: Sequence[int]) -> SequenceRanges:
     return merged(from_deltas(flat))
 
 
+def _read_topic(name: str) -> str:
+    check_topic_name(name)
+    return name
+
+
+def _read_topic_id(topic_id: str) -> str:
+    if not 0 < len(topic_id) <= 32 or not (topic_id.isascii() and topic_id.isprintable()):
+        raise ValueError(f"{topic_id!r} is no topic id")
+    return topic_id
+
+
 def _each(kind: type[Any]) -> Callable[[Any], Any]:
     return lambda records: [kind(**_from_avro(record)) for record in records]
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
+    "topic": _read_topic,
+    "topicId": _read_topic_id,
     "acknowledged": _read_ranges,
     "failed": _read_ranges,
     "expired": _read_ranges,
@@ -260,7 +274,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "counts": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
 }
-"""How each field of a record is read that is more than a number or a text."""
+"""How each field of a record is read that is more than any number or text."""
 
 
 class AuditCodec:

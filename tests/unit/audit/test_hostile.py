@@ -74,34 +74,6 @@ def evil(story: Story, windows, *, time_=W, closed=FOR_EVER, instance=666, clust
     )
 
 
-def test_02_a_topic_with_odd_name_does_not_stop_the_auditor(story: Story) -> None:
-    story.hello(5, topic="x\0y")
-    story.hello(6, topic="x" * 300)
-    story.apply()
-
-
-def test_02b_a_loads_odd_topic_id(story: Story) -> None:
-    from millrace_audit.reports.messages import LoadEnd
-
-    story.say(
-        OWN,
-        "offline",
-        LoadCount(
-            time=NOW,
-            topic=TOPIC,
-            source=LoadNumber(1),
-            counts=SequenceCounts(),
-            ends=[LoadEnd("x" * 100, 0, 5)],
-        ),
-    )
-    story.apply()
-
-
-def test_02c_cause_too_long(story: Story) -> None:
-    story.carry(found((0, 0), instance=9, window=0), topic="t" * 240)
-    story.apply()
-
-
 def test_10_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
     quick.rules = replace(RULES, clock_ms=lambda: LATER)
     quick.hello(3)

@@ -20,18 +20,6 @@ from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, 
 from tests.unit.audit.test_hostile import evil, quick, story
 
 
-def test_02c_cause_too_long(story: Story) -> None:
-    story.count("dc1", found((0, 0), instance=9, window=0), topic="t" * 240)
-    there = story.partitions[COUNTED, "dc1"]
-    there[0] = there[0]._replace(record=replace(there[0].record, topic_id="ab"))
-    story.apply()
-
-
-def test_02d_topic_too_long(story: Story) -> None:
-    story.hello(6, topic="x" * 300)
-    story.apply()
-
-
 def test_24_a_listing_that_lacks_a_topic_once_counts_nothing_twice() -> None:
     from millrace.mirror.runs import OffsetRules
     from millrace_audit.reader.partition import PartitionKey

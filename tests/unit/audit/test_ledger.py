@@ -883,3 +883,9 @@ def test_what_the_database_cannot_hold_is_a_strangers_and_stops_nobody(
     assert story.apply().verdict() == "complete"
     if "instance" in other:
         assert story.strangers() == [("Hello", "it cannot be read")]
+
+
+def test_a_stranger_is_listed_however_long_the_name_of_its_topic(quick: Story) -> None:
+    quick.carry(found((0, 0), instance=9, window=0), topic="t" * 240)
+    quick.apply()
+    assert ("Count", f"events of topic {'t' * 240}"[:200]) in quick.strangers()

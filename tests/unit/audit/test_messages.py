@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -211,3 +211,18 @@ def test_a_schema_with_a_field_too_many_is_no_audit_record() -> None:
     imposter = ids.register("x", {**schema_file("AuditHello"), "fields": [endless]})
     message = b"\0" + imposter.to_bytes(4, "big") + bytes.fromhex("8080808080808004")
     assert AuditCodec(ids).decode(message) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        replace(cast(Hello, RECORDS[0]), topic="x\0y"),
+        replace(cast(Hello, RECORDS[0]), topic="x" * 250),
+        replace(cast(Count, RECORDS[4]), topic_id="a" * 33),
+        replace(cast(LoadCount, RECORDS[7]), ends=[LoadEnd("", 3, 9)]),
+    ],
+    ids=["NUL", "long", "id", "no id"],
+)
+def test_a_record_of_a_topic_that_cannot_be_there_is_passed_over(record: AuditRecord) -> None:
+    codec = AuditCodec(Ids())
+    assert codec.decode(codec.encode(record)) is None
