@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
-from sqlalchemy import JSON, BigInteger, Index, Integer, String, Text
+from sqlalchemy import JSON, BigInteger, Engine, Index, Integer, String, Text, inspect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
+from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, open_database
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
@@ -281,12 +282,27 @@ class HistoryRow(Row):
     what: Mapped[LongText]
 
 
+def _prepare(engine: Engine) -> None:
+    """Make the tables, or refuse those of another Millrace."""
+    there = inspect(engine)
+    for table in Row.metadata.sorted_tables:
+        if there.has_table(table.name):
+            columns = {column["name"] for column in there.get_columns(table.name)}
+            if columns != set(table.columns.keys()):
+                raise MillraceError(
+                    "the auditor's database is of another version of Millrace (its table"
+                    f" {table.name} differs): give --database-url of an empty one, which the audit topics"
+                    " fill again"
+                )
+    Row.metadata.create_all(engine)
+
+
 class AuditStore:
     """The database; its tables are made at the first start. Safe between threads of one process."""
 
     def __init__(self, url: str) -> None:
         """Raises MillraceError in one line when the URL or the database behind it will not do."""
-        self._engine = open_database(url, Row.metadata.create_all)
+        self._engine = open_database(url, _prepare)
         self._write_lock = threading.Lock()
 
     @contextmanager

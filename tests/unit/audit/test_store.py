@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,13 @@ def test_a_database_that_will_not_do_is_refused_in_one_line(url: str) -> None:
     with pytest.raises(MillraceError) as caught:
         AuditStore(url)
     assert "\n" not in str(caught.value)
+
+
+def test_a_database_of_another_millrace_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+    AuditStore(url).close()
+    AuditStore(url).close()
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
+        database.execute("ALTER TABLE tiers DROP COLUMN turn")
+    with pytest.raises(MillraceError, match=r"its table tiers differs.*--database-url of an empty one"):
+        AuditStore(url)
