@@ -13,6 +13,7 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from kazoo.client import KazooState
@@ -24,7 +25,7 @@ from millrace_audit.reports.messages import now_ms
 from millrace_audit.reports.turns import HOLDERS, TURN_PREFIX, Turn, holder_path, read_turns, turns_path
 
 KEPT_MS = 60 * 24 * 3600 * 1000
-"""A turn goes this long after it began, unless it is its tier's newest: no audit topic is kept for longer."""
+"""A turn goes this long after the next one began: no audit topic is kept for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class TurnTaker:
         if isinstance(made, Exception):
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} refuses a turn: {made!r}")
         name = path.rpartition("/")[2]
-        self._forget_old(name)
+        self._forget_old()
         return replace(turn, number=int(name.removeprefix(TURN_PREFIX)))
 
     def _made_with(self, transaction: int) -> Turn | None:
@@ -118,10 +119,11 @@ class TurnTaker:
         with suppress(NoNodeError):
             self._session.call(self._session.client.delete_async, self._holder)
 
-    def _forget_old(self, newest: str) -> None:
+    def _forget_old(self) -> None:
         nodes = self._nodes()
         now = max((stat.ctime for _, stat in nodes.values()), default=0)  # by ZooKeeper's clock, not ours
-        for path, (_, stat) in nodes.items():
-            if stat.ctime < now - KEPT_MS and not path.endswith(newest):
+        # A turn has ended when the next one began: until then it may have signed.
+        for path, behind in pairwise(sorted(nodes)):
+            if nodes[behind][1].ctime < now - KEPT_MS:
                 with suppress(NoNodeError):
                     self._session.call(self._session.client.delete_async, path)

@@ -204,23 +204,6 @@ def test_20_turns_after_zookeeper_began_anew_are_said(quick: Story) -> None:
     assert quick.strangers(), "the new reader is ignored in silence"
 
 
-def test_21_sixty_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace as N
-    from millrace_audit.reader.turn_taker import KEPT_MS, TurnTaker
-
-    taker = TurnTaker.__new__(TurnTaker)
-    deleted = []
-    taker._turns = "/t"
-    taker._session = N(call=lambda op, path: deleted.append(path), client=N(delete_async=None))
-    # one reader counted for 61 days and is restarted: its last counts were signed a second ago
-    taker._nodes = lambda: {
-        "/t/turn-0000000000": (b"", N(ctime=0)),
-        "/t/turn-0000000001": (b"", N(ctime=KEPT_MS + 1)),
-    }
-    taker._forget_old("turn-0000000001")
-    assert deleted == []
-
-
 @pytest.mark.parametrize("topics", [200, 400])
 def test_22_topics_of_nobody(quick: Story, topics: int) -> None:
     for n in range(topics):
