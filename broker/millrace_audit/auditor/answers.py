@@ -30,7 +30,7 @@ from millrace_audit.answer import (
 )
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.circumstances import AuditRules, Delays, TopicView, to_instance
+from millrace_audit.auditor.circumstances import AuditRules, Delays, TopicView, note_crowds, to_instance
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Circumstances, judge
@@ -134,6 +134,7 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
     """
     progress = Progress(session)
     _note_hellos(session, progress)
+    note_crowds(session, progress)
     judging = _Judge(session, rules, progress.heartbeats)
     judged = 0
     for topic in session.scalars(select(TopicRow).order_by(TopicRow.topic)).all():
@@ -331,6 +332,7 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
         accepted.append(to_instance(row, NOTHING, rules))
         topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
     for topic, count in topics.items():
+        session.execute(delete(store.CrowdRow).where(store.CrowdRow.topic == topic))
         whom = (
             f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
         )

@@ -116,6 +116,12 @@ class Progress:
     def beat(self, tier: str, time: int, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
         return first_beat(self._beats[tier], time, reported_at, serial)
 
+    def time_before(self, tier: str, at: int) -> tuple[int, bool]:
+        """Time of the newest beat from when the audit topic ended at `at` or before; True if it is known."""
+        beats = self._beats[tier]
+        index = bisect_right(beats, at, key=lambda beat: beat.reported_through or 0)
+        return (beats[index - 1].time if index else NOTHING), index < len(beats)
+
     def has_heard(self, tier: str, beat: Beat) -> bool:
         """True if what producers had said when all before a beat was counted is applied."""
         later = first_beat(self._beats[tier], NOTHING, NOTHING, beat.serial)  # it looked after the counting

@@ -5,7 +5,7 @@ Reads what the database says of tiers, instances and gaps once for all windows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -77,7 +77,7 @@ class TopicView:
             to_instance(row, beats.get(row.origin, NOTHING), rules) for row in session.scalars(open_ones)
         ]
         self.heartbeats = {tier: min(time, self.now) for tier, time in beats.items() if time != NOTHING}
-        self.gaps = _gaps(session, topic)
+        self.gaps = [*_gaps(session, topic), *_crowds(session, progress, topic)]
         self._heard = {o: min(self.heartbeats.get(o, NOTHING), progress.heard_time(o)) for o in rules.origins}
         heard = [time - rules.grace_ms for time in self._heard.values()]
         awaited = [instance for instance in self.instances if instance.accepted is None and not instance.idle]
@@ -273,6 +273,23 @@ def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules) -> Instance
         and heartbeat - row.awaited_from >= rules.hello_patience_ms,
         accepted=row.accepted,
     )
+
+
+def note_crowds(session: Session, progress: Progress) -> None:
+    """Note when crowds began, as soon as that is known: the beats that tell it are not kept for ever."""
+    for row in session.scalars(select(store.CrowdRow).where(store.CrowdRow.since.is_(None))):
+        time, is_known = progress.time_before(row.origin, row.at)
+        row.since = time if is_known else None
+
+
+def _crowds(session: Session, progress: Progress, topic: str) -> Iterator[Gap]:
+    for row in session.scalars(select(store.CrowdRow).where(store.CrowdRow.topic == topic)):
+        since = progress.time_before(row.origin, row.at)[0] if row.since is None else row.since
+        reason = (
+            f"too many instances of topic {topic} are open in {row.origin}: others are not heard since"
+            f" {iso(since)}: accept who is nobody (`millrace audit --accept-service NAME --reason TEXT`)"
+        )
+        yield Gap(None, since, FOR_EVER, reason)
 
 
 def unreadable_in_words(bad: store.UnreadableRow) -> str:

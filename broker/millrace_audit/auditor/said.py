@@ -80,7 +80,7 @@ class Said:
     def _hello(self, row: ProducerRow | None, hello: Hello, at: int) -> str:
         if row is not None and (row.done or row.seal != hello.seal):
             return "its instance has ended" if row.done else "it does not have the instance's seal"
-        if not self._may_join(row, hello.topic):
+        if not self._may_join(row, hello.topic, at):
             return f"more than {MOST_OPEN} instances are open"
         if row is None:
             row = self._announce(hello, at)
@@ -95,19 +95,27 @@ class Said:
         row.announced, row.hello_at, row.seal = True, at, word.seal
         return row
 
-    def _may_join(self, row: ProducerRow | None, topic: str) -> bool:
+    def _may_join(self, row: ProducerRow | None, topic: str, at: int) -> bool:
+        """Whether the topic has room for one more; if not, what is said of it is not all known from here."""
         if row is not None and (topic, row.producer) in self._links:
             return True
-        if topic not in self._open:
+        if self._open.get(topic, MOST_OPEN) >= MOST_OPEN:  # some may have ended meanwhile
             link = store.ProducerTopicRow
             known = (
                 select(func.count())
                 .select_from(link)
                 .join(ProducerRow, ProducerRow.producer == link.producer)
-                .where(link.topic == topic, ProducerRow.origin == self._place.tier, ~ProducerRow.done)
+                .where(link.topic == topic, ProducerRow.origin == self._place.tier)
+                .where(~ProducerRow.done, ProducerRow.accepted.is_(None))
             )
             self._open[topic] = self._session.scalar(known) or 0
-        return self._open[topic] < MOST_OPEN
+        if self._open[topic] < MOST_OPEN:
+            return True
+        if self._session.get(store.CrowdRow, (topic, self._place.tier)) is None:
+            self._session.add(store.CrowdRow(topic=topic, origin=self._place.tier, at=at))
+            self._session.flush()
+        self._changes.topic(topic)
+        return False
 
     def _join(self, row: ProducerRow, topic: str) -> None:
         self._changes.topic(topic)
@@ -144,7 +152,7 @@ class Said:
         for news in report.windows:
             if not is_of_this_world(news.window):
                 self._strangers.add(entry, "Report", "a time that no producer may send")
-            elif self._may_join(row, news.topic):
+            elif self._may_join(row, news.topic, entry.at):
                 self._join(row, news.topic)
                 change = self._changes.window(news.topic, news.window)
                 change.reports.append((row.producer, news))

@@ -117,6 +117,21 @@ class ProducerTopicRow(Row):
     producer: Mapped[NumberKey]
 
 
+class CrowdRow(Row):
+    """More instances of a topic said hello in a cluster than may be open: the others are not known.
+
+    Until an operator accepts some of those that are open, nothing of the topic may be called complete.
+    """
+
+    __tablename__ = "crowds"
+    topic: Mapped[TopicKey]
+    origin: Mapped[TierKey]
+    at: Mapped[int]
+    """An offset of the cluster's audit topic behind the first word that had no effect."""
+    since: Mapped[int | None] = mapped_column(default=None)
+    """Time of the cluster's newest heartbeat that was written before; None until the next one is known."""
+
+
 class TopicRow(Row):
     """A topic that a producer or a reader has spoken of."""
 
