@@ -30,7 +30,7 @@ from millrace_audit.answer import (
 )
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.circumstances import AuditRules, Delays, TopicView, note_crowds, to_instance
+from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_crowds, to_instance
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Circumstances, judge
@@ -40,7 +40,7 @@ from millrace_audit.reports.messages import FOR_EVER, NOTHING
 _SETTLING = (Verdict.INCOMPLETE, Verdict.CARRIED, Verdict.COMPLETE)
 _AT_ONCE = 1000
 """Windows that are folded in one transaction."""
-Settled = Callable[[Window, Delays, str], object]
+Settled = Callable[[Window, Circumstances, str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,7 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
     )
     changes = []
     for row in session.execute(still_open.order_by(WindowRow.window)).all():
-        delays = Delays()
-        around = view.around(row.window, row.positions, delays)
+        around = view.around(row.window, row.positions)
         signature = _signature(around)
         if not row.dirty and signature == row.signature:
             continue
@@ -172,7 +171,7 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
         }
         changes.append(change)
         if is_final and row.last_settled is None:
-            settled(window, delays, view.topic)
+            settled(window, around, view.topic)
         elif is_final and row.last_settled != window.verdict:
             what = f"{row.last_settled} became {window.verdict} at revision {row.revision}"
             _remember(session, view.now, view.topic, row.window, "the auditor", what)
@@ -182,8 +181,9 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
 
 
 def _signature(around: Circumstances) -> str:
-    sets = (sorted(around.past), sorted(around.ahead), sorted(around.unheard), sorted(around.doubted))
-    return hashlib.blake2b(repr((around.waiting, sets, around.notes)).encode(), digest_size=16).hexdigest()
+    a = around
+    sets = (sorted(s) for s in (a.past, a.ahead, a.unheard, a.doubted, a.lost.items(), a.lacks.items()))
+    return hashlib.blake2b(repr((a.waiting, *sets, a.notes)).encode(), digest_size=16).hexdigest()
 
 
 def _note_hellos(session: Session, progress: Progress) -> None:

@@ -135,10 +135,11 @@ class Progress:
         """Where the topic was counted to at a beat; without what has been deleted since."""
         serials, ends = self._marks_of(tier, topic)
         index = bisect_right(serials, beat.serial) - 1
-        if index < 0:
-            return {}
+        return self._there(tier, topic, ends[index]) if index >= 0 else {}
+
+    def _there(self, tier: str, topic: str, ends: Ends) -> Ends:
         there = {name(row) for row in self._coverage[tier, topic] if not row.gone}
-        return {partition: end for partition, end in ends[index].items() if partition in there}
+        return {partition: end for partition, end in ends.items() if partition in there}
 
     def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
         """True if the aggregate cluster is counted as far as those ends of an origin."""
@@ -153,11 +154,13 @@ class Progress:
         """The aggregate cluster's first beat behind `serial` that has come that far, and its ends there."""
         beats = self._beats[OFFLINE]
         serials, marks = self._marks_of(OFFLINE, topic)
-        begin = max(bisect_right(serials, serial) - 1, 0)
-        for index in range(begin, len(serials)):
+        first = first_beat(beats, NOTHING, NOTHING, serial)
+        if first is None:
+            return None
+        for index in range(max(bisect_right(serials, first.serial) - 1, 0), len(serials)):
             if all(_covers(_origin_ends(marks[index].values(), o), ends) for o, ends in needed.items()):
-                at = bisect_left(beats, max(serials[index], serial + 1), key=lambda beat: beat.serial)
-                return (beats[at], marks[index]) if at < len(beats) else None
+                at = bisect_left(beats, max(serials[index], first.serial), key=lambda beat: beat.serial)
+                return (beats[at], self._there(OFFLINE, topic, marks[index])) if at < len(beats) else None
         return None
 
     def is_loaded(self, topic: str, ends: Ends) -> bool:

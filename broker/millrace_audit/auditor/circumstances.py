@@ -50,14 +50,8 @@ class Gap:
     since: int
     until: int
     reason: str
-
-
-@dataclass(slots=True)
-class Delays:
-    """When each tier was past a window, ms; None while it is not."""
-
-    home: int | None = None
-    offline: int | None = None
+    serial: int = NOTHING
+    """Of what first told it in the tier's counts."""
 
 
 class TopicView:
@@ -77,7 +71,8 @@ class TopicView:
             to_instance(row, beats.get(row.origin, NOTHING), rules) for row in session.scalars(open_ones)
         ]
         self.heartbeats = {tier: min(time, self.now) for tier, time in beats.items() if time != NOTHING}
-        self.gaps = [*_gaps(session, topic), *_crowds(session, progress, topic)]
+        bad = [_unreadable(row) for row in progress.unreadable[topic]]
+        self.gaps = [*_gaps(session, topic), *_crowds(session, progress, topic), *bad]
         self._heard = {o: min(self.heartbeats.get(o, NOTHING), progress.heard_time(o)) for o in rules.origins}
         heard = [time - rules.grace_ms for time in self._heard.values()]
         awaited = [instance for instance in self.instances if instance.accepted is None and not instance.idle]
@@ -85,47 +80,35 @@ class TopicView:
         self.final_through = max(min((*heard, *closed), default=FOR_EVER), NOTHING)
         """Time (ms) up to which every window is final."""
 
-    def around(
-        self, window: int, positions: Mapping[str, Mapping[str, int]] | None, delays: Delays | None = None
-    ) -> Circumstances:
+    def around(self, window: int, positions: Mapping[str, Mapping[str, int]] | None) -> Circumstances:
         """Of one window; `positions` as its row has them, None when it has no events."""
         end = window + WINDOW_MS
         over = end + self._rules.grace_ms
-        waiting = [*self._unheard_of(over)]
-        notes = []
+        around = Circumstances(waiting=self._unheard_of(over))
         for instance in self.instances:
             if (silent := silent_about(instance, end)) is None:
                 continue
             if instance.accepted is not None:
-                notes.append(f"{silent}; accepted: {instance.accepted}")
+                around.notes.append(f"{silent}; accepted: {instance.accepted}")
             else:
-                waiting.append(self._silent(instance, silent))
-        gaps = [gap for gap in self.gaps if gap.since < over and window < gap.until]
+                around.waiting.append(self._silent(instance, silent))
         # What a tier holds matters for events that are known of; without the reports that is not certain.
-        gaps = [gap for gap in gaps if positions or gap.tier is None]
-        doubted = {gap.tier for gap in gaps if gap.tier is not None}
-        waiting += [(Verdict.UNKNOWN, gap.reason) for gap in gaps]
-        unreadable = [bad for bad in self._progress.unreadable[self.topic] if positions and over > bad.since]
-        for bad in unreadable:
-            waiting.append((Verdict.UNKNOWN, unreadable_in_words(bad)))
-            doubted.add(bad.tier)
+        gaps = [gap for gap in self.gaps if window < gap.until and (positions or gap.tier is None)]
+        early = [gap for gap in gaps if gap.since < over]
+        around.waiting += [(Verdict.UNKNOWN, gap.reason) for gap in early]
+        around.doubted |= {gap.tier for gap in early if gap.tier is not None}
         if not self.announced and not positions:
             nobody = f"no audited producer has announced itself for topic {self.topic}"
-            waiting.append((Verdict.CARRIED, f"{nobody}: nobody says how many events there should be"))
-        past: set[tuple[str, str]] = set()
-        ahead: set[tuple[str, str]] = set()
-        unheard: set[str] = set()
+            around.waiting.append((Verdict.CARRIED, f"{nobody}: nobody says how many events there should be"))
         if positions:
-            stuck = {bad.tier for bad in unreadable}
-            waiting += self._follow(positions, over, stuck, past, ahead, unheard, delays or Delays())
-        return Circumstances(
-            waiting=waiting,
-            past=frozenset(past),
-            ahead=frozenset(ahead),
-            unheard=frozenset(unheard),
-            doubted=frozenset(doubted),
-            notes=notes,
-        )
+            stuck = {gap.tier for gap in early if gap.until == FOR_EVER}
+            self._follow(positions, over, stuck, around)
+        for gap in gaps:  # late events lie where they were looked for, however long their time is over
+            if gap.since >= over and gap.tier is not None:
+                around.lost[gap.tier] = gap.reason
+                if gap.tier in around.reached and gap.serial <= around.reached[gap.tier].serial:
+                    around.lacks[gap.tier] = gap.reason
+        return around
 
     def holding(self) -> str | None:
         """Why nothing is final behind `final_through`."""
@@ -169,56 +152,49 @@ class TopicView:
         self,
         positions: Mapping[str, Mapping[str, int]],
         over: int,
-        stuck: set[str],
-        past: set[tuple[str, str]],
-        ahead: set[tuple[str, str]],
-        unheard: set[str],
-        delays: Delays,
-    ) -> list[tuple[Verdict, str]]:
-        """How far every tier is with a window's events: fills the sets, returns what is awaited."""
+        stuck: set[str | None],
+        around: Circumstances,
+    ) -> None:
+        """Find out how far every tier is with a window's events, and what is awaited."""
         progress, topic = self._progress, self.topic
         origins = sorted(positions.get("origins", ()))
-        counted = positions.get("counted", {})
-        waiting: list[tuple[Verdict, str]] = []
+        reported, counted = positions.get("reported", {}), positions.get("counted", {})
         needed: dict[str, Ends] = {}
-        beats: list[Beat] = []
         for origin in origins:
-            at = positions.get("reported", {}).get(origin, NOTHING)
-            beat = progress.beat(origin, over, at, counted.get(origin, NOTHING)) if self.now >= over else None
+            at, serial = reported.get(origin, NOTHING), counted.get(origin, NOTHING)
+            beat = progress.beat(origin, over, at, serial) if self.now >= over else None
             if beat is None:
-                if origin not in self._rules.origins and origin != OFFLINE:
-                    named = ", ".join(self._rules.origins)
-                    text = (
-                        f"events come from {origin}, which is none of {named}: mend the auditor's --origins"
-                    )
-                    waiting.append((Verdict.UNKNOWN, text))
-                elif self.heartbeats.get(origin, NOTHING) >= over:
-                    verdict, text = self._behind(origin)
-                    waiting.append((verdict, f"{text}; what was said last is not counted yet"))
+                around.waiting += self._uncounted(origin, over)
                 continue
-            past.add((origin, origin))
-            beats.append(beat)
+            around.past.add((origin, origin))
+            around.reached[origin] = beat
             if not progress.has_heard(origin, beat):
-                unheard.add(origin)
+                around.unheard.add(origin)
             needed[origin] = ends = progress.marked(origin, topic, beat)
             if origin == OFFLINE:
                 continue
             if not progress.is_mirrored(topic, origin, ends):
-                waiting.append(self._on_its_way(origin, beat))
+                around.waiting.append(self._on_its_way(origin, beat))
                 continue
             if origin not in stuck:  # beyond what its reader cannot read nobody knows what should be there
-                past.add((origin, OFFLINE))
+                around.past.add((origin, OFFLINE))
             if progress.is_ahead(topic, origin):
-                ahead.add((origin, OFFLINE))
+                around.ahead.add((origin, OFFLINE))
             else:
-                waiting.append(self._behind(origin))
-        if len(beats) == len(origins) and origins:
-            delays.home = max(beat.time for beat in beats)
-        if len(needed) < len(origins) or any(
-            (origin, OFFLINE) not in past for origin in needed if origin != OFFLINE
-        ):
-            return waiting
-        return waiting + self._follow_load(needed, counted.get(OFFLINE, NOTHING), past, ahead, delays)
+                around.waiting.append(self._behind(origin))
+        if all((origin, OFFLINE) in around.past for origin in origins):
+            self._follow_load(needed, counted.get(OFFLINE, NOTHING), around)
+
+    def _uncounted(self, origin: str, over: int) -> list[tuple[Verdict, str]]:
+        """Why an origin is not past what is known of a window, but for what holds every window."""
+        if origin not in self._rules.origins and origin != OFFLINE:
+            named = ", ".join(self._rules.origins)
+            text = f"events come from {origin}, which is none of {named}: mend the auditor's --origins"
+            return [(Verdict.UNKNOWN, text)]
+        verdict, text = self._behind(origin)
+        if self.heartbeats.get(origin, NOTHING) < over:
+            return [] if origin in self._rules.origins else [(verdict, text)]
+        return [(verdict, f"{text}; what was said last is not counted yet")]
 
     def _on_its_way(self, origin: str, beat: Beat) -> tuple[Verdict, str]:
         if not self._progress.holds_mirror(self.topic, origin):
@@ -229,32 +205,25 @@ class TopicView:
         verdict, text = self._behind(OFFLINE)
         return verdict, f"on its way from {origin} to offline since {iso(beat.time)} ({text})"
 
-    def _follow_load(
-        self,
-        needed: Mapping[str, Ends],
-        serial: int,
-        past: set[tuple[str, str]],
-        ahead: set[tuple[str, str]],
-        delays: Delays,
-    ) -> list[tuple[Verdict, str]]:
+    def _follow_load(self, needed: Mapping[str, Ends], serial: int, around: Circumstances) -> None:
         progress, topic = self._progress, self.topic
         mirrored = {origin: ends for origin, ends in needed.items() if origin != OFFLINE}
         found = progress.first_mirrored(topic, mirrored, serial)
         if found is None:
-            return [self._behind(OFFLINE)]
+            around.waiting.append(self._behind(OFFLINE))
+            return
         beat, ends = found
-        delays.offline = beat.time
-        wanted = {**ends, **needed.get(OFFLINE, {})}
-        if not progress.is_loaded(topic, wanted):
-            how = f"`millrace load {topic}` brings it to the warehouse"
-            return [
-                (Verdict.PENDING, f"in the aggregate cluster since {iso(beat.time)}, not loaded yet: {how}")
-            ]
-        past.update((origin, WAREHOUSE) for origin in (*needed, ""))
-        if not progress.is_ahead_of_loads(topic):
-            return [self._behind(OFFLINE)]
-        ahead.update((origin, WAREHOUSE) for origin in (*needed, ""))
-        return []
+        around.reached[OFFLINE] = max(beat, around.reached.get(OFFLINE, beat))
+        if not progress.is_loaded(topic, {**ends, **needed.get(OFFLINE, {})}):
+            since, how = iso(beat.time), f"`millrace load {topic}` brings it to the warehouse"
+            text = f"in the aggregate cluster since {since}, not loaded yet: {how}"
+            around.waiting.append((Verdict.PENDING, text))
+            return
+        around.past.update((origin, WAREHOUSE) for origin in (*needed, ""))
+        if progress.is_ahead_of_loads(topic):
+            around.ahead.update((origin, WAREHOUSE) for origin in (*needed, ""))
+        else:
+            around.waiting.append(self._behind(OFFLINE))
 
 
 def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules) -> Instance:
@@ -292,12 +261,13 @@ def _crowds(session: Session, progress: Progress, topic: str) -> Iterator[Gap]:
         yield Gap(None, since, FOR_EVER, reason)
 
 
-def unreadable_in_words(bad: store.UnreadableRow) -> str:
+def _unreadable(bad: store.UnreadableRow) -> Gap:
     where = f"the log of {bad.topic}-{bad.partition} in {bad.tier}"
-    return (
+    reason = (
         f"{where} cannot be read at offset {bad.offset}: {bad.cause}; look at the disk of its broker with"
         " `millrace log verify`"
     )
+    return Gap(bad.tier, bad.since, FOR_EVER, reason, bad.serial)
 
 
 def _gaps(session: Session, topic: str) -> list[Gap]:
@@ -307,7 +277,7 @@ def _gaps(session: Session, topic: str) -> list[Gap]:
             f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
             f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
         )
-        gaps.append(Gap(row.tier, row.since, row.until, reason))
+        gaps.append(Gap(row.tier, row.since, row.until, reason, row.serial))
     for lost in session.scalars(select(store.UnheardRow)):
         reason = (
             f"audit records expired before the auditor read them (offsets {lost.start} to {lost.end}): it"

@@ -79,9 +79,9 @@ class Counted:
         if count.start < row.end:
             return  # it has come before
         if count.start > row.end:
-            self._uncounted(row, row.end, count.start)
+            self._uncounted(row, row.end, count.start, serial)
         for first, last in count.expired:
-            self._uncounted(row, first, last + 1)
+            self._uncounted(row, first, last + 1, serial)
         row.end, row.counted = count.end, True
         self._unmarked.add(count.topic)
         self._changes.topic(count.topic)
@@ -128,24 +128,26 @@ class Counted:
         self._coverage[of.topic_id, of.partition] = row
         return row
 
-    def _uncounted(self, row: CoverageRow, start: int, end: int) -> None:
+    def _uncounted(self, row: CoverageRow, start: int, end: int, serial: int) -> None:
         assert self._tier is not None
         key: dict[str, Any] = {"tier": row.tier, "topic_id": row.topic_id, "partition": row.partition}
         key["start"] = start
         if self._session.get(store.UncountedRow, key) is None:
-            gap = store.UncountedRow(**key, end=end, topic=row.topic, since=self._tier.heartbeat)
+            gap = store.UncountedRow(
+                **key, end=end, topic=row.topic, since=self._tier.heartbeat, serial=serial
+            )
             self._session.add(gap)
             self._session.flush()
 
     def _beat(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
         tier = self._tier
         assert tier is not None
-        self._follow_positions(beat, is_first=is_first)
+        self._follow_positions(beat, serial, is_first=is_first)
         gap = store.UncountedRow
         # A clock set back closes nothing: what is missing lies between, whatever it says now.
         here = (gap.tier == tier.tier, gap.until == FOR_EVER, gap.since <= beat.time)
         self._session.execute(update(gap).where(*here).values(until=beat.time))
-        self._note_unreadable(beat, tier.heartbeat)
+        self._note_unreadable(beat, tier.heartbeat, serial)
         # The newest word counts, not the largest: a clock that ran ahead is set right again.
         tier.heartbeat = beat.time
         if tier.kept == NOTHING or abs(beat.time - tier.kept) >= beats.APART_MS:
@@ -170,7 +172,7 @@ class Counted:
             self._session.execute(insert(store.MarkRow), marks)
         self._unmarked.clear()
 
-    def _follow_positions(self, beat: Heartbeat, *, is_first: bool) -> None:
+    def _follow_positions(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
         """Where a reader stands beyond what it was heard of, the counts between have expired unread."""
         named = {(position.topic_id, position.partition): position for position in beat.positions}
         gone = {key for key, position in named.items() if position.offset is None}
@@ -185,10 +187,10 @@ class Counted:
             if row is None:  # nothing of it is counted yet, or not since this database began
                 self._cover(position, position.topic, position.offset)
             elif row.end < position.offset:
-                self._uncounted(row, row.end, position.offset)
+                self._uncounted(row, row.end, position.offset, serial)
                 row.end = position.offset
 
-    def _note_unreadable(self, beat: Heartbeat, before: int) -> None:
+    def _note_unreadable(self, beat: Heartbeat, before: int, serial: int) -> None:
         table = store.UnreadableRow
         known = {
             (row.topic_id, row.partition): row
@@ -205,6 +207,7 @@ class Counted:
                     offset=0,
                     cause="",
                     since=before,
+                    serial=serial,
                 )
                 self._session.add(row)
                 self._changes.topic(bad.topic)

@@ -17,9 +17,11 @@ from millrace_audit.answer import Verdict, Window
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
 from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 
 if TYPE_CHECKING:
-    from millrace_audit.auditor.circumstances import AuditRules, Delays
+    from millrace_audit.auditor.circumstances import AuditRules
+    from millrace_audit.auditor.verdict import Circumstances
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
 
@@ -42,11 +44,12 @@ class AuditNumbers(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def settled(self, window: Window, delays: Delays, topic: str) -> None:
+    def settled(self, window: Window, around: Circumstances, topic: str) -> None:
         """Note how long each tier took for a window that is final for the first time."""
         end = window.end.timestamp()
-        now = self._rules.clock_ms()
-        for tier, time in (("home", delays.home), ("offline", delays.offline), ("warehouse", now)):
+        home = max((beat.time for tier, beat in around.reached.items() if tier != OFFLINE), default=None)
+        offline = around.reached[OFFLINE].time if OFFLINE in around.reached else None
+        for tier, time in (("home", home), (OFFLINE, offline), (WAREHOUSE, self._rules.clock_ms())):
             if time is not None:
                 self._delays.labels(topic, tier).observe(max(time / 1000 - end, 0))
 

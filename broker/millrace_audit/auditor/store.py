@@ -243,6 +243,8 @@ class UncountedRow(Row):
     topic: Mapped[TopicName] = mapped_column(index=True)
     since: Mapped[int]
     """The heartbeat before the gap."""
+    serial: Mapped[int]
+    """Of the record that told it."""
     until: Mapped[int] = mapped_column(default=FOR_EVER)
     """The heartbeat behind it; for ever until there is one."""
 
@@ -259,6 +261,8 @@ class UnreadableRow(Row):
     cause: Mapped[LongText]
     since: Mapped[int]
     """The last heartbeat before."""
+    serial: Mapped[int]
+    """Of the heartbeat that told it first."""
 
 
 class LoadRow(Row):

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window, iso, overall, utc
+from millrace_audit.auditor.beats import Beat
 from millrace_audit.auditor.evidence import Evidence, Held, Said, pairs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import NOTHING, OFFLINE, WAREHOUSE
@@ -32,22 +33,36 @@ from millrace_audit.reports.seals import wrapped
 FOREIGN = "messages without a header"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Circumstances:
     """Everything beside its own evidence that the verdict on a window rests on."""
 
-    waiting: Sequence[tuple[Verdict, str]] = ()
+    waiting: list[tuple[Verdict, str]] = field(default_factory=list)
     """Why it is `unknown` or `pending`, whatever its evidence says."""
-    past: frozenset[tuple[str, str]] = frozenset()
+    past: set[tuple[str, str]] = field(default_factory=set)
     """(origin, tier): what the tier lacks of the origin's events, it lacks for good."""
-    ahead: frozenset[tuple[str, str]] = frozenset()
+    ahead: set[tuple[str, str]] = field(default_factory=set)
     """(origin, tier): what the tier has and the tier before has not, that one will never count."""
-    unheard: frozenset[str] = frozenset()
+    unheard: set[str] = field(default_factory=set)
     """Origins whose producers may have said hello, and the auditor has not heard it yet."""
-    doubted: frozenset[str] = frozenset()
+    doubted: set[str] = field(default_factory=set)
     """Tiers that could not be counted in full: what they lack, they may have."""
-    notes: Sequence[str] = ()
+    lost: dict[str, str] = field(default_factory=dict)
+    """Tier -> why it may have had more, long after the window was over, than it counted."""
+    lacks: dict[str, str] = field(default_factory=dict)
+    """Those of `lost` where the tier may have had what it would be past by."""
+    reached: dict[str, Beat] = field(default_factory=dict)
+    """Tier -> the beat by which it was past the window."""
+    notes: list[str] = field(default_factory=list)
     """What is said beside the verdict."""
+
+    def excuse(self, finding: Finding, home: str) -> str | None:
+        """Why what seems wrong may be right: a tier may have had what nobody counted there."""
+        if finding.kind == "missing":
+            return self.lacks.get(finding.tier)
+        if finding.kind == "altered" or finding.tier == home:
+            return None
+        return self.lost.get(home if finding.tier == OFFLINE else OFFLINE)
 
 
 @dataclass(slots=True)
@@ -72,14 +87,14 @@ def judge(
 ) -> Window:
     """The verdict on the ten minutes from `window`; `producers` by the numbers in the evidence."""
     entries = _entries(evidence, producers)
-    findings: list[Finding] = []
-    notes: list[str] = []
     end = window + WINDOW_MS
-    for entry in entries:
-        findings += _findings(entry, end, around)
-        notes += _silence(entry, end)
-    findings += _foreign_findings(evidence, around)
-    verdicts = [verdict for verdict, _ in around.waiting]
+    notes = [note for entry in entries for note in _silence(entry, end)]
+    found = [(entry.home, finding) for entry in entries for finding in _findings(entry, end, around)]
+    found += _foreign_findings(evidence, around)
+    excuses = [around.excuse(finding, home) for home, finding in found]
+    findings = [finding for (_, finding), excuse in zip(found, excuses, strict=True) if excuse is None]
+    waiting = [*around.waiting, *((Verdict.UNKNOWN, excuse) for excuse in excuses if excuse is not None)]
+    verdicts = [verdict for verdict, _ in waiting]
     if findings:
         verdicts.append(Verdict.INCOMPLETE)
     foreign: Counter[str] = Counter()
@@ -106,7 +121,7 @@ def judge(
         failed=sum(len(SequenceRanges(pairs(w.failed))) for w in said if w.failed),
         tiers=_totals(entries, foreign),
         findings=findings,
-        reasons=[*dict.fromkeys((*(text for _, text in around.waiting), *around.notes, *notes))],
+        reasons=[*dict.fromkeys((*(text for _, text in waiting), *around.notes, *notes))],
         carried=carried,
         foreign=dict(foreign),
     )
@@ -281,7 +296,7 @@ def _altered(
     return SequenceRanges() if tally.fingerprint == expected else tally.present
 
 
-def _foreign_findings(evidence: Evidence, around: Circumstances) -> Iterator[Finding]:
+def _foreign_findings(evidence: Evidence, around: Circumstances) -> Iterator[tuple[str, Finding]]:
     """What is wrong with messages without a header: they are compared by number and content."""
     for origin, tiers in sorted(evidence.foreign.items()):
         if origin == OFFLINE or {origin, OFFLINE} & around.doubted or (origin, OFFLINE) not in around.past:
@@ -292,7 +307,7 @@ def _foreign_findings(evidence: Evidence, around: Circumstances) -> Iterator[Fin
             continue
         kind = "missing" if more < 0 else "duplicate" if more else "altered" if here != there else ""
         if kind:
-            yield Finding(kind, OFFLINE, "", FOREIGN, 0, [], abs(more) or here[0])
+            yield origin, Finding(kind, OFFLINE, "", FOREIGN, 0, [], abs(more) or here[0])
 
 
 def _acknowledged(said: Said) -> SequenceRanges:

@@ -174,22 +174,15 @@ class Story:
         **other: Any,
     ) -> None:
         """What comes next in a partition of a tier; offline in that which mirrors the cluster's."""
-        origin = None
-        number = partition
+        origin, number = None, partition
         end = self.ends[tier, cluster, partition] + size
         if tier == OFFLINE and cluster != OFFLINE:
             number = 10 * (ord(cluster[-1]) - ord("0")) + partition
             origin = Origin(cluster, f"{cluster}-{topic}", partition, end)
-        values: dict[str, Any] = {"start": end - size, "end": end, "origin": origin, "time": NOW, **other}
+        values = {"start": end - size, "end": end, "origin": origin, "topic_id": f"{tier}-{topic}", **other}
         self.ends[tier, cluster, partition] = values["end"]
         record = Count(
-            tier=tier,
-            topic=topic,
-            topic_id=f"{tier}-{topic}",
-            partition=number,
-            counts=counts,
-            foreign=foreign,
-            **values,
+            time=NOW, tier=tier, topic=topic, partition=number, counts=counts, foreign=foreign, **values
         )
         self.say(*self._counts_of(tier), record, turn)
 

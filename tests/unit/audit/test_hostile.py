@@ -74,69 +74,6 @@ def evil(story: Story, windows, *, time_=W, closed=FOR_EVER, instance=666, clust
     )
 
 
-def test_10_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
-    quick.rules = replace(RULES, clock_ms=lambda: LATER)
-    quick.hello(3)
-    quick.beats(LATER - WINDOW_MS)  # everything up to here is counted
-    quick.report(0, (0, 9), instance=3)  # of W, sent late
-    first = quick.ends["dc1", "dc1", 0]
-    quick.count("dc1", found((5, 9), instance=3), expired=SequenceRanges([(first, first + 9)]))
-    quick.count("offline", found((0, 9), instance=3))
-    quick.load(found((0, 9), instance=3))
-    quick.beats(LATER)
-    assert quick.apply().findings() == []
-
-
-def test_10b_a_late_event_in_an_unreadable_partition_is_not_missing(quick: Story) -> None:
-    quick.rules = replace(RULES, clock_ms=lambda: LATER)
-    quick.hello(3)
-    quick.beats(LATER - WINDOW_MS)
-    quick.report(0, (0, 9), instance=3)
-    bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "damaged")
-    quick.beat("dc1", LATER, unreadable=[bad])
-    quick.beat("dc2", LATER)
-    quick.beat("offline", LATER)
-    assert quick.apply().findings() == []
-
-
-def test_11_offline_counts_a_new_partition_before_its_home(quick: Story) -> None:
-    quick.whole()
-    quick.apply()
-    quick.count(
-        "offline", found((0, 4), instance=77), partition=1
-    )  # late events; dc1's reader is a second behind
-    quick.beat("offline", NOW + 6000)
-    assert quick.apply().findings() == []
-
-
-def test_12_a_deleted_partition_that_was_loaded_holds_nothing_up(quick: Story) -> None:
-    quick.whole()
-    quick.apply()
-    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
-    quick.hello(2)
-    quick.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
-    quick.count("dc1", found((0, 4), instance=2, window=W + WINDOW_MS))
-    # the aggregate's topic was made again: the mirror begins anew, under another id
-    quick.count(
-        "offline", found((0, 4), instance=2, window=W + WINDOW_MS), topic_id="new"
-    ) if False else quick.say(
-        OWN,
-        "offline",
-        replace(
-            quick.partitions[OWN, "offline"][0].record,
-            topic_id="new",
-            start=0,
-            end=STEP,
-            counts=found((0, 4), instance=2, window=W + WINDOW_MS),
-            origin=replace(quick.partitions[OWN, "offline"][0].record.origin, end=2 * STEP),
-        ),
-        1,
-    )
-    quick.load(found((0, 4), instance=2, window=W + WINDOW_MS))
-    quick.beats(NOW + 12000)
-    assert quick.apply().window(W + WINDOW_MS)["verdict"] == "complete", quick.window(W + WINDOW_MS)
-
-
 def test_15_the_first_word_behind_lost_records_does_not_say_when(quick: Story) -> None:
     quick.whole()
     with quick.store.writing() as session:

@@ -40,34 +40,6 @@ def test_24_a_listing_that_lacks_a_topic_once_counts_nothing_twice() -> None:
     assert reader._partitions[key].told == 500
 
 
-def test_12_reasons(quick: Story) -> None:
-    quick.whole()
-    quick.apply()
-    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
-    quick.hello(2)
-    quick.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
-    quick.count("dc1", found((0, 4), instance=2, window=W + WINDOW_MS))
-    record = quick.partitions[OWN, "offline"][0].record
-    quick.say(
-        OWN,
-        "offline",
-        replace(
-            record,
-            topic_id="new",
-            start=0,
-            end=STEP,
-            counts=found((0, 4), instance=2, window=W + WINDOW_MS),
-            origin=replace(record.origin, end=2 * STEP),
-        ),
-        1,
-    )
-    quick.load(found((0, 4), instance=2, window=W + WINDOW_MS))
-    quick.beats(NOW + 12000)
-    print(quick.apply().window(W + WINDOW_MS)["reasons"])
-    quick.beats(NOW + 112000)
-    print(quick.apply().window(W + WINDOW_MS)["reasons"])
-
-
 def test_25_many_open_instances(quick: Story) -> None:
     for windows, instances in ((50, 500), (50, 1000)):
         store = AuditStore("sqlite://")
@@ -130,46 +102,3 @@ def test_27_one_report_of_many_ranges_makes_every_other_slow(quick: Story) -> No
         began = time.perf_counter()
         quick.apply()
         print("one small report:", time.perf_counter() - began)
-
-
-def test_28_removed_load_forged_far(quick: Story) -> None:
-    counts = found((0, 0), window=1 << 61)
-    quick.say(OWN, "offline", LoadCount(time=1 << 61, topic=TOPIC, source=LoadNumber(1), counts=counts))
-    quick.whole()
-    quick.apply()
-    with quick.store.reading() as session:
-        answers.bad(session, RULES, None, 10)
-        answers.topics(session, RULES)
-    quick.answer()
-
-
-def test_29_numbers_of_events_at_the_end_of_64_bits(quick: Story) -> None:
-    quick.whole()
-    quick.carry(found((FOR_EVER, FOR_EVER), instance=7))
-    quick.carry(found((FOR_EVER, FOR_EVER), instance=8))
-    quick.beats(NOW + 6000)
-    quick.apply()
-
-
-def test_30_a_hello_closed_for_ever(quick: Story) -> None:
-    quick.hello(2, closed=FOR_EVER)
-    quick.report(0, (0, 4), instance=2, closed=NOTHING)
-    quick.beats()
-    assert quick.apply().verdict() != "complete"
-
-
-def test_31_far_report_time(quick: Story) -> None:
-    evil(
-        quick,
-        [
-            ReportedWindow(
-                TOPIC, (1 << 61) // WINDOW_MS * WINDOW_MS, SequenceRanges([(0, 5)]), SequenceRanges()
-            )
-        ],
-        time_=1 << 61,
-    )
-    quick.whole()
-    assert quick.apply().verdict() == "complete"
-    with quick.store.reading() as session:
-        answers.topics(session, RULES)
-        answers.strangers(session)

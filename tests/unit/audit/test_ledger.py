@@ -681,6 +681,67 @@ def test_counts_that_expired_unread_leave_a_doubt_and_do_not_stop_the_audit(stor
     assert "offsets 400 to 900 of partition 0" in " ".join(story.apply().window(NOW)["reasons"])
 
 
+def test_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(3)
+    quick.beats(LATER - WINDOW_MS)  # everything up to here is counted
+    quick.report(0, (0, 9), instance=3)  # of W, sent late
+    first = quick.ends["dc1", "dc1", 0]
+    quick.count("dc1", found((5, 9), instance=3), expired=SequenceRanges([(first, first + 9)]))
+    quick.count("offline", found((0, 9), instance=3))
+    quick.load(found((0, 9), instance=3))
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+
+
+def test_a_late_event_in_a_partition_that_cannot_be_read_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(3)
+    quick.beats(LATER - WINDOW_MS)
+    quick.report(0, (0, 9), instance=3)
+    bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "damaged")
+    for time in (LATER - 6000, LATER):
+        quick.beat("dc1", time, unreadable=[bad])
+        quick.beat("dc2", time)
+        quick.beat("offline", time)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+
+
+def test_what_a_gap_does_not_explain_stays_as_it_is_judged(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.carry(found((0, 4)))
+    quick.hello(2)
+    quick.report(0, (0, 9), instance=2, window=W + WINDOW_MS)
+    quick.carry(found((0, 9), instance=2, window=W + WINDOW_MS))
+    quick.beats(LATER - WINDOW_MS)
+    first = quick.ends["dc1", "dc1", 0]
+    quick.count("dc1", SequenceCounts(), expired=SequenceRanges([(first, first + 9)]))
+    quick.carry(found((0, 0), instance=5), cluster="dc2")  # what is late has both windows judged again
+    quick.carry(found((0, 0), instance=5, window=W + WINDOW_MS), cluster="dc2")
+    quick.beats(LATER)
+    quick.apply()
+    assert quick.findings() == [("missing", "dc1", [[5, 9]])], "lost before there was a gap"
+    assert quick.verdict(W + WINDOW_MS) == "carried", "nothing is there that a gap must explain"
+
+
+def test_what_expired_at_the_home_uncounted_is_no_surplus_behind_it(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.whole()
+    quick.beats(LATER - WINDOW_MS)
+    first = quick.ends["dc1", "dc1", 0]
+    quick.count("dc1", SequenceCounts(), size=2 * STEP, expired=SequenceRanges([(first, first + 9)]))
+    for late in (found((0, 4), instance=5), found((3, 3))):
+        quick.count("offline", late, foreign=[ForeignCount(W, 2, 5)])
+        quick.load(late)
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+
+
 def test_a_clock_set_back_does_not_close_a_gap(quick: Story) -> None:
     quick.hello()
     quick.report(0, (0, 9))
@@ -731,6 +792,45 @@ def test_what_the_home_has_not_counted_yet_is_no_surplus_behind_it(story: Story)
     story.beats(NOW + 6000)
     story.beats(NOW + 12_000)
     assert story.apply().verdict() == "carried", story.window()
+
+
+def test_a_load_is_awaited_that_has_come_to_the_newest_count_of_a_window(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    for tier in ("offline", "dc1"):  # late events of a new partition, which the aggregate counts first
+        quick.count(tier, found((0, 4), instance=77), partition=1)
+        quick.beats(NOW + 6000)
+        quick.apply()
+        assert (quick.verdict(), quick.findings()) == ("pending", [])
+    assert "not loaded yet" in quick.window()["reasons"][0]
+
+
+def test_a_partition_that_is_deleted_after_it_was_loaded_holds_nothing_up(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
+    window = W + WINDOW_MS
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2, window=window)
+    counts = found((0, 4), instance=2, window=window)
+    quick.count("dc1", counts)
+    quick.count("offline", counts, topic_id="new", start=0, end=STEP)  # its mirror begins anew
+    quick.load(counts)
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict(window) == "complete", quick.window(window)
+
+
+def test_what_was_deleted_before_it_was_loaded_is_missing_in_the_warehouse(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    for tier in ("dc1", "offline"):
+        quick.count(tier, found((0, 9)))
+    quick.beats()
+    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
+    quick.count("offline", SequenceCounts(), topic_id="new", start=0, end=STEP)
+    quick.load(SequenceCounts())
+    quick.beats(NOW + 12_000)
+    assert quick.apply().findings() == [("missing", "warehouse", [[0, 9]])]
 
 
 def test_a_deleted_partition_is_awaited_nowhere(story: Story) -> None:
