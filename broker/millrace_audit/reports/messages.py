@@ -32,8 +32,8 @@ COUNTS_TOPIC = "audit-counts"
 OFFLINE, WAREHOUSE = "offline", "warehouse"
 """The tiers behind a cluster's own, which has the cluster's name."""
 
-MOST_UNKNOWN = 1000
-"""Schemas that a registry does not know, asked for in one fetch; messages of more are not audit records."""
+MOST_UNKNOWN = 100
+"""Schemas that a registry does not know, asked for in one fetch; of further ones only our own are known."""
 
 NOTHING = -(1 << 63)
 """As `closed_through`: no promise at all."""
@@ -331,9 +331,17 @@ class AuditCodec:
                 self._names[prefix] = _name_of(self._registry.schema(int.from_bytes(prefix, "big")))
             except UnknownSchema:
                 self._unknown.add(prefix)
+                if len(self._unknown) == MOST_UNKNOWN:
+                    self._look_up_own()
                 return None
         name = self._names[prefix]
         return None if name is None else _KINDS[name]
+
+    def _look_up_own(self) -> None:
+        """Learn the ids of the schemas that ship with Millrace: ids that somebody made up must hide none."""
+        for name in _KINDS:
+            if version := self._registry.lookup(name, dict(schema_file(name))):
+                self._names[b"\0" + version.schema_id.to_bytes(4, "big")] = name
 
 
 def _name_of(schema: Any) -> str | None:
