@@ -117,9 +117,10 @@ def counted(
                 counts=counts,
             )
         through = 1 << 40 if tier != "offline" else None
-        yield Heartbeat(time=now, tier=tier, reported_through=through)
+        yield Heartbeat(time=now, tier=tier, number=number + 1, reported_through=through)
     end = START + reports * step_ms + 2 * WINDOW_MS
-    yield Heartbeat(time=end, tier=tier, reported_through=1 << 40 if tier != "offline" else None)
+    through = 1 << 40 if tier != "offline" else None
+    yield Heartbeat(time=end, tier=tier, number=reports + 1, reported_through=through)
 
 
 def loads(records: list[AuditRecord]) -> Iterator[AuditRecord]:

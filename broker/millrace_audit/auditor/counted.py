@@ -26,6 +26,11 @@ from millrace_audit.auditor.store import CoverageRow, TierRow
 from millrace_audit.reports.counts import CountKey, SequenceCounts
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE, Count, Heartbeat, LoadCount
 
+_TURN_IS_OVER = (
+    "its turn is over: a newer one has counted here; if ZooKeeper was made anew, give the auditor an empty"
+    " database"
+)
+
 
 class Counted:
     """Counts and heartbeats of one tier's readers, and behind the aggregate cluster those of loads."""
@@ -63,14 +68,18 @@ class Counted:
         assert entry.turn is not None
         if record.tier != self._place.tier:
             self._strangers.add(entry, kind, f"it does not belong among those of {self._place.tier}")
-        elif entry.turn >= tier.turn:  # what a reader left behind whose turn is over no longer counts
+        elif entry.turn < tier.turn:
+            self._strangers.add(entry, kind, _TURN_IS_OVER)
+        else:
             tier.turn = entry.turn
             serial = self._place.serial(entry.offset)
             if isinstance(record, Count):
                 self._count(record, serial, entry)
             elif record.time != NOTHING:
-                self._beat(record, serial, is_first=tier.beaten_turn != entry.turn)
-                tier.beaten_turn = entry.turn
+                is_first = tier.beaten_turn != entry.turn
+                if is_first or record.number > tier.beaten_number:  # else somebody sends it again
+                    self._beat(record, serial, is_first=is_first)
+                    tier.beaten_turn, tier.beaten_number = entry.turn, record.number
 
     def _count(self, count: Count, serial: int, entry: Heard) -> None:
         row = self._coverage.get((count.topic_id, count.partition))
@@ -82,7 +91,7 @@ class Counted:
             self._uncounted(row, row.end, count.start, serial)
         for first, last in count.expired:
             self._uncounted(row, first, last + 1, serial)
-        row.end, row.counted = count.end, True
+        row.end, row.counted, row.gone = count.end, True, False
         self._unmarked.add(count.topic)
         self._changes.topic(count.topic)
         origin = self._place.tier
@@ -186,7 +195,9 @@ class Counted:
             row = self._coverage.get(key)
             if row is None:  # nothing of it is counted yet, or not since this database began
                 self._cover(position, position.topic, position.offset)
-            elif row.end < position.offset:
+                continue
+            row.gone = False
+            if row.end < position.offset:
                 self._uncounted(row, row.end, position.offset, serial)
                 row.end = position.offset
 

@@ -181,6 +181,8 @@ class TierRow(Row):
     """Whose word counts; that of older turns no longer does."""
     beaten_turn: Mapped[int] = mapped_column(default=-1)
     """The turn of the newest heartbeat."""
+    beaten_number: Mapped[int] = mapped_column(default=0)
+    """Its number in that turn."""
     heartbeat: Mapped[int] = mapped_column(default=NOTHING)
     kept: Mapped[int] = mapped_column(default=NOTHING)
     """Time of the newest heartbeat that is kept as a beat."""

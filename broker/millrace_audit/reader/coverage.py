@@ -7,7 +7,7 @@ rules. Newest first: what the newest turn before has said is enough if it tells 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
@@ -35,11 +35,13 @@ def covered(
     codec: AuditCodec,
     book: TurnBook,
     own: int,
+    before: int | None,
     partitions: Collection[PartitionKey],
 ) -> Ends:
     """Partition -> the next offset to count; without those that were never counted.
 
-    `own` is the turn of who asks: behind its first heartbeat nobody else's word counts.
+    `own` is the turn of who asks: behind its first heartbeat nobody else's word counts. `before` is the turn
+    before it, None when there is none.
     """
     end = client.list_offsets(topic, LATEST, [0])[0]
 
@@ -49,42 +51,32 @@ def covered(
 
     for seconds in _LOOK_BACK_S:
         start = client.list_offsets(topic, int((time.time() - seconds) * 1000), [0])[0]
-        # Before `start` there may be a newer turn than those behind it, but no newer one than the newest.
-        records = [*before_own(start)]
-        newest = max((turn for turn, _ in records), default=None)
-        ends = _follow(record for turn, record in records if turn == newest)
+        # An older turn's word may come late, and before `start` there may be a newer one's that ends it.
+        ends = _follow((turn, record) for turn, record in before_own(start) if turn == before)
         if ends.keys() >= set(partitions):
             return ends
-    return _follow_turns(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
+    return _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
 
 
-def _follow_turns(records: Iterator[tuple[int, Count | Heartbeat]]) -> Ends:
-    newest = -1
-
-    def in_turn() -> Iterator[Count | Heartbeat]:
-        nonlocal newest
-        for turn, record in records:
-            if turn >= newest:
-                newest = turn
-                yield record
-
-    return _follow(in_turn())
-
-
-def _follow(records: Iterator[Count | Heartbeat]) -> Ends:
+def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
+    """Of records in their order; what a partition that went was counted to stays, for it may be back."""
     ends: Ends = {}
-    for record in records:
+    newest, beaten = -1, (-1, -1)
+    for turn, record in records:
+        if turn < newest:
+            continue  # its turn is over
+        newest = turn
         if isinstance(record, Count):
             key = PartitionKey(record.topic_id, record.partition)
             if ends.setdefault(key, record.start) == record.start:
                 ends[key] = record.end
-            continue
-        for position in record.positions:
-            key = PartitionKey(position.topic_id, position.partition)
-            if position.offset is None:
-                ends.pop(key, None)
-            else:  # what lies before is counted, by counts that may have expired from the topic
-                ends[key] = max(position.offset, ends.get(key, position.offset))
+        elif (turn, record.number) > beaten:  # else somebody sends it again
+            beaten = (turn, record.number)
+            for position in record.positions:
+                if position.offset is not None:
+                    key = PartitionKey(position.topic_id, position.partition)
+                    # What lies before is counted, by counts that may have expired from the topic.
+                    ends[key] = max(position.offset, ends.get(key, position.offset))
     return ends
 
 

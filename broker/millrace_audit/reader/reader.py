@@ -46,7 +46,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.mirrors import Mirrors
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
-from millrace_audit.reports.turns import Turn, TurnBook
+from millrace_audit.reports.turns import Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 log = logging.getLogger("millrace.audit.reader")
@@ -112,7 +112,8 @@ class AuditReader:
         numbers.partitions = self._partitions.values()
         self._covered: coverage.Ends = {}
         self._unsent: deque[list[bytes]] = deque()
-        self._changed: list[ReaderPosition] = []
+        self._changed: dict[PartitionKey, str] = {}  # the topic of partitions that began or went
+        self._beats = 0
         self._reported_through = 0
         self._beat_due = self._all_positions_due = 0.0
 
@@ -177,11 +178,15 @@ class AuditReader:
         self._ensure_topics()
         self._partitions.clear()
         self._unsent.clear()
-        self._changed = []
+        self._changed.clear()
+        self._beats = 0
         self._send([Heartbeat(time=NOTHING, tier=tier)])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
         book = TurnBook(self._session)
-        self._covered = coverage.covered(self._client, topic, tier, self._codec, book, turn.number, there)
+        before = max((n for n in read_turns(self._session, tier) if n < turn.number), default=None)
+        self._covered = coverage.covered(
+            self._client, topic, tier, self._codec, book, turn.number, before, there
+        )
         self._beat_due = self._all_positions_due = 0.0
 
     def _await_turn(self) -> Turn | None:
@@ -254,7 +259,7 @@ class AuditReader:
                     partition = Partition(topic.name, key, self._rules, self._covered.get(key))
                     self._partitions[key] = partition
                     if partition.told is not None:
-                        self._changed.append(_position(partition))
+                        self._changed[key] = partition.topic
                 if partition.is_due():
                     leaders[leader].append(partition)
         for key in self._partitions.keys() - there:
@@ -263,7 +268,9 @@ class AuditReader:
 
     def _forget(self, key: PartitionKey) -> None:
         partition = self._partitions.pop(key)
-        self._changed.append(ReaderPosition(partition.topic, *key, None))
+        self._changed[key] = partition.topic
+        if partition.told is not None:  # a listing may lack it only once
+            self._covered[key] = partition.told
 
     def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
         """Look up where the partitions end, and where those begin that nobody has counted before."""
@@ -283,7 +290,7 @@ class AuditReader:
                     is_new_tier = not self._covered and self._all_positions_due == 0
                     log_start = _said(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
-                    self._changed.append(_position(partition))
+                    self._changed[partition.key] = partition.topic
                 partition.noted(_said(latest, name))
                 if partition.stuck is not None and not partition.behind:
                     self._free(partition)
@@ -395,19 +402,24 @@ class AuditReader:
 
     def _beat(self, now: int) -> None:
         tell_all = time.monotonic() >= self._all_positions_due
-        placed = [_position(p) for p in self._partitions.values() if p.told is not None and tell_all]
+        named = dict(self._changed)
+        if tell_all:
+            named |= {key: p.topic for key, p in self._partitions.items() if p.told is not None}
+        told = {key: partition.told for key, partition in self._partitions.items()}
+        self._beats += 1
         beat = Heartbeat(
             time=now,
             tier=self._config.tier,
+            number=self._beats,
             reported_through=None if self._config.tier == OFFLINE else self._reported_through,
-            positions=[*(p for p in self._changed if p.offset is None or not tell_all), *placed],
+            positions=[ReaderPosition(topic, *key, told.get(key)) for key, topic in named.items()],
             unreadable=[
                 Unreadable(partition.topic, *partition.key, partition.end, partition.stuck.cause)
                 for partition in self._partitions.values()
                 if partition.stuck is not None
             ],
         )
-        self._changed = []
+        self._changed.clear()
         self._send([beat])
         self._numbers.heartbeat_at = time.time()
         self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
@@ -427,10 +439,6 @@ class AuditReader:
             messages = self._unsent[0]
             self._publisher.publish(messages, keys=[self._turn.key(message) for message in messages])
             self._unsent.popleft()
-
-
-def _position(partition: Partition) -> ReaderPosition:
-    return ReaderPosition(partition.topic, *partition.key, partition.told)
 
 
 def _said(offsets: Mapping[TopicPartition, int | CannotRead], name: TopicPartition) -> int:

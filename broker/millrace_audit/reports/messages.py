@@ -126,6 +126,8 @@ class Heartbeat:
     time: int
     """NOTHING in the first one of a turn, which says only that the turn has begun."""
     tier: str
+    number: int = 0
+    """Larger than that of the turn's heartbeat before: one that somebody sends again is no news."""
     reported_through: int | None = None
     """An offset of the cluster's audit topic: every event reported before it is counted."""
     positions: Sequence[ReaderPosition] = field(default_factory=list)

@@ -199,10 +199,16 @@ class Story:
         """A heartbeat; of an origin one that has counted what was reported so far."""
         if through is None and tier != OFFLINE:
             through = self.said_end(tier)
+        place = self._counts_of(tier)
         record = Heartbeat(
-            time=time, tier=tier, reported_through=through, positions=positions, unreadable=unreadable
+            time=time,
+            tier=tier,
+            number=len(self.partitions[place]) + 1,
+            reported_through=through,
+            positions=positions,
+            unreadable=unreadable,
         )
-        self.say(*self._counts_of(tier), record, turn)
+        self.say(*place, record, turn)
 
     def beats(self, time: int = NOW) -> None:
         """Two of every tier: the second one says that nothing else was reported before the first."""

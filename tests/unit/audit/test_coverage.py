@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -30,8 +31,12 @@ def count(key: PartitionKey, start: int, end: int) -> Count:
     return Count(time=1, tier="dc1", topic="t", topic_id=key[0], partition=key[1], start=start, end=end)
 
 
+NUMBERS = itertools.count(1)
+
+
 def beat(*positions: tuple[PartitionKey, int | None]) -> Heartbeat:
-    return Heartbeat(time=2, tier="dc1", positions=[ReaderPosition("t", *key, at) for key, at in positions])
+    there = [ReaderPosition("t", *key, at) for key, at in positions]
+    return Heartbeat(time=2, tier="dc1", number=next(NUMBERS), positions=there)
 
 
 @dataclass
@@ -55,7 +60,8 @@ class Topic:
 
 def ends(topic: Topic, *partitions: PartitionKey, patch: pytest.MonkeyPatch) -> dict[PartitionKey, int]:
     patch.setattr(coverage, "_records", topic.read)
-    return covered(topic, "audit-counts", "dc1", None, None, OWN, partitions)  # type: ignore[arg-type]
+    before = max((turn for _, turn, _ in topic.records if turn < OWN), default=None)
+    return covered(topic, "audit-counts", "dc1", None, None, OWN, before, partitions)  # type: ignore[arg-type]
 
 
 def test_it_goes_on_where_the_last_count_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +115,33 @@ def test_a_turn_that_ended_before_it_named_all_is_not_enough(monkeypatch: pytest
     assert topic.read_from == 0
 
 
-def test_a_partition_that_went_is_not_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_went_is_counted_on_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = Topic([(MINUTE, 1, beat((A, 3), (B, 9))), (MINUTE, 1, beat((B, None)))])
-    assert ends(topic, A, patch=monkeypatch) == {A: 3}
+    topic.records += [(MINUTE, 1, count(B, 0, 9)), (MINUTE, 1, count(B, 9, 12))]
+    assert ends(topic, A, patch=monkeypatch) == {A: 3, B: 12}, "the first count is an old one, sent again"
+
+
+def test_a_heartbeat_that_comes_again_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = beat((A, 3)), beat((A, 9), (B, 4))
+    late = replace(old, positions=[ReaderPosition("t", *A, 99)])
+    topic = Topic([(MINUTE, 1, record) for record in (old, new, late)])
+    assert ends(topic, A, B, patch=monkeypatch) == {A: 9, B: 4}
+
+
+def test_what_a_reader_says_when_its_turn_is_over_does_not_hide_that_of_the_turn_before_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = Topic(
+        [
+            (3 * 3600, 4, beat((A, 0))),
+            (2 * 3600, 5, beat((A, 0))),
+            (2 * 3600, 5, count(A, 0, 500)),
+            (MINUTE, 4, count(A, 0, 20)),
+            (MINUTE, 4, beat((A, 20))),
+            (0, OWN, OWN_BEAT),
+        ]
+    )
+    assert ends(topic, A, patch=monkeypatch) == {A: 500}
 
 
 def test_a_new_tier_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,24 +97,6 @@ def test_15_the_first_word_behind_lost_records_does_not_say_when(quick: Story) -
     assert quick.apply().verdict() == "unknown"
 
 
-def test_16_a_replayed_count_of_a_partition_that_went_is_no_news(quick: Story) -> None:
-    quick.whole()
-    gone = ReaderPosition(TOPIC, "dc1-PageView", 0, None)
-    quick.beat("dc1", NOW + 6000, positions=[gone])
-    assert quick.apply().verdict() == "complete"
-    quick.say(COUNTED, "dc1", quick.partitions[COUNTED, "dc1"][0].record, 1)
-    quick.beats(NOW + 12000)
-    assert quick.apply().verdict() == "complete", quick.window()
-
-
-def test_17_a_replayed_heartbeat_does_not_set_a_tier_back(quick: Story) -> None:
-    quick.beat("dc1", W)
-    old = quick.partitions[COUNTED, "dc1"][-1]
-    quick.whole()
-    quick.partitions[COUNTED, "dc1"].append(old._replace(offset=len(quick.partitions[COUNTED, "dc1"]) * STEP))
-    assert quick.apply().verdict(W + WINDOW_MS) == "complete"
-
-
 def test_18_audit_offline_made_again(quick: Story) -> None:
     quick.whole()
     quick.apply()
@@ -131,14 +113,6 @@ def test_19_a_forged_word_makes_nothing_incomplete(quick: Story) -> None:
     quick.accept(instance=666)
     quick.settle()
     assert quick.verdict() == "complete"
-
-
-def test_20_turns_after_zookeeper_began_anew_are_said(quick: Story) -> None:
-    quick.carry(found((0, 1)), turn=7)
-    quick.beat("dc1", turn=7)
-    quick.beat("dc1", NOW + 6000, turn=0)
-    quick.apply()
-    assert quick.strangers(), "the new reader is ignored in silence"
 
 
 @pytest.mark.parametrize("topics", [200, 400])

@@ -20,26 +20,6 @@ from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, 
 from tests.unit.audit.test_hostile import evil, quick, story
 
 
-def test_24_a_listing_that_lacks_a_topic_once_counts_nothing_twice() -> None:
-    from millrace.mirror.runs import OffsetRules
-    from millrace_audit.reader.partition import PartitionKey
-    from millrace_audit.reader.reader import AuditReader
-
-    reader = AuditReader.__new__(AuditReader)
-    topic = N(name="PageView", topic_id=UUID(int=3), partitions={0: 1})
-    key = PartitionKey(UUID(int=3).hex, 0)
-    reader._partitions, reader._changed, reader._covered = {}, [], {key: 100}
-    reader._rules = N()
-    reader._follow([topic])
-    partition = reader._partitions[key]
-    assert partition.told == 100
-    partition.end = 500
-    partition.published()
-    reader._follow([])  # a broker that has just started knows no topics yet
-    reader._follow([topic])
-    assert reader._partitions[key].told == 500
-
-
 def test_25_many_open_instances(quick: Story) -> None:
     for windows, instances in ((50, 500), (50, 1000)):
         store = AuditStore("sqlite://")

@@ -24,7 +24,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.publish import edition_records
 from millrace_audit.reports.ranges import SequenceRanges
-from tests.unit.audit.story import NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found
+from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found
 
 LATER = W + 20 * WINDOW_MS
 
@@ -231,7 +231,54 @@ def test_a_reader_whose_turn_is_over_is_not_listened_to(story: Story) -> None:
         story.beat("dc2", time)
         story.beat("offline", time, turn=2)
     assert story.apply().verdict() == "complete", story.window()
-    assert story.strangers() == []
+    assert {kind for kind, _ in story.strangers()} == {"Count", "Heartbeat"}
+
+
+def test_turns_that_begin_at_0_again_are_said_to_be_over(story: Story) -> None:
+    story.carry(found((0, 1)), turn=7)
+    story.beat("dc1", turn=7)
+    story.beat("dc1", NOW + 6000, turn=0)
+    ((kind, cause),) = story.apply().strangers()
+    assert kind == "Heartbeat"
+    assert "if ZooKeeper was made anew, give the auditor an empty database" in cause
+
+
+def test_a_heartbeat_that_somebody_sends_again_does_not_set_a_tier_back(quick: Story) -> None:
+    quick.beat("dc1", W)
+    there = quick.partitions[COUNTED, "dc1"]
+    quick.whole()
+    there.append(there[0]._replace(offset=len(there) * STEP))
+    assert quick.apply().verdict(W + WINDOW_MS) == "complete"
+    quick.beat("dc1", W, turn=2)
+    quick.apply()
+    with quick.store.reading() as session:
+        assert answers.heartbeats(session)["dc1"] == W, (
+            "the next reader begins with 1, whatever its clock says"
+        )
+
+
+def test_a_count_of_a_partition_that_went_is_no_news_when_somebody_sends_it_again(quick: Story) -> None:
+    quick.whole()
+    gone = ReaderPosition(TOPIC, "dc1-PageView", 0, None)
+    quick.beat("dc1", NOW + 6000, positions=[gone])
+    assert quick.apply().verdict() == "complete"
+    quick.say(COUNTED, "dc1", quick.partitions[COUNTED, "dc1"][0].record, 1)
+    quick.beats(NOW + 12000)
+    assert quick.apply().verdict() == "complete", quick.window()
+
+
+def test_a_partition_that_a_listing_lacked_is_counted_on(quick: Story) -> None:
+    quick.whole()
+    quick.beat("dc1", NOW + 6000, positions=[ReaderPosition(TOPIC, "dc1-PageView", 0, None)])
+    quick.apply()
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2)
+    quick.carry(found((0, 4), instance=2))
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict() == "complete", quick.window()
+    quick.count("dc1", found((5, 5), instance=2))
+    quick.beats(NOW + 18_000)
+    assert quick.apply().verdict() == "incomplete", "it is there again: what it has is to be mirrored"
 
 
 def test_a_report_in_the_name_of_an_instance_that_has_ended_changes_nothing(story: Story) -> None:

@@ -95,6 +95,7 @@ RECORDS: list[AuditRecord] = [
     Heartbeat(
         time=4,
         tier="dc1",
+        number=7,
         reported_through=1 << 40,
         positions=[ReaderPosition("PageView", "ab", 0, 77), ReaderPosition("PageView", "ab", 1, None)],
         unreadable=[Unreadable("PageView", "ab", 2, 9, "a batch is damaged")],

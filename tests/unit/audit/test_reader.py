@@ -1,0 +1,167 @@
+"""An auditing reader round by round, on a cluster in memory: what it publishes of what it is shown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from millrace.client.cluster_client import TopicMetadata
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records import BatchHeader, Message, build_batch
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition
+from millrace_audit.reader import reader
+from millrace_audit.reader.numbers import ReaderNumbers
+from millrace_audit.reader.reader import AuditReader, ReaderConfig
+from millrace_audit.reports.messages import AuditRecord, Count, Heartbeat
+from millrace_audit.reports.turns import Turn
+from tests.unit.audit.test_messages import Ids
+
+TOPIC, TOPIC_ID = "t", UUID(int=3)
+TURN = Turn(number=4, secret=b"s", cluster_id="c", host="h", pid=1, began=0)
+
+
+@dataclass
+class Cluster:
+    """One topic of one partition, whose log is made of batches, and what a reader has published."""
+
+    cluster_id = "kafka"
+    log: list[bytes] = field(default_factory=list)
+    end: int = 0
+    listed: bool = True
+    published: list[AuditRecord] = field(default_factory=list)
+    refuses: bool = False
+
+    def append(self, *messages: Message) -> None:
+        batch = build_batch(list(messages), base_offset=self.end)
+        self.log.append(batch)
+        self.end = BatchHeader.of(batch).next_offset
+
+    def topics(self) -> dict[str, TopicMetadata]:
+        return {TOPIC: TopicMetadata(TOPIC, TOPIC_ID, {0: 1})} if self.listed else {}
+
+    def list_offsets(self, topic: str, when: int, partitions: Any = None) -> dict[int, int]:
+        return {0: 0}
+
+    def earliest(self, leader: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def latest(self, leader: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+    def fetch(
+        self, leader: int, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, FetchedPartition]:
+        answers = {}
+        for name, at in offsets.items():
+            error = ErrorCode.OFFSET_OUT_OF_RANGE if at > self.end else 0
+            batches = [batch for batch in self.log if BatchHeader.of(batch).next_offset > at]
+            answers[name] = FetchedPartition(error, self.end, self.end, 0, memoryview(b"".join(batches)))
+        return answers
+
+    def publish(self, messages: Sequence[bytes], *, keys: Sequence[bytes]) -> None:
+        if self.refuses:
+            raise MillraceError("away")
+        for message in messages:
+            record = self.codec.decode(message)
+            assert record is not None
+            self.published.append(record)
+
+    def close(self) -> None:
+        pass
+
+    def news(self) -> list[AuditRecord]:
+        """What was published since the last look."""
+        new, self.published = self.published, []
+        return new
+
+    codec: Any = None
+
+
+class Nobody:
+    """Whom these tests do not ask."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def check_cluster(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @classmethod
+    def connect(cls, *_: Any) -> Nobody:
+        return cls()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def reading(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AuditReader]:
+    for name in ("Session", "TurnTaker", "Mirrors"):
+        monkeypatch.setattr(reader, name, Nobody)
+    for name in ("ClusterClient", "Brokers", "AuditPublisher"):
+        monkeypatch.setattr(reader, name, lambda *_, **__: cluster)
+    monkeypatch.setattr(reader, "SchemaRegistryClient", lambda _: Ids())
+    config = ReaderConfig(cluster="dc1", tier="dc1", bootstrap="", registry="", zookeeper="")
+    made = AuditReader(config, threading.Event(), ReaderNumbers("dc1"))
+    made._turn, cluster.codec = TURN, made._codec
+    yield made
+    made._registry.close()
+
+
+def count(record: AuditRecord) -> tuple[int, int, int]:
+    assert isinstance(record, Count)
+    return record.start, record.end, sum(foreign.messages for foreign in record.foreign)
+
+
+def test_a_topic_that_one_listing_lacks_is_counted_on_from_where_it_was(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    first, _ = cluster.news()
+    assert count(first) == (0, 1, 1)
+    cluster.listed = False  # a broker that has just started knows no topics yet
+    reading.count_once()
+    (gone,) = cluster.news()
+    assert isinstance(gone, Heartbeat)
+    assert [position.offset for position in gone.positions] == [None]
+    cluster.listed = True
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    second, back = cluster.news()
+    assert count(second) == (1, 2, 1)
+    assert isinstance(back, Heartbeat)
+    assert [position.offset for position in back.positions] == [2]
+
+
+def test_heartbeats_of_a_turn_are_numbered_also_when_one_is_sent_again(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    reading.count_once()
+    cluster.refuses = True
+    cluster.append(Message(0, None, b"plain"))
+    with pytest.raises(MillraceError, match="away"):
+        reading.count_once()
+    cluster.refuses = False
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    news = cluster.news()
+    assert [record.number for record in news if isinstance(record, Heartbeat)] == [1, 2, 3]
+    assert [count(record) for record in news if isinstance(record, Count)] == [
+        (0, 1, 1),
+        (1, 2, 1),
+        (2, 3, 1),
+    ]
