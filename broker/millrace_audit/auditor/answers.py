@@ -30,7 +30,7 @@ from millrace_audit.answer import (
 )
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_crowds, to_instance
+from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_unheard, to_instance
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Circumstances, judge
@@ -134,7 +134,7 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
     """
     progress = Progress(session)
     _note_hellos(session, progress)
-    note_crowds(session, progress)
+    note_unheard(session, progress)
     judging = _Judge(session, rules, progress.heartbeats)
     judged = 0
     for topic in session.scalars(select(TopicRow).order_by(TopicRow.topic)).all():
@@ -332,7 +332,7 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
         accepted.append(to_instance(row, NOTHING, rules))
         topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
     for topic, count in topics.items():
-        session.execute(delete(store.CrowdRow).where(store.CrowdRow.topic == topic))
+        session.execute(delete(store.UnheardRow).where(store.UnheardRow.topic == topic))
         whom = (
             f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
         )
@@ -346,11 +346,11 @@ def _watermark(session: Session, view: TopicView) -> tuple[datetime | None, str 
     first = session.scalar(select(func.min(WindowRow.window)).where(here))
     through, held_by = view.final_through, view.holding()
     for gap in view.gaps:
-        if gap.tier is None and gap.since == NOTHING and first is not None:  # what is known begins behind it
+        if gap.is_of_all and gap.since == NOTHING and first is not None:  # what is known begins behind it
             if gap.until == FOR_EVER:
                 return None, gap.reason
             first = max(first, window_start(gap.until - 1) + WINDOW_MS)
-        elif gap.tier is None and gap.since < through:
+        elif gap.is_of_all and gap.since < through:
             through, held_by = gap.since, gap.reason
     if first is None:
         return None, "nothing was reported or counted yet"

@@ -236,7 +236,8 @@ class Auditor:
                     if row.next_offset < start:
                         expired = (topic, partition, row.next_offset, start)
                         log.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
-                        ledger.unheard(session, row, start)
+                        place = _Reading(topic, topic_id, partition, start, origin).place
+                        ledger.lose(session, place, row.next_offset, start)
                         row.next_offset = start
                         row.mirrored = None
                     at = row.next_offset
@@ -264,7 +265,6 @@ class Auditor:
                 if row.next_offset == reading.apply_to:
                     continue
                 ledger.apply(session, place, heard, self._rules.clock_ms())
-                ledger.heard_again(session, row, heard)
                 row.next_offset, row.mirrored = reading.apply_to, reading.mirrored
             reading.ready.clear()
             news |= bool(heard)

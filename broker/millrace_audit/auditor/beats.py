@@ -119,7 +119,8 @@ class Progress:
     def time_before(self, tier: str, at: int) -> tuple[int, bool]:
         """Time of the newest beat from when the audit topic ended at `at` or before; True if it is known."""
         beats = self._beats[tier]
-        index = bisect_right(beats, at, key=lambda beat: beat.reported_through or 0)
+        through = (FOR_EVER if beat.reported_through is None else beat.reported_through for beat in beats)
+        index = bisect_right([*through], at)
         return (beats[index - 1].time if index else NOTHING), index < len(beats)
 
     def has_heard(self, tier: str, beat: Beat) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Instance, Verdict, iso
@@ -46,12 +46,14 @@ class Gap:
     """What was said of events of [since, until) is not known in full, or of a tier what it holds of them."""
 
     tier: str | None
-    """The tier that was not counted in full; None when records of the audit itself are lost."""
+    """The tier that was not counted in full; None when it is not known in full what producers said."""
     since: int
     until: int
     reason: str
     serial: int = NOTHING
     """Of what first told it in the tier's counts."""
+    is_of_all: bool = False
+    """It concerns windows without events, too."""
 
 
 class TopicView:
@@ -72,7 +74,7 @@ class TopicView:
         ]
         self.heartbeats = {tier: min(time, self.now) for tier, time in beats.items() if time != NOTHING}
         bad = [_unreadable(row) for row in progress.unreadable[topic]]
-        self.gaps = [*_gaps(session, topic), *_crowds(session, progress, topic), *bad]
+        self.gaps = [*_uncounted(session, topic), *_unheard(session, progress, topic), *bad]
         self._heard = {o: min(self.heartbeats.get(o, NOTHING), progress.heard_time(o)) for o in rules.origins}
         heard = [time - rules.grace_ms for time in self._heard.values()]
         awaited = [instance for instance in self.instances if instance.accepted is None and not instance.idle]
@@ -92,8 +94,8 @@ class TopicView:
                 around.notes.append(f"{silent}; accepted: {instance.accepted}")
             else:
                 around.waiting.append(self._silent(instance, silent))
-        # What a tier holds matters for events that are known of; without the reports that is not certain.
-        gaps = [gap for gap in self.gaps if window < gap.until and (positions or gap.tier is None)]
+        # What a tier holds matters for events that are known of.
+        gaps = [gap for gap in self.gaps if window < gap.until and (positions or gap.is_of_all)]
         early = [gap for gap in gaps if gap.since < over]
         around.waiting += [(Verdict.UNKNOWN, gap.reason) for gap in early]
         around.doubted |= {gap.tier for gap in early if gap.tier is not None}
@@ -106,7 +108,8 @@ class TopicView:
         for gap in gaps:  # late events lie where they were looked for, however long their time is over
             if gap.since >= over and gap.tier is not None:
                 around.lost[gap.tier] = gap.reason
-                if gap.tier in around.reached and gap.serial <= around.reached[gap.tier].serial:
+                reached = around.reached.get(gap.tier)
+                if gap.tier == WAREHOUSE or (reached is not None and gap.serial <= reached.serial):
                     around.lacks[gap.tier] = gap.reason
         return around
 
@@ -244,21 +247,48 @@ def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules) -> Instance
     )
 
 
-def note_crowds(session: Session, progress: Progress) -> None:
-    """Note when crowds began, as soon as that is known: the beats that tell it are not kept for ever."""
-    for row in session.scalars(select(store.CrowdRow).where(store.CrowdRow.since.is_(None))):
-        time, is_known = progress.time_before(row.origin, row.at)
-        row.since = time if is_known else None
+def note_unheard(session: Session, progress: Progress) -> None:
+    """Note the times of what was not heard as soon as they are known: beats that tell them are not kept."""
+    table = store.UnheardRow
+    unknown = or_(table.since.is_(None), table.until == FOR_EVER)
+    for row in session.scalars(select(table).where(unknown)):
+        if row.since is None:
+            time, is_known = progress.time_before(row.origin, row.at)
+            row.since = time if is_known else None
+        if row.since is not None and row.to is not None:
+            behind = progress.beat(row.origin, row.since, row.to)
+            row.until = FOR_EVER if behind is None else behind.time
 
 
-def _crowds(session: Session, progress: Progress, topic: str) -> Iterator[Gap]:
-    for row in session.scalars(select(store.CrowdRow).where(store.CrowdRow.topic == topic)):
+def _unheard(session: Session, progress: Progress, topic: str) -> Iterator[Gap]:
+    table = store.UnheardRow
+    for row in session.scalars(select(table).where(table.topic.in_((topic, "")))):
         since = progress.time_before(row.origin, row.at)[0] if row.since is None else row.since
         reason = (
             f"too many instances of topic {topic} are open in {row.origin}: others are not heard since"
             f" {iso(since)}: accept who is nobody (`millrace audit --accept-service NAME --reason TEXT`)"
         )
-        yield Gap(None, since, FOR_EVER, reason)
+        if not row.topic:
+            reason = (
+                "audit records expired before the auditor read them (of the producers in"
+                f" {row.origin}): it does not know who sent what from {iso(since)} to {iso(row.until)}"
+            )
+        yield Gap(None, since, row.until, reason, is_of_all=True)
+
+
+def _uncounted(session: Session, topic: str) -> Iterator[Gap]:
+    table = store.UncountedRow
+    for row in session.scalars(select(table).where(table.topic.in_((topic, "")))):
+        reason = (
+            f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
+            f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
+        )
+        if not row.topic:
+            reason = (
+                f"audit records expired before the auditor read them (of tier {row.tier}): it does not know"
+                f" what was counted from {iso(row.since)} to {iso(row.until)}"
+            )
+        yield Gap(row.tier, row.since, row.until, reason, is_of_all=not row.topic, serial=row.serial)
 
 
 def _unreadable(bad: store.UnreadableRow) -> Gap:
@@ -268,20 +298,3 @@ def _unreadable(bad: store.UnreadableRow) -> Gap:
         " `millrace log verify`"
     )
     return Gap(bad.tier, bad.since, FOR_EVER, reason, bad.serial)
-
-
-def _gaps(session: Session, topic: str) -> list[Gap]:
-    gaps = []
-    for row in session.scalars(select(store.UncountedRow).where(store.UncountedRow.topic == topic)):
-        reason = (
-            f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
-            f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
-        )
-        gaps.append(Gap(row.tier, row.since, row.until, reason, row.serial))
-    for lost in session.scalars(select(store.UnheardRow)):
-        reason = (
-            f"audit records expired before the auditor read them (offsets {lost.start} to {lost.end}): it"
-            f" does not know who sent what from {iso(lost.since)} to {iso(lost.until)}"
-        )
-        gaps.append(Gap(None, lost.since, lost.until, reason))
-    return gaps

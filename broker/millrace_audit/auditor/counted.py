@@ -154,7 +154,8 @@ class Counted:
         self._follow_positions(beat, serial, is_first=is_first)
         gap = store.UncountedRow
         # A clock set back closes nothing: what is missing lies between, whatever it says now.
-        here = (gap.tier == tier.tier, gap.until == FOR_EVER, gap.since <= beat.time)
+        tiers = (OFFLINE, WAREHOUSE) if tier.tier == OFFLINE else (tier.tier,)
+        here = (gap.tier.in_(tiers), gap.until == FOR_EVER, gap.since <= beat.time)
         self._session.execute(update(gap).where(*here).values(until=beat.time))
         self._note_unreadable(beat, tier.heartbeat, serial)
         # The newest word counts, not the largest: a clock that ran ahead is set right again.

@@ -20,13 +20,13 @@ from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
 from millrace_audit.auditor.said import Said
 from millrace_audit.auditor.store import TierRow
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, SIGNED, Hello
+from millrace_audit.reports.messages import SIGNED, WAREHOUSE, Hello, LoadCount
 
 log = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
 """What the database raises when it does not answer, whatever it is asked."""
 
-__all__ = ["Heard", "Place", "apply", "heard_again", "unheard"]
+__all__ = ["Heard", "Place", "apply", "lose"]
 
 
 def apply(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -> None:
@@ -67,29 +67,29 @@ def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
     if heard and Hello in place.takes:
         tier = session.get(TierRow, place.tier) or TierRow(tier=place.tier)
         session.add(tier)
+        gap = store.UnheardRow
+        here = (gap.origin == place.tier, gap.topic == "", gap.to.is_(None))
+        session.execute(update(gap).where(*here).values(to=heard[0].at))
         tier.heard_through = max(tier.heard_through, *(entry.at for entry in heard))
     changes.write()
     strangers.write(session)
 
 
-def unheard(session: Session, position: store.AuditPosition, end: int) -> None:
-    """Records of an audit topic's partition, up to `end`, expired before they were applied."""
-    gap = store.UnheardRow(
-        topic_id=position.topic_id,
-        partition=position.partition,
-        start=position.next_offset,
-        end=end,
-        since=position.last_time,
-    )
-    session.add(gap)
-
-
-def heard_again(session: Session, position: store.AuditPosition, heard: Sequence[Heard]) -> None:
-    """Close the gap before these records, if there is one, and note when the last one was written."""
-    times = [h.record.time for h in heard if h.record is not None and h.record.time != NOTHING]
-    if not times:
-        return
-    gap = store.UnheardRow
-    here = (gap.topic_id == position.topic_id, gap.partition == position.partition, gap.until == FOR_EVER)
-    session.execute(update(gap).where(*here).values(until=times[0]))
-    position.last_time = times[-1]
+def lose(session: Session, place: Place, start: int, end: int) -> None:
+    """Records in offsets [start, end) of an audit topic's partition expired before they were applied."""
+    tier = session.get(TierRow, place.tier) or TierRow(tier=place.tier)
+    if Hello in place.takes:
+        session.merge(store.UnheardRow(origin=tier.tier, topic="", at=tier.heard_through))
+    elif place.takes:
+        for lost in (tier.tier, WAREHOUSE) if LoadCount in place.takes else (tier.tier,):
+            gap = store.UncountedRow(
+                tier=lost,
+                topic_id=place.topic_id,
+                partition=place.partition,
+                start=start,
+                end=end,
+                topic="",
+                since=tier.heartbeat,
+                serial=place.serial(start),
+            )
+            session.merge(gap)

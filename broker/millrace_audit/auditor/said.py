@@ -42,9 +42,8 @@ class Said:
         self._producers = Producers(session)
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of those that the batch names
         self._open: dict[str, int] = {}
-        gap = store.UnheardRow
-        here = (gap.topic_id == place.topic_id, gap.partition == place.partition)
-        self._gap = session.scalar(select(func.count()).select_from(gap).where(*here)) or 0
+        here = (store.UnheardRow.origin == place.tier, store.UnheardRow.topic == "")
+        self._has_gap = session.scalar(select(store.UnheardRow).where(*here).limit(1)) is not None
 
     def take_all(self, heard: Sequence[Heard]) -> None:
         """Apply hellos and reports in their order."""
@@ -111,8 +110,9 @@ class Said:
             self._open[topic] = self._session.scalar(known) or 0
         if self._open[topic] < MOST_OPEN:
             return True
-        if self._session.get(store.CrowdRow, (topic, self._place.tier)) is None:
-            self._session.add(store.CrowdRow(topic=topic, origin=self._place.tier, at=at))
+        crowd = (store.UnheardRow.origin == self._place.tier, store.UnheardRow.topic == topic)
+        if self._session.scalar(select(store.UnheardRow).where(*crowd)) is None:
+            self._session.add(store.UnheardRow(origin=self._place.tier, topic=topic, at=at))
             self._session.flush()
         self._changes.topic(topic)
         return False
@@ -129,7 +129,7 @@ class Said:
     def _report(self, row: ProducerRow | None, report: Report, entry: Heard) -> str:
         digest = hashlib.blake2b(entry.value, digest_size=16).digest()
         if row is None:
-            if not self._gap:
+            if not self._has_gap:
                 return "its instance has not said hello"
             row = self._announce(report, entry.at)  # its hello had expired: the gap doubts what lies before
             row.next_report = report.number

@@ -53,26 +53,8 @@ class AuditPosition(Row):
     topic_id: Mapped[TopicIdKey]
     partition: Mapped[NumberKey]
     next_offset: Mapped[int] = mapped_column(default=0)
-    last_time: Mapped[int] = mapped_column(default=NOTHING)
-    """When the last record that counts was written."""
     mirrored: Mapped[int | None] = mapped_column(default=0)
     """Records that its mirror had copied by then, as its position says; None when that is not known."""
-
-
-class UnheardRow(Row):
-    """Records of an audit topic's partition that expired before they were applied: offsets [start, end).
-
-    Who sent what in event times [since, until) is not known in full; nothing then may be called complete.
-    """
-
-    __tablename__ = "unheard"
-    topic_id: Mapped[TopicIdKey]
-    partition: Mapped[NumberKey]
-    start: Mapped[NumberKey]
-    end: Mapped[int]
-    since: Mapped[int] = mapped_column(default=NOTHING)
-    until: Mapped[int] = mapped_column(default=FOR_EVER)
-    """The time of the first record behind the gap; for ever until there is one."""
 
 
 class ProducerRow(Row):
@@ -117,19 +99,25 @@ class ProducerTopicRow(Row):
     producer: Mapped[NumberKey]
 
 
-class CrowdRow(Row):
-    """More instances of a topic said hello in a cluster than may be open: the others are not known.
+class UnheardRow(Row):
+    """What producers of a cluster said between two offsets of its audit topic had no effect.
 
-    Until an operator accepts some of those that are open, nothing of the topic may be called complete.
+    Of every topic: it had expired before it was applied. Of one topic: more instances said hello than may be
+    open, until an operator accepts some. What was sent in event times [since, until) is not known in full.
     """
 
-    __tablename__ = "crowds"
-    topic: Mapped[TopicKey]
+    __tablename__ = "unheard"
     origin: Mapped[TierKey]
-    at: Mapped[int]
-    """An offset of the cluster's audit topic behind the first word that had no effect."""
+    topic: Mapped[TopicKey]
+    """Empty for every topic."""
+    at: Mapped[NumberKey]
+    """All before it had its effect."""
+    to: Mapped[int | None] = mapped_column(default=None)
+    """All behind it has; None until something is heard again."""
     since: Mapped[int | None] = mapped_column(default=None)
-    """Time of the cluster's newest heartbeat that was written before; None until the next one is known."""
+    """Time of the cluster's newest heartbeat that was written before `at`; None until the next is known."""
+    until: Mapped[int] = mapped_column(default=FOR_EVER)
+    """That of the first one behind `to`; for ever until there is one."""
 
 
 class TopicRow(Row):
@@ -234,7 +222,10 @@ class CoverageRow(Row):
 
 
 class UncountedRow(Row):
-    """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired."""
+    """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired.
+
+    Without a topic the partition is that of the tier's own counts, and what they counted is not known.
+    """
 
     __tablename__ = "uncounted"
     tier: Mapped[TierKey]

@@ -89,9 +89,8 @@ class Story:
     def say(self, topic: str, tier: str, record: AuditRecord | None, turn: int | None = None) -> None:
         there = self.partitions[topic, tier]
         offset = len(there) * STEP
-        there.append(
-            Heard(record, offset, repr(record).encode(), offset + STEP, turn, record and type(record))
-        )
+        kind = None if record is None else type(record)
+        there.append(Heard(record, offset, repr(record).encode(), offset + STEP, turn, kind))
 
     def said_end(self, cluster: str = "dc1") -> int:
         """The end of a cluster's audit topic."""
@@ -179,11 +178,10 @@ class Story:
         if tier == OFFLINE and cluster != OFFLINE:
             number = 10 * (ord(cluster[-1]) - ord("0")) + partition
             origin = Origin(cluster, f"{cluster}-{topic}", partition, end)
-        values = {"start": end - size, "end": end, "origin": origin, "topic_id": f"{tier}-{topic}", **other}
+        values: dict[str, Any] = {"start": end - size, "end": end, "origin": origin}
+        values |= {"topic_id": f"{tier}-{topic}", "time": NOW, **other}
         self.ends[tier, cluster, partition] = values["end"]
-        record = Count(
-            time=NOW, tier=tier, topic=topic, partition=number, counts=counts, foreign=foreign, **values
-        )
+        record = Count(tier=tier, topic=topic, partition=number, counts=counts, foreign=foreign, **values)
         self.say(*self._counts_of(tier), record, turn)
 
     def beat(

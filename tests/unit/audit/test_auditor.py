@@ -266,6 +266,7 @@ def test_an_auditor_that_was_away_too_long_keeps_what_it_knew_and_doubts_the_tim
     cluster.logs[SAID][0].expire()
     story.hello(3, time=NOW + WINDOW_MS)
     story.report(0, instance=3, time=NOW + WINDOW_MS)
+    story.beats(NOW + 2 * WINDOW_MS)
     story.beats(LATER)
     cluster.publish(story)
     auditor(story, cluster).apply_all()

@@ -74,29 +74,6 @@ def evil(story: Story, windows, *, time_=W, closed=FOR_EVER, instance=666, clust
     )
 
 
-def test_15_the_first_word_behind_lost_records_does_not_say_when(quick: Story) -> None:
-    quick.whole()
-    with quick.store.writing() as session:
-        row = AuditPosition(topic_id="audit-id", partition=0, next_offset=0, last_time=W - WINDOW_MS)
-        session.add(row)
-        session.flush()
-        ledger.unheard(session, row, 50)
-        stranger = Report(
-            time=0,
-            cluster="dc9",
-            server="",
-            service="",
-            instance=3,
-            number=5,
-            key=b"k" * 16,
-            seal=b"s" * 32,
-            closed_through=0,
-            windows=[],
-        )
-        ledger.heard_again(session, row, [Heard(stranger, 51, b"", 52)])
-    assert quick.apply().verdict() == "unknown"
-
-
 def test_18_audit_offline_made_again(quick: Story) -> None:
     quick.whole()
     quick.apply()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from millrace_audit.auditor import answers
+from millrace_audit.answer import iso
+from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.store import AuditStore, Row
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -726,6 +727,44 @@ def test_counts_that_expired_unread_leave_a_doubt_and_do_not_stop_the_audit(stor
     position = ReaderPosition(TOPIC, "dc1-PageView", 0, 900)
     story.beat("dc1", NOW + 6000, turn=2, positions=[position])
     assert "offsets 400 to 900 of partition 0" in " ".join(story.apply().window(NOW)["reasons"])
+
+
+def test_positions_say_what_lost_audit_records_were_about_and_not_times_that_records_name(
+    story: Story,
+) -> None:
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.beats(W - WINDOW_MS)
+    story.apply()
+    with story.store.writing() as session:
+        ledger.lose(session, story.place((SAID, "dc1")), 0, 50)
+    story.hello(time=0)
+    story.report(0, (0, 9), time=0)
+    story.carry(found((0, 9)))
+    story.beats(NOW)
+    story.beats(LATER)
+    story.apply()
+    verdicts = [story.verdict(W + n * WINDOW_MS) for n in (-3, 0, 5, 12)]
+    assert verdicts == ["complete", "unknown", "unknown", "complete"]
+    assert f"who sent what from {iso(W - WINDOW_MS)} to {iso(NOW - 6000)}" in story.window()["reasons"][0]
+
+
+def test_what_lost_counts_and_loads_may_have_told_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.hello(2, topic="Other")
+    quick.count("dc1", found((0, 9)))
+    quick.count("offline", found((0, 9)))
+    quick.beats(LATER - WINDOW_MS)
+    quick.apply()
+    there = quick.partitions[OWN, "offline"]
+    with quick.store.writing() as session:  # the load is among them
+        ledger.lose(session, quick.place((OWN, "offline")), len(there) * STEP, (len(there) + 5) * STEP)
+    quick.load(SequenceCounts())
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+    assert quick.verdict(W - WINDOW_MS, topic="Other") == "complete"
 
 
 def test_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
