@@ -27,7 +27,8 @@ from millrace_audit.reports.messages import ForeignCount
 from millrace_audit.reports.seals import fingerprint, wrapped
 
 ROWS = 10_000
-"""Messages counted at a time of a batch that holds more; after each such part a count may end."""
+"""Messages counted at a time; behind each such part a count may end. With the longest names they make one of
+less than 6 MB, which an audit topic takes."""
 _EARLIEST = WINDOW_MS - (1 << 63)
 """A window begins before it: at a number that no record of the audit could hold."""
 _BOUND = 1 << 63
@@ -92,18 +93,19 @@ class BatchCounter:
         for frames, broken in frame_batches(batches):
             if len(frames) and frames.offset[0] < start:
                 frames = frames.select(np.flatnonzero(frames.offset >= start))
-            if not broken:
-                for part in frames.slices(ROWS):
-                    yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(part, tally))
-                continue
-            # In one part: a count must not end between a broken batch and what lies before it.
-            times = self._count_frames(frames, tally) if len(frames) else np.zeros(0, np.int64)
-            headers = [some.batch[0] for some in broken]
-            for some in broken:
-                if some.batch[0].base_offset >= start:
+            for some in sorted(broken, key=lambda some: some.batch[0].base_offset):
+                header = some.batch[0]
+                before = int(np.searchsorted(frames.offset, header.base_offset))
+                yield from self._parts(frames.select(slice(before)), tally)
+                frames = frames.select(slice(before, None))
+                if header.base_offset >= start:
                     _count_broken(some, tally)
-            ends = [*(frames.offset[-1:] + 1).tolist(), *(header.next_offset for header in headers)]
-            yield Part(max(ends), len(frames) + sum(header.records_count for header in headers), times)
+                    yield Part(header.next_offset, max(header.records_count, 1), np.zeros(0, np.int64))
+            yield from self._parts(frames, tally)
+
+    def _parts(self, frames: Frames, tally: Tally) -> Iterator[Part]:
+        for part in frames.slices(ROWS):
+            yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(part, tally))
 
     def _count_frames(self, frames: Frames, tally: Tally) -> Longs:
         """Count every one of these messages; the times of those that have a header."""
@@ -215,20 +217,29 @@ def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
     instance = rows.varint("instance")
     size = rows.pos - start
     group = np.full(len(rows), -1, np.int64)
-    left = np.flatnonzero(rows.pos < end)
-    while len(left):
+
+    def number(row: int) -> int:
+        found = _names_at(rows.buffer, int(start[row]), int(end[row]))
+        names.extend([found.who] if found else [])
+        return len(names) - 1 if found else -1
+
+    left = np.flatnonzero((rows.pos < end) & (size <= _MOST_BYTES))
+    if len(left):
         _, first, code = np.unique(instance[left], return_index=True, return_inverse=True)
         leaders = left[first]
-        numbers = []
-        for row in leaders.tolist():
-            found = _names_at(rows.buffer, int(start[row]), int(end[row]))
-            numbers.append(len(names) if found else -1)
-            names += [found.who] if found else []
-        # Rows of a number whose names are not those of its first row are somebody else's: once more.
+        numbers = np.array([number(row) for row in leaders.tolist()], np.int64)
         same = _same_bytes(rows.buffer, start[left], size[left], size[leaders][code], start[leaders][code])
         same &= size[left] == size[leaders][code]
-        group[left[same]] = np.array(numbers, np.int64)[code[same]]
+        group[left[same]] = numbers[code[same]]
         left = left[~same]
+    # Rows of an instance's number whose names are not those of its first row are somebody else's. One by one:
+    # whoever gives all his names one number must not make us compare each with each.
+    seen: dict[bytes, int] = {}
+    for row in left.tolist():
+        head = bytes(rows.buffer.data[start[row] : start[row] + size[row]])
+        if head not in seen:
+            seen[head] = number(row)
+        group[row] = seen[head]
     return group
 
 

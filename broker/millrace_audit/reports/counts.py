@@ -35,44 +35,48 @@ class CountKey(NamedTuple):
     window: int
 
 
-@dataclass(init=False, slots=True)
 class SequenceTally:
-    """Sequence numbers with how often each occurs: layer k holds those that are there more than k times."""
+    """Sequence numbers with how often each occurs."""
 
-    layers: list[SequenceRanges]
-    fingerprint: int
-    """Of all the messages, each as often as it is there, wrapped; 0 where nobody takes fingerprints."""
+    __slots__ = ("_again", "_layers", "fingerprint")
 
-    def __init__(self, ranges: Iterable[Sequence[int]] = (), fingerprint: int = 0) -> None:
-        self.layers = layered(ranges) or [SequenceRanges()]
+    def __init__(
+        self, ranges: Iterable[Sequence[int]] = (), fingerprint: int = 0, *, less: Iterable[Range] = ()
+    ) -> None:
+        self._layers = layered(ranges, less) or [SequenceRanges()]
+        self._again: list[Range] = []  # repeated, and not sorted into layers yet: one sweep is for many
         self.fingerprint = fingerprint
+        """Of all the messages, each as often as it is there, wrapped; 0 where nobody takes fingerprints."""
 
     def add(self, first: int, last: int) -> None:
         """Count every number of first..last once more."""
-        repeated: Sequence[Range] = self.layers[0].add(first, last)
-        level = 1
-        while repeated:
-            if level == len(self.layers):
-                self.layers.append(SequenceRanges())
-            layer = self.layers[level]
-            repeated = [again for pair in repeated for again in layer.add(*pair)]
-            level += 1
+        self._again += self._layers[0].add(first, last)
+
+    @property
+    def layers(self) -> Sequence[SequenceRanges]:
+        """Layer k holds the numbers that are there more than k times."""
+        if self._again:
+            self._layers[1:] = layered((*chain.from_iterable(self._layers[1:]), *self._again))
+            self._again = []
+        return self._layers
 
     def without(self, other: SequenceTally) -> SequenceTally:
         """The numbers that are here more often than in `other`, each as often as it is more."""
-        layers = self.layers.copy()
-        for left in other.layers:
-            for level in reversed(range(len(layers))):
-                layers[level], left = layers[level] - left, left - layers[level]
-        while len(layers) > 1 and not layers[-1]:
-            layers.pop()
-        rest = SequenceTally(fingerprint=wrapped(self.fingerprint - other.fingerprint))
-        rest.layers = layers
-        return rest
+        return SequenceTally(
+            self.ranges(), wrapped(self.fingerprint - other.fingerprint), less=other.ranges()
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SequenceTally):
+            return NotImplemented
+        return (self.layers, self.fingerprint) == (other.layers, other.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"SequenceTally({self.pairs()}, {self.fingerprint})"
 
     @property
     def present(self) -> SequenceRanges:
-        return self.layers[0]
+        return self._layers[0]
 
     @property
     def repeated(self) -> SequenceRanges:

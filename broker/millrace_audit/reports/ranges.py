@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -130,21 +131,27 @@ def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
     return _built(firsts, lasts)
 
 
-def layered(ranges: Iterable[Sequence[int]]) -> list[SequenceRanges]:
-    """Sets of what is in more than 0, 1, 2... of the ranges, by one sweep over their ends."""
-    # Every range opens one in just one layer: all layers together hold no more than there are ranges.
-    edges = sorted((at, end) for first, last in ranges for at, end in ((first, 0), (last + 1, 1)))
+def layered(ranges: Iterable[Sequence[int]], less: Iterable[Sequence[int]] = ()) -> list[SequenceRanges]:
+    """Sets of what is in more than 0, 1, 2... of the ranges, by one sweep; each of `less` takes one away."""
+    changes: defaultdict[int, int] = defaultdict(int)
+    for sign, some in ((1, ranges), (-1, less)):
+        for first, last in some:
+            changes[first] += sign
+            changes[last + 1] -= sign
     layers: list[SequenceRanges] = []
-    opened: list[int] = []
-    for at, end in edges:
-        if not end:
+    opened: list[
+        int
+    ] = []  # where the layers' ranges that are not closed yet begin: no more than there are ranges
+    depth = 0
+    for at in sorted(changes):
+        depth += changes[at]
+        while len(opened) < depth:
             if len(opened) == len(layers):
                 layers.append(SequenceRanges())
             opened.append(at)
-        elif (first := opened.pop()) < at:
+        while len(opened) > max(depth, 0):
+            first = opened.pop()
             layers[len(opened)].add(first, at - 1)
-    while layers and not layers[-1]:
-        layers.pop()
     return layers
 
 

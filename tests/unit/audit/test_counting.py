@@ -12,10 +12,13 @@ from millrace.records import BatchHeader, Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.framing import Batch
 from millrace.records.messages import seal
+from millrace_audit.reader import counting
 from millrace_audit.reader.counting import ROWS, BatchCounter, Tally
+from millrace_audit.reader.reader import COUNT_BYTES
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
 from millrace_audit.reports.messages import AuditCodec, Count, ForeignCount, schema_file
+from millrace_audit.reports.publish import MAX_MESSAGE_BYTES
 from millrace_audit.reports.seals import fingerprint, wrapped
 from tests.unit.audit.test_messages import Ids
 
@@ -56,6 +59,20 @@ def counted(*batches: Batch, start: int = 0) -> Tally:
     for _ in BatchCounter(lambda schema_id: schema_id == 7).count(batches, start, tally):
         pass
     return tally
+
+
+def count_of(tally: Tally) -> Count:
+    return Count(
+        time=0,
+        tier="t",
+        topic="x",
+        topic_id="0" * 32,
+        partition=0,
+        start=0,
+        end=9,
+        foreign=tally.foreign_counts(),
+        counts=tally.counts,
+    )
 
 
 def expected(batches: Iterable[list[bytes | None]], time: int = 1_000) -> Tally:
@@ -220,6 +237,49 @@ def test_a_large_batch_is_counted_in_parts_each_with_its_end() -> None:
     assert_same(tally, whole)
 
 
+def test_a_count_may_end_on_either_side_of_a_broken_batch_and_every_part_is_small() -> None:
+    values: list[bytes | None] = [message("web-1", 5, 0, n) for n in range(ROWS + 5)]
+    bad, behind = broken([b"x", b"y"], 30_000), batch_of([message("web-1", 5, 0, ROWS + 5)], base=40_000)
+    batches, tally = [batch_of(values), bad, behind], Tally()
+    parts = [
+        (part.end, part.messages)
+        for part in BatchCounter(lambda schema_id: schema_id == 7).count(batches, 0, tally)
+    ]
+    assert parts == [(ROWS, ROWS), (ROWS + 5, 5), (30_002, 2), (40_001, 1)]
+    assert_same(tally, counted(*batches))
+    for start, _ in parts:  # whoever goes on there counts just what is behind
+        rest = counted(*(batch for batch in batches if batch[0].next_offset > start), start=start)
+        assert rest.counts.total == sum(messages for end, messages in parts if end > start and messages != 2)
+        assert len(rest.foreign) == (start < 30_002)
+
+
+def test_many_names_under_one_instance_number_are_not_compared_with_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+
+    def same_bytes(*arguments: Any) -> Any:
+        compared.append(1)
+        return real(*arguments)
+
+    real = counting._same_bytes
+    monkeypatch.setattr(counting, "_same_bytes", same_bytes)
+    values: list[bytes | None] = [message(f"web-{n % 500}", 5, 0, n // 500) for n in range(1000)]
+    assert_same(counted(batch_of(values)), expected([values]))
+    assert len(compared) < 10
+
+
+def test_a_part_of_the_longest_names_makes_a_count_that_an_audit_topic_takes() -> None:
+    values: list[bytes | None] = []
+    for n in range(ROWS):
+        names = {"server": f"{n:0255}", "service": f"{n:0255}", "instance": (1 << 63) - 1}
+        values.append(PAGE_VIEW.encode({"time": 1 << 60, **names, "sequence": (1 << 62) + n}, EVENT))
+    tally = counted(batch_of(values))
+    size = len(AuditCodec(Ids()).encode(count_of(tally)))
+    assert 5_000_000 < size < MAX_MESSAGE_BYTES - COUNT_BYTES
+    assert tally.bytes > size, "the estimate is rather too much"
+
+
 def test_a_registry_that_does_not_answer_leaves_nothing_half_counted() -> None:
     def ask(schema_id: int) -> bool:
         raise MillraceError("the registry does not answer")
@@ -259,16 +319,5 @@ def test_a_header_with_a_number_that_no_record_can_hold_is_foreign(value: bytes,
     before: list[bytes | None] = [raw(long(0), long(0))] if after_another else []
     tally = counted(batch_of([*before, value]))
     assert (tally.counts.total, len(tally.foreign)) == (len(before), 1)
-    count = Count(
-        time=0,
-        tier="t",
-        topic="x",
-        topic_id="0" * 32,
-        partition=0,
-        start=0,
-        end=9,
-        foreign=tally.foreign_counts(),
-        counts=tally.counts,
-    )
-    codec = AuditCodec(Ids())
+    codec, count = AuditCodec(Ids()), count_of(tally)
     assert codec.decode(codec.encode(count)) == count
