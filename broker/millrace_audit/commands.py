@@ -1,12 +1,15 @@
-"""`millrace auditor` and `millrace audit-reader` run the audit; `millrace audit` asks it."""
+"""`auditor`, `audit-reader` and `agent` run the audit; `millrace audit` asks it."""
 
 from __future__ import annotations
 
 import json
 import logging
+import socket
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -200,6 +203,96 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
         sys.stdout.flush()
 
     AuditReader(config, stop, numbers).run(ready)
+
+
+@click.command(
+    epilog="Example: millrace agent --cluster dc1 --bootstrap 127.0.0.1:9192 --registry http://127.0.0.1:8081"
+    " --service shop --spool /var/lib/millrace-agent"
+)
+@click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to produce to.")
+@click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
+@_registry_option
+@click.option("--service", metavar="NAME", required=True, help="Whose events they are.")
+@click.option("--server", metavar="NAME", help="Where they happen; by default this machine's name.")
+@click.option(
+    "--spool", metavar="DIR", required=True, help="Folder of its own for what the brokers do not have yet."
+)
+@click.option(
+    "--spool-bytes",
+    type=click.IntRange(min=1 << 20),
+    default=1 << 30,
+    show_default=True,
+    help="Most that events may take there; beyond it requests are answered with 503.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8083",
+    show_default=True,
+    help="Address to take events on; nobody is asked for a name there. Port 0 takes a free one.",
+)
+@click.option(
+    "--subject",
+    "subjects",
+    metavar="TOPIC=SUBJECT",
+    multiple=True,
+    help="The registry's subject of a topic's events; by default its name is the topic's. Repeatable.",
+)
+@click.option(
+    "--lateness-ms",
+    type=click.IntRange(min=0),
+    default=60_000,
+    show_default=True,
+    help="How old an event may be when it is sent; an older one opens its window again.",
+)
+@click.option(
+    "--report-interval-ms",
+    type=click.IntRange(min=10),
+    default=10_000,
+    show_default=True,
+    help="How often it reports to the audit.",
+)
+def agent(
+    cluster: str,
+    bootstrap: str,
+    registry: str,
+    service: str,
+    server: str | None,
+    spool: str,
+    spool_bytes: int,
+    listen: str,
+    subjects: Sequence[str],
+    lateness_ms: int,
+    report_interval_ms: int,
+) -> None:
+    """Take events over HTTP, keep them, and be their audited producer, for services that are not Python."""
+    from millrace_audit.agent.agent import Agent, AgentConfig
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
+    config = AgentConfig(
+        cluster=cluster,
+        bootstrap=bootstrap,
+        registry=registry,
+        service=service,
+        server=server or socket.gethostname(),
+        spool=Path(spool),
+        spool_bytes=spool_bytes,
+        listen=listen,
+        subjects=_pairs(subjects, "--subject TOPIC=SUBJECT"),
+        lateness_ms=lateness_ms,
+        report_interval_ms=report_interval_ms,
+    )
+    with Agent(config) as running:
+        running.serve()
+
+
+def _pairs(words: Sequence[str], form: str) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    for name, _, value in pairs:
+        if not name or not value:
+            raise MillraceError(f"{name or value!r} is not of the form {form}")
+    return {name: value for name, _, value in pairs}
 
 
 @click.command(

@@ -108,7 +108,7 @@ class World:
             "--zookeeper",
             self.zookeeper,
             "--origins",
-            "dc1,dc2",
+            ",".join(name for name in self.clusters if name != "offline"),
             "--grace-s",
             "0",
         )

@@ -34,6 +34,10 @@ _POLL_S = 0.1
 EXPIRY_MARGIN_S = 5.0
 
 
+class UnknownTopic(MillraceError):
+    """The brokers answer, and have no such topic."""
+
+
 class AuditPublisher:
     """Publishes to one audit topic of one cluster. One thread at a time; a context."""
 
@@ -54,7 +58,7 @@ class AuditPublisher:
         )
 
     def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:
-        """MillraceError unless a broker answers and has the audit topic and all the topics named."""
+        """MillraceError unless a broker answers, UnknownTopic unless it has these topics and `audit`."""
         for name in (*names, self.topic):
             wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s, max(give_up_at - time.monotonic(), _POLL_S))
             try:
@@ -65,7 +69,7 @@ class AuditPublisher:
                     " address"
                 ) from error
             if topic.error is not None:
-                raise MillraceError(
+                raise UnknownTopic(
                     f"{self.bootstrap} has no topic {name} ({topic.error.name()}):"
                     f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
                 )
