@@ -162,6 +162,11 @@ class Instance:
     """Why an operator goes on without its word."""
 
     @property
+    def disowned(self) -> bool:
+        """True when what it has said does not count, either: it has announced nothing."""
+        return self.accepted is not None and not self.announced
+
+    @property
     def name(self) -> str:
         return f"instance {self.instance} ({self.service} on {self.server} in {self.cluster})"
 

@@ -45,22 +45,35 @@ def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[s
     return found
 
 
-def accept(url: str, instance: int, reason: str) -> Any:
-    """Accept that a silent instance will never report; the reason stays visible beside its windows."""
-    said = {"reason": reason, "who": _me()}
+def accept(url: str, instance: int, reason: str, *, disown: bool = False) -> Any:
+    """Accept that a silent instance will never report; the reason stays visible beside its windows.
+
+    With `disown` what it has reported does not count, either: it was nobody.
+    """
+    said = {"reason": reason, "who": _me(), "disown": disown}
     return _ask("POST", f"{url.rstrip('/')}/v1/instances/{instance}/accept", json=said)
 
 
 def accept_service(
-    url: str, service: str, reason: str, *, server: str | None = None, before: datetime | None = None
+    url: str,
+    service: str,
+    reason: str,
+    *,
+    server: str | None = None,
+    before: datetime | None = None,
+    disown: bool = False,
 ) -> list[int]:
-    """The same of every silent instance of a service that was last heard of before a time; which."""
+    """The same of every silent instance of a service that was last heard of before a time; which.
+
+    With `disown` of those, too, that have ended.
+    """
     said = {
         "service": service,
         "server": server,
         "before": None if before is None else _iso(before),
         "reason": reason,
         "who": _me(),
+        "disown": disown,
     }
     instances: list[int] = _ask("POST", f"{url.rstrip('/')}/v1/accept", json=said)["instances"]
     return instances

@@ -329,6 +329,11 @@ def _pairs(words: Sequence[str], form: str) -> dict[str, str]:
 @click.option("--accept-service", "service", metavar="NAME", help="The same of all silent ones of a service.")
 @click.option("--server", metavar="NAME", help="With --accept-service: only those on that server.")
 @click.option("--before", metavar="TIME", help="With --accept-service: only those last heard of before.")
+@click.option(
+    "--disown",
+    is_flag=True,
+    help="With one of both: what they have reported does not count, either. They were nobody.",
+)
 @click.option("--reason", metavar="TEXT", help="Why; it stays visible beside the windows.")
 @click.option("--json", "as_json", is_flag=True, help="Print the auditor's answer for a script.")
 @click.pass_context
@@ -392,6 +397,7 @@ def _accept(
     service: str | None,
     server: str | None,
     before: str | None,
+    disown: bool,
     reason: str | None,
 ) -> bool:
     """Say what the operator accepts; False when that is nothing."""
@@ -402,14 +408,17 @@ def _accept(
     if service is None and (server is not None or before is not None):
         raise MillraceError("--server and --before belong to --accept-service NAME: give it, too")
     if reason is None:
+        if disown:
+            raise MillraceError("--disown belongs to --accept or --accept-service: give one, too")
         return False
+    done = "disowned" if disown else "accepted"
     if instance is not None:
-        client.accept(url, instance, reason)
-        click.echo(f"accepted: instance {instance} ({reason})", err=as_json)
+        client.accept(url, instance, reason, disown=disown)
+        click.echo(f"{done}: instance {instance} ({reason})", err=as_json)
     elif service is not None:
         until = None if before is None else parse_time(before, "--before")
-        accepted = client.accept_service(url, service, reason, server=server, before=until)
-        click.echo(f"accepted: {len(accepted)} instances of service {service} ({reason})", err=as_json)
+        accepted = client.accept_service(url, service, reason, server=server, before=until, disown=disown)
+        click.echo(f"{done}: {len(accepted)} instances of service {service} ({reason})", err=as_json)
     return True
 
 

@@ -111,19 +111,27 @@ def _judged(row: Any) -> Window:
 
 
 class _Judge:
-    """Judges windows, and reads of every producer once who it is."""
+    """Judges windows of a topic, and reads of every producer once who it is."""
 
-    def __init__(self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int]) -> None:
+    def __init__(
+        self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int], topic: str
+    ) -> None:
         self._session, self._rules, self._heartbeats = session, rules, heartbeats
+        self._topic = topic
         self._instances: dict[int, Instance] = {}
 
-    def judge(self, topic: str, start: int, around: Circumstances) -> Window:
-        here = (WindowRow.topic == topic, WindowRow.window == start)
+    def judge(self, start: int, around: Circumstances) -> Window:
+        here = (WindowRow.topic == self._topic, WindowRow.window == start)
         evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
+        link = store.ProducerTopicRow
+        named = (link.producer == ProducerRow.producer) & (link.topic == self._topic)
+        rows = select(ProducerRow, link.topic).outerjoin(link, named)
         for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
-            for row in self._session.scalars(select(ProducerRow).where(ProducerRow.producer.in_(some))):
+            for row, topic in self._session.execute(rows.where(ProducerRow.producer.in_(some))):
                 heartbeat = self._heartbeats.get(row.origin, NOTHING)
-                self._instances[row.producer] = to_instance(row, heartbeat, self._rules)
+                self._instances[row.producer] = to_instance(
+                    row, heartbeat, self._rules, is_of_topic=topic is not None
+                )
         return judge(start, evidence, self._instances, around)
 
 
@@ -135,12 +143,12 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
     progress = Progress(session)
     _note_hellos(session, progress)
     note_unheard(session, progress)
-    judging = _Judge(session, rules, progress.heartbeats)
     judged = 0
     for topic in session.scalars(select(TopicRow).order_by(TopicRow.topic)).all():
         view = TopicView(session, rules, progress, topic.topic)
         if view.announced:
             topic.final_through = max(topic.final_through, view.final_through)
+        judging = _Judge(session, rules, progress.heartbeats, topic.topic)
         judged += _settle(session, judging, view, settled)
     return judged
 
@@ -157,7 +165,7 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
         signature = _signature(around)
         if not row.dirty and signature == row.signature:
             continue
-        window = judging.judge(view.topic, row.window, around)
+        window = judging.judge(row.window, around)
         is_final = window.verdict in _SETTLING and all(v in _SETTLING for v, _ in around.waiting)
         change = {
             "topic": view.topic,
@@ -309,18 +317,25 @@ class Acceptance:
     server: str | None = None
     before: int = FOR_EVER
     """Only those that were last heard of before (ms)."""
+    disown: bool = False
+    """They are nobody: what they have reported does not count, either."""
     reason: str
     who: str
 
 
 def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instance]:
-    """Go on without the word of silent instances from now on; returns them. A later reason takes over."""
+    """Go on without the word of silent or false instances from now on; returns them.
+
+    A later reason takes over.
+    """
     table = ProducerRow
     rows = select(table).where(table.announced, table.heard_at < said.before)
     if said.instance is not None:
         rows = rows.where(table.instance == said.instance)
     else:
-        rows = rows.where(table.service == said.service, ~table.done, table.accepted.is_(None))
+        rows = rows.where(table.service == said.service)
+        if not said.disown:
+            rows = rows.where(~table.done, table.accepted.is_(None))
         if said.server is not None:
             rows = rows.where(table.server == said.server)
     accepted = []
@@ -329,14 +344,20 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
     topics: Counter[str] = Counter()
     for row in session.scalars(rows.order_by(table.instance)).all():
         row.accepted = said.reason
+        if said.disown:
+            row.disowned = row.done = True
         accepted.append(to_instance(row, NOTHING, rules))
         topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
     for topic, count in topics.items():
         session.execute(delete(store.UnheardRow).where(store.UnheardRow.topic == topic))
+        if said.disown:  # what it said may be in any window, and have made it incomplete
+            again = update(WindowRow).where(WindowRow.topic == topic)
+            session.execute(again.values(dirty=True, settled=False))
         whom = (
             f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
         )
-        _remember(session, now, topic, None, said.who, f"accepted {whom}: {said.reason}")
+        done = "disowned" if said.disown else "accepted"
+        _remember(session, now, topic, None, said.who, f"{done} {whom}: {said.reason}")
     return accepted
 
 

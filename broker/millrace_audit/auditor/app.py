@@ -7,8 +7,8 @@
     GET  /v1/strangers                       records without effect
     GET  /v1/health                          up to when every tier is counted; 503 while that is behind
     GET  /metrics                            for Prometheus
-    POST /v1/instances/{instance}/accept     {"reason": "...", "who": "..."}
-    POST /v1/accept                          {"service": "...", "reason": "...", "server": ..., "before": ...}
+    POST /v1/instances/{instance}/accept     {"reason": "...", "who": "...", "disown": false}
+    POST /v1/accept                          the same and {"service": "...", "server": ..., "before": ...}
 
 An error is {"error": "one line"} with status 400, or 503 when the database fails. Knows no verdict by itself.
 """
@@ -48,6 +48,8 @@ class Reason(BaseModel):
 
     reason: str = Field(min_length=1, max_length=1000)
     who: str = Field(default="somebody", max_length=200)
+    disown: bool = False
+    """What it has reported does not count, either."""
 
 
 class ServiceReason(Reason):
@@ -149,11 +151,11 @@ def build_app(store: AuditStore, rules: AuditRules, worker: Worker) -> FastAPI:
 
     @app.post("/v1/instances/{instance}/accept")
     def accept(instance: int, said: Reason) -> dict[str, Any]:
-        """Go on without the word of a silent instance; the reason stays visible beside its windows."""
+        """Go on without the word of an instance; the reason stays visible beside its windows."""
         if not -(1 << 63) <= instance < 1 << 63:
             raise MillraceError(f"{instance} is no instance number")
         reason = _reason(said)
-        acceptance = Acceptance(instance=instance, reason=reason, who=said.who)
+        acceptance = Acceptance(instance=instance, disown=said.disown, reason=reason, who=said.who)
         with store.writing() as session:
             if not answers.accept(session, rules, acceptance):
                 raise MillraceError(
@@ -169,7 +171,12 @@ def build_app(store: AuditStore, rules: AuditRules, worker: Worker) -> FastAPI:
         reason = _reason(said)
         before = FOR_EVER if said.before is None else _ms(said.before, "before")
         acceptance = Acceptance(
-            service=said.service, server=said.server, before=before, reason=reason, who=said.who
+            service=said.service,
+            server=said.server,
+            before=before,
+            disown=said.disown,
+            reason=reason,
+            who=said.who,
         )
         with store.writing() as session:
             accepted = answers.accept(session, rules, acceptance)

@@ -67,7 +67,7 @@ class TopicView:
             select(ProducerRow).join(link, link.producer == ProducerRow.producer).where(link.topic == topic)
         )
         open_ones = here.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
-        self.announced = session.scalar(here.limit(1)) is not None
+        self.announced = session.scalar(here.where(~ProducerRow.disowned).limit(1)) is not None
         beats = progress.heartbeats
         self.instances = [
             to_instance(row, beats.get(row.origin, NOTHING), rules) for row in session.scalars(open_ones)
@@ -229,14 +229,15 @@ class TopicView:
             around.waiting.append(self._behind(OFFLINE))
 
 
-def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules) -> Instance:
+def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules, *, is_of_topic: bool = True) -> Instance:
+    """What is known of a producer; to a topic that it has not announced it has announced nothing."""
     nothing_heard = row.announced and not row.counted and row.next_report == 0
     return Instance(
         instance=row.instance,
         server=row.server,
         service=row.service,
         cluster=row.origin,
-        announced=row.announced,
+        announced=row.announced and is_of_topic and not row.disowned,
         heard_at=row.heard_at,
         closed_through=row.closed_through,
         missing_reports=row.missing,

@@ -1,7 +1,7 @@
 """What producers of one cluster say: hellos and reports, and who may say them.
 
 The first hello of an instance fixes its names. A report counts if it is the next one and its key fits the
-seal of what was said before; behind a missing one it is taken as it is, for windows are unknown then anyway.
+seal of what was said before. Nobody can tell whose report is further on: it says only that one is missing.
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ class Said:
             self._strangers.add(entry, kind, cause)
 
     def _hello(self, row: ProducerRow | None, hello: Hello, at: int) -> str:
-        if row is not None and (row.done or row.seal != hello.seal):
-            return "its instance has ended" if row.done else "it does not have the instance's seal"
+        if row is not None and row.done:
+            return _ended(row)
+        if row is not None and row.seal != hello.seal and not row.missing:
+            return "it does not have the instance's seal"
         if not self._may_join(row, hello.topic, at):
             return f"more than {MOST_OPEN} instances are open"
         if row is None:
@@ -137,18 +139,19 @@ class Said:
             repeated = report.number == row.next_report - 1 and digest == row.last_report
             return "" if repeated else "another report with its number has come before"
         elif row.done:
-            return "its instance has ended"
-        elif report.number == row.next_report:
-            if seal_of(report.key) != row.seal:
-                return "its key does not fit the seal of what was said before"
+            return _ended(row)
         elif report.number > row.next_report + MOST_MISSING:
             return f"it is more than {MOST_MISSING} reports ahead"
-        else:
-            row.missing = [*row.missing, [row.next_report, report.number - 1]]
+        elif report.number > row.next_report:
+            row.missing = row.missing or [[row.next_report, report.number - 1]]
+            return ""
+        elif seal_of(report.key) != row.seal:
+            return "its key does not fit the seal of what was said before"
+        row.missing = []  # no producer writes a report before the next one is there: who seemed to did not
         promised, row.closed_through = row.closed_through, report.closed_through
         row.next_report, row.seal, row.last_report = report.number + 1, report.seal, digest
         row.heard_at = max(row.heard_at, report.time)
-        row.done = row.closed_through == FOR_EVER and not row.missing
+        row.done = row.closed_through == FOR_EVER
         for news in report.windows:
             if not is_of_this_world(news.window):
                 self._strangers.add(entry, "Report", "a time that no producer may send")
@@ -162,3 +165,7 @@ class Said:
             else:
                 self._strangers.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
         return ""
+
+
+def _ended(row: ProducerRow) -> str:
+    return "an operator has disowned its instance" if row.disowned else "its instance has ended"

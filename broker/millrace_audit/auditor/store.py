@@ -81,7 +81,7 @@ class ProducerRow(Row):
     last_report: Mapped[bytes | None] = mapped_column(default=None)
     """Hash of its newest report: the same one again is a repeat."""
     missing: Mapped[Ranges] = mapped_column(default_factory=list)
-    """Numbers of the reports that are missing."""
+    """[first, last] numbers of the reports that are missing before what may be its next one."""
     counted: Mapped[bool] = mapped_column(default=False)
     """An event of it was counted in its own cluster."""
     awaited_from: Mapped[int] = mapped_column(default=NOTHING)
@@ -89,6 +89,8 @@ class ProducerRow(Row):
     done: Mapped[bool] = mapped_column(default=False)
     """It has closed for ever and no report is missing: nothing of it is awaited."""
     accepted: Mapped[LongText | None] = mapped_column(default=None)
+    disowned: Mapped[bool] = mapped_column(default=False)
+    """An operator has accepted it as nobody: what it says counts for nothing, and it is done."""
 
 
 class ProducerTopicRow(Row):

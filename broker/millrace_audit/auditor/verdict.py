@@ -102,7 +102,7 @@ def judge(
     for tiers in evidence.foreign.values():
         foreign.update({tier: messages for tier, (messages, _) in tiers.items()})
         at_home += max((messages for messages, _ in tiers.values()), default=0)
-    unreported = [entry for entry in entries if not entry.instance.announced]
+    unreported = [entry for entry in entries if entry.held and not entry.instance.announced]
     carried = at_home + sum(
         max((_size(held.ranges) for held in entry.held.values()), default=0) for entry in unreported
     )
@@ -134,7 +134,8 @@ def _entries(evidence: Evidence, producers: Mapping[int, Instance]) -> list[_Ent
         instance = producers[number]
         if not instance.cluster:
             continue  # a load's: it knows no cluster
-        entry = entries[number] = _Entry(instance, evidence.said.get(number, Said()))
+        said = evidence.said.get(number, Said()) if instance.announced else Said()
+        entry = entries[number] = _Entry(instance, said)
         by_names[_names(instance)].append(entry)
         for tier, held in evidence.held.items():
             if number in held:
@@ -176,6 +177,8 @@ def _share_out(same: Sequence[_Entry]) -> None:
 def _silence(entry: _Entry, end: int) -> Iterator[str]:
     """What is to be said of the events of a silent instance, and of two producers with one number."""
     instance, said = entry.instance, entry.said
+    if instance.disowned:
+        yield f"what {instance.name} reported does not count: {instance.accepted}"
     if not instance.announced:
         return
     if silent_about(instance, end) is not None:

@@ -107,6 +107,27 @@ def test_an_acceptance_is_in_the_answer_at_once_and_in_the_history_with_who_said
     assert (entry["who"], entry["what"]) == ("me@host", "accepted 1 of service shop: rack gone")
 
 
+def test_an_instance_that_was_nobody_is_disowned_with_all_it_said(service: Service) -> None:
+    service.story.whole()
+    service.story.hello(666, service="evil")
+    service.story.report(0, (0, 99), instance=666, service="evil")
+    service.story.beats(NOW + 6000)
+    service.story.apply()
+    ask = f"/v1/topics/{TOPIC}/completeness"
+    assert service.client.get(ask, params=SPAN).json()["verdict"] == "incomplete"
+    said = {"reason": "not one of ours", "who": "me@host", "disown": True}
+    service.client.post("/v1/instances/666/accept", json=said)
+    (window,) = service.client.get(ask, params=SPAN).json()["windows"]
+    assert (window["verdict"], window["acknowledged"]) == ("complete", 10)
+    assert (
+        "instance 666 (evil on web-666 in dc1) reported does not count: not one of ours"
+        in window["reasons"][0]
+    )
+    (changed, entry) = service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()
+    assert entry["what"] == "incomplete became complete at revision 0"
+    assert changed["what"] == "disowned instance 666: not one of ours"
+
+
 def test_what_is_not_complete_and_who_is_a_stranger_is_listed(service: Service) -> None:
     service.story.hello()
     service.story.report(0, (0, 9))

@@ -82,16 +82,6 @@ def test_18_audit_offline_made_again(quick: Story) -> None:
         ledger.apply(session, place, quick.partitions[OWN, "offline"], NOW)
 
 
-def test_19_a_forged_word_makes_nothing_incomplete(quick: Story) -> None:
-    quick.whole()
-    evil(quick, [ReportedWindow(TOPIC, W, SequenceRanges([(0, 99)]), SequenceRanges())])
-    quick.beats(NOW + 6000)
-    quick.apply()
-    quick.accept(instance=666)
-    quick.settle()
-    assert quick.verdict() == "complete"
-
-
 @pytest.mark.parametrize("topics", [200, 400])
 def test_22_topics_of_nobody(quick: Story, topics: int) -> None:
     for n in range(topics):

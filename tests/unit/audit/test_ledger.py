@@ -630,9 +630,56 @@ def test_a_missing_report_keeps_the_topic_unknown_and_accepting_goes_on(story: S
     window = story.window()
     assert window["verdict"] == "complete"
     assert (
-        "1 events are counted that it never reported; they are judged like failed ones"
+        "5 events are counted that it never reported; they are judged like failed ones"
         in window["reasons"][1]
-    )
+    ), "whose report 2 was nobody can tell"
+
+
+def test_a_report_that_somebody_puts_ahead_of_an_instances_own_is_forgotten_with_its_next_one(
+    story: Story,
+) -> None:
+    story.hello()
+    story.report(0, (0, 4), closed=W)
+    story.report(7, (0, 99), key=b"forged".ljust(16), seal=b"forged".ljust(32))
+    story.hello(topic="Other")
+    story.beats(W + 2 * WINDOW_MS)
+    assert "report 1-6 of instance 1" in story.apply().window()["reasons"][0]
+    story.report(8, (0, 99), key=b"forged".ljust(16))
+    story.report(1, (5, 9))
+    story.carry(found((0, 9)))
+    story.beats()
+    assert story.apply().verdict() == "complete", story.window()
+
+
+def test_what_an_instance_sends_to_a_topic_that_it_has_not_announced_is_not_reported(story: Story) -> None:
+    story.hello(topic="Other")
+    story.carry(found((0, 9)))
+    story.report(0, closed=W)
+    story.beats()
+    assert story.apply().verdict() == "carried", story.window()
+
+
+def test_a_disowned_instance_is_nobody_from_then_on(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2)
+    story.report(0, (10, 99), instance=2, key=b"")
+    story.carry(found((0, 2), instance=2))
+    story.hello(3, topic="Other")
+    story.apply()
+    story.beats(NOW + 6000)
+    story.beats(NOW + 12_000)
+    assert story.apply().findings() == [("missing", "dc1", [[3, 4]])]
+    assert story.accept(service="shop", server="web-2", disown=True) == [2]
+    story.settle()
+    assert story.verdict() == "carried", "there are events that nobody has reported"
+    story.hello(2)
+    story.hello(2, topic="Other")
+    story.accept(instance=3, disown=True)
+    story.beats(NOW + 18_000)
+    assert story.apply().verdict() == "carried"
+    assert story.verdict(topic="Other") == "carried", "nobody has announced anything there"
+    assert ("Hello", "an operator has disowned its instance") in story.strangers()
 
 
 def test_a_late_report_raises_the_revision_and_opens_the_verdict_again(story: Story) -> None:
