@@ -215,6 +215,7 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
     return replace(
         config,
         data_dir=str(data_dir),
+        warehouse=str(data_dir / "warehouse"),
         zookeeper="127.0.0.1:0",
         registry="127.0.0.1:0",
         auditor="127.0.0.1:0",

@@ -71,6 +71,8 @@ class UpConfig:
     zookeeper: str = "127.0.0.1:2181"
     registry: str = "127.0.0.1:8081"
     auditor: str = "127.0.0.1:8082"
+    warehouse: str = ""
+    """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
     """How often auditing readers report."""
     grace_s: int = 60
@@ -237,7 +239,7 @@ class Deployment:
         return lines
 
     def _start_audit(self, registry_url: str, zookeeper: str) -> str:
-        """Start the auditor and one auditing reader for each cluster; the auditor's URL."""
+        """Start the auditor and an auditing reader for each cluster and the warehouse; the auditor's URL."""
         config, registry = self._config, ("--registry", registry_url, "--zookeeper", zookeeper)
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *registry]
         options += ["--bootstrap", self._bootstraps[self._aggregate], "--grace-s", str(config.grace_s)]
@@ -247,6 +249,10 @@ class Deployment:
             options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name, *registry]
             options += ["--bootstrap", bootstrap, "--interval-ms", str(config.audit_interval_ms)]
             self._run(f"{name}-reader", "audit-reader", *options)
+        if config.warehouse:
+            options = ["--warehouse", config.warehouse, "--bootstrap", self._bootstraps[self._aggregate]]
+            options += [*registry, "--interval-ms", str(config.audit_interval_ms)]
+            self._run("warehouse-reader", "audit-warehouse", *options)
         return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
 
 

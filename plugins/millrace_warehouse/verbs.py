@@ -293,6 +293,28 @@ class Verify:
 
 
 @verb
+class AuditWarehouse:
+    """`millrace audit-warehouse`."""
+
+    warehouse: str = option(*WAREHOUSE)
+    bootstrap: str = option(
+        "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", words.checked_addresses
+    )
+    zookeeper: str = option(
+        "--zookeeper HOST:PORT", "The aggregate cluster's: whose turn it is.", envvar="MILLRACE_ZOOKEEPER"
+    )
+    registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
+    interval_ms: int = option(
+        "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
+    )
+    new_warehouse: bool = option(
+        "--new-warehouse",
+        "The warehouse was moved here: without it another one than the last is refused.",
+        default=False,
+    )
+
+
+@verb
 class Mirror:
     """`millrace mirror-batch`."""
 

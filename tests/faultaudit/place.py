@@ -1,7 +1,7 @@
 """Everything a fault audit runs on, as real processes on loopback addresses.
 
-Two datacenters, the aggregate cluster whose mirror can make mistakes, a registry, a reader for each cluster,
-the auditor. Starts, stops and kills; knows no fault and no verdict.
+Two datacenters, the aggregate cluster whose mirror can make mistakes, a registry, a reader for each cluster
+and for the warehouse, the auditor. Starts, stops and kills; knows no fault and no verdict.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.support import REPOSITORY, Process
 ORIGINS = ("dc1", "dc2")
 PAGE_VIEW = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
 LOG = "[log]\nflush_ms = 20\n"
+WAREHOUSE_READER = "warehouse-reader"
 LOAD_S = 300.0
 """A load that takes longer hangs."""
 
@@ -56,12 +57,12 @@ class Place:
         self.ready("zookeeper", "registry")
         self._register(topics)
         self._start_brokers(topics, partitions)
-        services = [*(f"{name}-reader" for name in self.clusters), "auditor"]
+        services = [*(f"{name}-reader" for name in self.clusters), WAREHOUSE_READER, "auditor"]
         for name in services:
             self.start(name)
         self.ready(*services)
 
-    # Processes by name: zookeeper, registry, auditor, CLUSTER-1, CLUSTER-reader.
+    # Processes by name: zookeeper, registry, auditor, CLUSTER-1, CLUSTER-reader, WAREHOUSE_READER.
 
     def start(self, name: str) -> None:
         """Start a process, again if it was there before; `ready` waits for it."""
@@ -114,6 +115,9 @@ class Place:
             rules = ["--grace-s", "0", "--hello-patience-s", str(self._patience_s)]
             rules += ["--origins", ",".join(ORIGINS), "--database-url", f"sqlite:///{self.database}"]
             return ["auditor", *listen, *places, *rules, "--bootstrap", self.clusters[OFFLINE].bootstrap]
+        if name == WAREHOUSE_READER:
+            warehouse = ["--warehouse", str(self.warehouse), "--interval-ms", "100"]
+            return ["audit-warehouse", *warehouse, *places, "--bootstrap", self.clusters[OFFLINE].bootstrap]
         return self.reader_command(name.removesuffix("-reader"), name.removesuffix("-reader"))
 
     def reader_command(self, cluster: str, bootstrap_of: str) -> list[str]:

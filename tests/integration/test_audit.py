@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,24 +17,35 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from millrace.cli import cli
 from millrace.client.cluster_client import LATEST
+from millrace.coordination.session import Session
 from millrace.errors import MillraceError
 from millrace_audit.answer import Completeness, Window
 from millrace_audit.client import completeness
 from millrace_audit.producer import AuditedProducer
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
-from millrace_audit.reports.event import NotAudited, read_header
-from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, LoadEnd, schema_file
-from millrace_audit.reports.publish import publish_edition_counts
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import (
+    AUDIT_TOPIC,
+    COUNTS_TOPIC,
+    AuditCodec,
+    LoadEnd,
+    LoadNumber,
+    schema_file,
+)
+from millrace_audit.reports.publish import AuditPublisher, edition_records
 from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.turns import read_turns
+from millrace_registry.client import SchemaRegistryClient
 from tests.access_log import AccessLog, access_log_names
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
+from tests.warehouses import load_here
 
 Start = Callable[..., Process]
 PAGE_VIEW = schema_file("PageView")
@@ -46,6 +57,8 @@ TOPICS = [
     "auditor-kills",
     "reader-kills",
     "mixed",
+    "claimed",
+    "shrunk",
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
 START = 1_431_856_800_000
@@ -70,7 +83,11 @@ class World:
     readers: dict[str, Process] = field(default_factory=dict)
     auditor_port: int = field(default_factory=free_port)
     auditor: Process | None = None
-    loads: int = 0
+    warehouse_reader: Process | None = None
+
+    @property
+    def warehouse(self) -> Path:
+        return self.folder / "warehouse"
 
     @property
     def url(self) -> str:
@@ -123,33 +140,26 @@ class World:
             **options,
         )
 
-    def load(self, topic: str, counts: SequenceCounts | None = None) -> None:
-        """Say that the topic is loaded as it is in the aggregate cluster, or with other counts."""
-        self.loads += 1
-        cluster = self.clusters["offline"]
-        with cluster.client() as client:
-            topic_id = client.topic(topic).topic_id.hex
-            ends = [LoadEnd(topic_id, *end) for end in client.list_offsets(topic, LATEST).items()]
-        publish_edition_counts(
-            cluster.bootstrap,
+    def start_warehouse_reader(self) -> Process:
+        self.warehouse_reader = self.start(
+            "audit-warehouse",
+            "--warehouse",
+            str(self.warehouse),
+            "--bootstrap",
+            self.clusters["offline"].bootstrap,
+            "--registry",
             self.registry,
-            topic=topic,
-            load=self.loads,
-            editions=[self.counted("offline", topic) if counts is None else counts],
-            ends=ends,
+            "--zookeeper",
+            self.zookeeper,
+            "--new-warehouse",
+            "--interval-ms",
+            "100",
         )
+        return self.warehouse_reader
 
-    def counted(self, cluster: str, topic: str) -> SequenceCounts:
-        """What is in a topic, read by nothing but the test's own reader of partitions."""
-        counts = SequenceCounts()
-        with self.clusters[cluster].client() as client:
-            for contents in read_topic(client, topic).values():
-                for value in contents.values:
-                    with suppress(NotAudited):
-                        header = read_header(value or b"")
-                        window = window_start(header.time)
-                        counts.add(header.server, header.service, header.instance, window, header.sequence)
-        return counts
+    def load(self, topic: str) -> None:
+        """Load what is new of the topic; the warehouse's reader finds it by itself."""
+        load_here(self.clusters["offline"].bootstrap, self.registry, self.warehouse, topic)
 
     def ask(
         self, topic: str, windows: int = 1, *, start: int = START, url: str | None = None
@@ -209,7 +219,7 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
     for name in clusters:
         world.start_reader(name)
     world.auditor = world.start_auditor()
-    for process in (*world.readers.values(), world.auditor):
+    for process in (*world.readers.values(), world.auditor, world.start_warehouse_reader()):
         process.ready()
     schemas = run_millrace("schemas", "apply", "schemas", "--registry", world.registry)
     assert schemas.returncode == 0, schemas.stderr
@@ -309,6 +319,61 @@ def test_a_message_that_is_there_twice_is_named_at_the_first_tier(world: World) 
     ], "it was sent twice: the tiers behind only carry that on"
 
 
+def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> None:
+    with world.producer("dc1") as producer:
+        for n in range(10):
+            producer.send("claimed", PAGE_VIEW, EVENT, time_ms=START + n)
+    world.await_tier("claimed", "offline", 10)
+    offline = world.clusters["offline"]
+    with offline.client() as client:
+        topic_id = client.topic("claimed").topic_id.hex
+        ends = [LoadEnd(topic_id, *end) for end in client.list_offsets("claimed", LATEST).items()]
+    counts = SequenceCounts()
+    counts.add("dc1-web", "shop", producer.instance, START, 0, 9)
+    (claim,) = edition_records("claimed", LoadNumber(1), SequenceCounts(), counts, ends)
+    session = Session.connect(world.zookeeper)
+    with (
+        closing(session),
+        SchemaRegistryClient(world.registry) as registry,
+        AuditPublisher(offline.bootstrap, "audit-offline") as publisher,
+    ):
+        turns = read_turns(session, "offline")
+        value = AuditCodec(registry).encode(claim)
+        reader_of_the_cluster = turns[max(turns)].key(value)
+        for key in (b"", reader_of_the_cluster, reader_of_the_cluster[:8] + bytes(32)):
+            publisher.publish([value], keys=[key])
+
+    def are_listed() -> bool:
+        listed = httpx.get(f"{world.url}/v1/strangers").json()
+        counted = [row["count"] for row in listed if row["kind"] == "LoadCount"]
+        return bool(sum(counted) >= 3)
+
+    wait_until("the claims are strangers'", are_listed)
+    assert world.await_verdict("claimed", "pending").windows[0].tiers["warehouse"] == 0
+    world.load("claimed")
+    assert world.await_verdict("claimed", "complete").windows[0].tiers["warehouse"] == 10
+
+
+def test_rows_that_a_file_has_lost_are_missing_whatever_its_load_has_counted(world: World) -> None:
+    with world.producer("dc1") as producer:
+        for n in range(40):
+            producer.send("shrunk", PAGE_VIEW, EVENT, time_ms=START + n)
+    world.await_tier("shrunk", "offline", 40)
+    assert world.warehouse_reader is not None
+    world.warehouse_reader.kill()
+    world.load("shrunk")
+    lost = set[int]()
+    for path in (world.warehouse / "shrunk" / "rows").rglob("2015*.parquet"):
+        table = pq.ParquetFile(path).read()
+        lost.add(table.column("header")[0].as_py()["sequence"])
+        pq.write_table(table.slice(1), path)
+    world.start_warehouse_reader().ready()
+    found = world.await_verdict("shrunk", "incomplete")
+    (finding,) = found.windows[0].findings
+    assert (finding.kind, finding.tier) == ("missing", "warehouse")
+    assert {n for first, last in finding.sequences for n in range(first, last + 1)} == lost
+
+
 def test_messages_without_a_header_are_carried_beside_those_that_are_reported(world: World) -> None:
     with world.producer("dc2") as producer:
         for n in range(20):
@@ -398,9 +463,7 @@ def test_a_late_event_reopens_a_complete_window_at_the_next_revision(world: Worl
         assert reopened.windows[0].revision >= 1
         assert reopened.watermark is None
     world.await_tier("late", "offline", 31)
-    late = SequenceCounts()
-    late.add("dc1-web", "shop", producer.instance, START, 30)
-    world.load("late", late)
+    world.load("late")
     final = world.await_verdict("late", "complete")
     assert final.windows[0].acknowledged == 31
 

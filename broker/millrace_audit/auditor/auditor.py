@@ -34,6 +34,7 @@ from millrace_audit.reports.messages import (
     COUNTS_TOPIC,
     OFFLINE,
     SIGNED,
+    WAREHOUSE,
     AuditCodec,
     AuditRecord,
     Count,
@@ -275,7 +276,8 @@ class Auditor:
         kind = self._codec.kind(value, fetch)
         turn = None
         if kind in SIGNED and self._book is not None:
-            turn = self._book.signed(place.tier, key, value, fetch)
+            tier = WAREHOUSE if kind is LoadCount else place.tier
+            turn = self._book.signed(tier, key, value, fetch)
         # Not before it is known that it counts: reading costs more than writing, for whoever means harm.
         counts = kind in place.takes and (kind not in SIGNED or turn is not None)
         record = self._codec.decode(value) if counts else None

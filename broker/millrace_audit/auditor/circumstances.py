@@ -218,8 +218,8 @@ class TopicView:
         beat, ends = found
         around.reached[OFFLINE] = max(beat, around.reached.get(OFFLINE, beat))
         if not progress.is_loaded(topic, {**ends, **needed.get(OFFLINE, {})}):
-            since, how = iso(beat.time), f"`millrace load {topic}` brings it to the warehouse"
-            text = f"in the aggregate cluster since {since}, not loaded yet: {how}"
+            how = f"`millrace load {topic}` loads it, `millrace audit-warehouse` counts what is loaded"
+            text = f"in the aggregate cluster since {iso(beat.time)}, not loaded yet: {how}"
             around.waiting.append((Verdict.PENDING, text))
             return
         around.past.update((origin, WAREHOUSE) for origin in (*needed, ""))

@@ -60,12 +60,12 @@ class Counted:
     def _take(self, entry: Heard) -> None:
         record, tier = entry.record, self._tier
         assert tier is not None
+        assert entry.turn is not None
         if isinstance(record, LoadCount):
-            self._load(record)
+            self._load(record, entry)
             return
         assert isinstance(record, Count | Heartbeat)
         kind = type(record).__name__
-        assert entry.turn is not None
         if record.tier != self._place.tier:
             self._strangers.add(entry, kind, f"it does not belong among those of {self._place.tier}")
         elif entry.turn < tier.turn:
@@ -227,8 +227,18 @@ class Counted:
         for row in known.values():
             self._session.delete(row)
 
-    def _load(self, load: LoadCount) -> None:
-        if not self._is_next_part(load):
+    def _load(self, load: LoadCount, entry: Heard) -> None:
+        assert entry.turn is not None
+        warehouse = self._session.get(TierRow, WAREHOUSE)
+        if warehouse is None:
+            warehouse = TierRow(tier=WAREHOUSE)
+            self._session.add(warehouse)
+            self._session.flush()
+        if entry.turn < warehouse.turn:
+            self._strangers.add(entry, "LoadCount", _TURN_IS_OVER)
+            return
+        warehouse.turn = entry.turn
+        if not self._is_next_part(load, entry):
             return
         source = load.source
         for counts, removed in ((load.counts, False), (load.removed, True)):
@@ -248,7 +258,7 @@ class Counted:
                 else:
                     row.end = max(row.end, end.end)
 
-    def _is_next_part(self, load: LoadCount) -> bool:
+    def _is_next_part(self, load: LoadCount, entry: Heard) -> bool:
         """True if it is the next thing to count of its load, which is counted once its last part is."""
         source, table = load.source, store.LoadRow
         key: dict[str, Any] = {"topic": load.topic, "load": source.load}
@@ -257,10 +267,16 @@ class Counted:
             if before is None or before.counted < before.parts:
                 return False
         row = self._session.get(table, {**key, "edition": source.edition})
+        if row is not None and row.sha256 != source.sha256[:64]:
+            cause = f"load {source.load} of topic {load.topic} was counted from another manifest"
+            self._strangers.add(entry, "LoadCount", cause)
+            return False
         if source.part != (row.counted if row else 0) + 1 or (row and row.counted == row.parts):
             return False
         if row is None:
-            row = table(**key, edition=source.edition, counted=0, parts=source.parts)
+            row = table(
+                **key, edition=source.edition, counted=0, parts=source.parts, sha256=source.sha256[:64]
+            )
             self._session.add(row)
         row.counted = source.part
         self._session.flush()

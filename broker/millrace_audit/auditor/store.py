@@ -269,6 +269,8 @@ class LoadRow(Row):
     edition: Mapped[NumberKey]
     counted: Mapped[int]
     parts: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    """Of its manifest."""
 
 
 class StrangerRow(Row):

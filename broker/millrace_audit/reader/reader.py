@@ -57,7 +57,6 @@ IDLE_HEARTBEAT_S = 5.0
 _PARTITIONS_PER_FETCH = 200
 _RETRY_S = 1.0
 _CLUSTER_S = 10.0
-_STAND_BY_S = 30.0
 _LEFT_OUT = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
 _CLIENT_ID = "millrace-audit-reader"
 
@@ -161,7 +160,7 @@ class AuditReader:
 
         False when `stop` was set first.
         """
-        self._turn = self._await_turn()
+        self._turn = self._taker.await_turn(self._stop, self._check_cluster)
         if self._turn is None:
             return False
         try:
@@ -188,20 +187,6 @@ class AuditReader:
             self._client, topic, tier, self._codec, book, turn.number, before, there
         )
         self._beat_due = self._all_positions_due = 0.0
-
-    def _await_turn(self) -> Turn | None:
-        stands_by = False
-        while not self._stop.is_set():
-            self._check_cluster()
-            taken = self._taker.take()
-            if isinstance(taken, Turn):
-                return taken
-            if not stands_by:
-                line = "tier %s is counted by the reader on %s, process %d: this one stands by"
-                log.info(line, self._config.tier, taken.host, taken.pid)
-                stands_by = True
-            self._taker.wait_until_free(self._stop, _STAND_BY_S)
-        return None
 
     def _ensure_topics(self) -> None:
         topics = self._client.topics()

@@ -180,6 +180,10 @@ class LoadNumber:
     edition: int = 1
     part: int = 1
     parts: int = 1
+    manifest: str = ""
+    """URI of the manifest that lists its files."""
+    sha256: str = ""
+    """The manifest's, as it states it itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ class LoadEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCount:
-    """What a load has put into the warehouse."""
+    """What the files of a load hold, as the warehouse's reader has read them back."""
 
     time: int
     topic: str
@@ -202,11 +206,11 @@ class LoadCount:
     removed: SequenceCounts = field(default_factory=SequenceCounts)
     """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
     ends: Sequence[LoadEnd] = field(default_factory=list)
-    """How far the topic is loaded with it; empty when the load does not say."""
+    """How far the topic is loaded with it; empty when that is not said."""
 
 
 AuditRecord = Hello | Report | Heartbeat | Count | LoadCount
-SIGNED = (Count, Heartbeat)
+SIGNED = (Count, Heartbeat, LoadCount)
 """Kinds that only a reader may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, LoadCount)

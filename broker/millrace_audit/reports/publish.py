@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.client.confluent import text_of
-from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
-from millrace_audit.reports.messages import AuditCodec, AuditRecord, LoadCount, LoadEnd, LoadNumber, now_ms
-from millrace_registry.client import SchemaRegistryClient
+from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber, now_ms
 
 MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
@@ -114,34 +113,9 @@ class AuditPublisher:
         self.close()
 
 
-def publish_edition_counts(
-    bootstrap: str,
-    registry_url: str,
-    *,
-    topic: str,
-    load: int,
-    editions: Sequence[SequenceCounts],
-    ends: Sequence[LoadEnd] = (),
-) -> None:
-    """Tell the auditor what every edition of a load holds, the first one first; the last one counts.
-
-    `ends` says how far the topic is loaded with it.
-
-    `bootstrap` is the aggregate cluster's. May be repeated as often as one likes: each edition changes the
-    counts once, right after the one before. MillraceError when it does not get through.
-    """
-    records: list[LoadCount] = []
-    before = SequenceCounts()
-    for edition, counts in enumerate(editions, 1):
-        records += edition_records(topic, load, edition, before, counts, ends)
-        before = counts
-    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
-
-
 def edition_records(
     topic: str,
-    load: int,
-    edition: int,
+    source: LoadNumber,
     before: SequenceCounts,
     counts: SequenceCounts,
     ends: Sequence[LoadEnd] = (),
@@ -149,11 +123,12 @@ def edition_records(
     """What to tell of an edition of a load, given the one before: in as many parts as messages may be large.
 
     The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
+    `ends` says how far the topic is loaded with it.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
     count = partial(LoadCount, time=now_ms(), topic=topic, ends=ends)
     return [
-        count(counts=more, removed=less, source=LoadNumber(load, edition, part, len(pieces)))
+        count(counts=more, removed=less, source=replace(source, part=part, parts=len(pieces)))
         for part, (more, less) in enumerate(pieces, 1)
     ]
 
@@ -180,11 +155,3 @@ def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCo
             for side, (first, last) in some:
                 pieces[-1][side].add(*key, first, last)
     return pieces
-
-
-def publish_records(bootstrap: str, registry_url: str, topic: str, records: Sequence[AuditRecord]) -> None:
-    """Publish audit records on a topic that must be there, and wait until they are acknowledged."""
-    with SchemaRegistryClient(registry_url) as registry, AuditPublisher(bootstrap, topic) as publisher:
-        codec = AuditCodec(registry)
-        publisher.check_topics()
-        publisher.publish([codec.encode(record) for record in records])

@@ -7,7 +7,7 @@
     <topic>/rows/<10 digits>-<attempt>/                      what one attempt wrote, under final names
                  <hour>-<task>-<8 hex>.parquet               its rows of one hour of event time, UTC
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
-                 entries.avro, sequences.json.gz             for the table, and for the auditor
+                 entries.avro, sequences.json.gz             for the table, and for `verify`
     <topic>/plans/<run id>.json                              how far a run reads, frozen before it reads
     <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them
     <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
@@ -15,6 +15,7 @@
     <topic>/expired/<10 digits>.json                         which data files a run of `expire` deletes
     <topic>/compacted/<attempt>/                             files of the table that no load wrote,
                  files.json                                  and the hash of each
+    <topic>/audited/<10 digits>.<4 digits>.json.gz           what the auditor was told of a load's edition
     <topic>/table/                                           the Iceberg table's `location`
     <topic>/hours/                                           that of its table of hours
 
@@ -64,6 +65,7 @@ class Folder(StrEnum):
     LEDGER = "ledger"
     EXPIRED = "expired"
     COMPACTED = "compacted"
+    AUDITED = "audited"
     TABLE = "table"
     HOURS = "hours"
 
@@ -126,6 +128,11 @@ def ledger_path(path: str) -> str:
     """The ledger's entry of a manifest or record: `t/ledger/loads/0000000001.json` of `t/loads/…`."""
     topic, _, inside = path.partition("/")
     return f"{topic}/ledger/{inside}"
+
+
+def audited_path(topic: str, load: int, edition: int) -> str:
+    """Where it is written down what the auditor was told of an edition."""
+    return f"{Folder.AUDITED.of(topic)}/{load:010d}.{edition:04d}.json.gz"
 
 
 def expired_path(topic: str, number: int) -> str:

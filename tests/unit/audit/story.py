@@ -225,6 +225,7 @@ class Story:
         source: LoadNumber | None = None,
         removed: SequenceCounts | None = None,
         whole: bool = True,
+        turn: int | None = 1,
     ) -> None:
         """A load that brings the topic as far as it is counted offline by now."""
         self.loads += source is None
@@ -241,7 +242,7 @@ class Story:
             removed=removed or SequenceCounts(),
             ends=ends if whole else [],
         )
-        self.say(OWN, OFFLINE, record)
+        self.say(OWN, OFFLINE, record, turn)
 
     def carry(self, counts: SequenceCounts, cluster: str = "dc1", **options: Any) -> None:
         """Events at every tier."""

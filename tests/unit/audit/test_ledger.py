@@ -988,7 +988,7 @@ def test_a_later_edition_of_a_load_takes_the_place_of_the_one_before(story: Stor
     editions = [found((0, 4)), found((0, 9)), found((0, 9))]
     before = SequenceCounts()
     for number, counts in enumerate(editions, 1):
-        for record in edition_records(TOPIC, 1, number, before, counts):
+        for record in edition_records(TOPIC, LoadNumber(1, number), before, counts):
             for _ in range(2):
                 more, less = record.counts, record.removed
                 story.load(more, source=record.source, removed=less)
@@ -1011,6 +1011,30 @@ def test_the_parts_of_a_load_count_one_after_the_other(story: Story) -> None:
     story.load(found((0, 4)), source=LoadNumber(1, 1, 1, 2))
     story.load(found((5, 9)), source=LoadNumber(1, 1, 2, 2))
     assert story.apply().verdict() == "complete"
+
+
+def test_what_is_said_of_loads_counts_only_in_the_newest_turn_of_the_warehouse(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9)))
+    story.beats()
+    story.load(found((0, 4)), turn=3)
+    story.load(found((5, 9)), turn=2)
+    assert story.apply().findings() == [("missing", "warehouse", [[5, 9]])]
+    story.load(found((5, 9)), turn=None)
+    assert story.apply().findings() == [("missing", "warehouse", [[5, 9]])]
+    assert [kind for kind, _ in story.strangers()] == ["LoadCount", "LoadCount"]
+    story.load(found((5, 9)), turn=3)
+    assert story.apply().verdict() == "complete"
+
+
+def test_another_manifest_under_the_number_of_a_load_that_is_counted_is_a_strangers(story: Story) -> None:
+    story.whole()
+    story.load(found((0, 0)), source=LoadNumber(1, sha256="another"))
+    assert story.apply().verdict() == "complete"
+    cause = f"load 1 of topic {TOPIC} was counted from another manifest"
+    assert story.strangers() == [("LoadCount", cause)]
 
 
 # What it costs.
