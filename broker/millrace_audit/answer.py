@@ -114,11 +114,14 @@ class Completeness:
     """Why the watermark is not later."""
     foreign: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Messages without an audit header at each tier."""
+    enough: str = field(default=Verdict.COMPLETE, kw_only=True)
+    """Which proof the topic needs: `complete`, or `carried`, as the auditor was told."""
     windows: Sequence[Window]
 
     @property
-    def complete(self) -> bool:
-        return self.verdict == Verdict.COMPLETE
+    def proven(self) -> bool:
+        """True if the verdict is the proof that the topic needs, or a better one."""
+        return self.verdict in (Verdict.COMPLETE, self.enough)
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
@@ -132,6 +135,7 @@ class Completeness:
             watermark=None if watermark is None else datetime.fromisoformat(watermark),
             held_by=answer.get("held_by"),
             foreign=answer.get("foreign", {}),
+            enough=answer.get("enough", Verdict.COMPLETE),
             windows=[window_from_json(window) for window in answer["windows"]],
         )
 

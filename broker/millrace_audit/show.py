@@ -46,7 +46,8 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     for line in [*_findings(answer.windows), *_reasons(answer.windows)]:
         console.print(line, markup=False)
     console.print(_watermark(answer), markup=False)
-    console.print(f"{answer.topic}: {styled(answer.verdict)}{_empty(answer)}")
+    enough = ", which is enough for this topic" if answer.proven and answer.verdict == "carried" else ""
+    console.print(f"{answer.topic}: {styled(answer.verdict)}{enough}{_empty(answer)}")
 
 
 def _foreign(answer: Completeness) -> Window:

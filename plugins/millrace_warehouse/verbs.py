@@ -159,7 +159,7 @@ class Publish:
     start: str = option("--from TIME", "Publish every hour from this whole hour on ...", default="")
     end: str = option("--to TIME", "... up to, and without, this one.", default="")
     proven: bool = option(
-        "--proven", "Also publish every hour that waits and that the auditor calls complete.", default=False
+        "--proven", "Also publish every hour that waits and that the auditor calls proven.", default=False
     )
     unproven_after_s: float | None = option(
         "--unproven-after AGE",

@@ -7,6 +7,7 @@ its evidence or its circumstances are others than at its last verdict.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,6 +85,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         watermark=watermark,
         held_by=held_by,
         foreign=foreign,
+        enough=Verdict.CARRIED if re.fullmatch(rules.carried, topic) else Verdict.COMPLETE,
         windows=windows,
     )
 

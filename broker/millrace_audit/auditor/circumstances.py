@@ -29,6 +29,8 @@ class AuditRules:
 
     origins: Sequence[str]
     """Clusters that are produced to; each must be heard of before anything is final."""
+    carried: str = ""
+    """A regular expression of the topics for which `carried` is proof enough."""
     grace_ms: int = 60_000
     """How far clocks may differ: a window can be final this long after its end at the earliest."""
     hello_patience_ms: int = 600_000

@@ -245,8 +245,8 @@ class Counted:
             keys = [key for key in counts.tallies if is_of_this_world(key.window)]
             for key, producer in self._producers.get_all("", keys).items():
                 change = self._changes.window(load.topic, key.window)
-                entry = (WAREHOUSE, producer.producer, counts.tallies[key])
-                (change.removed if removed else change.counts).append(entry)
+                held = (WAREHOUSE, producer.producer, counts.tallies[key])
+                (change.removed if removed else change.counts).append(held)
         self._changes.topic(load.topic)
         if source.part == source.parts:
             for end in load.ends:

@@ -51,7 +51,7 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
     assert text == (
         '{"topic": "PageView", "from": "2015-05-17T10:00:00Z", "to": "2015-05-17T10:05:00.007Z",'
         ' "verdict": "incomplete", "watermark": null, "held_by": "dc1 stands",'
-        ' "foreign": {"dc1": 3},'
+        ' "foreign": {"dc1": 3}, "enough": "complete",'
         ' "windows": [{"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z",'
         ' "verdict": "incomplete", "revision": 2, "acknowledged": 10, "failed": 1,'
         ' "tiers": {"dc1": 10, "offline": 6, "warehouse": 0},'

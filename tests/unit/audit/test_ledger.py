@@ -519,6 +519,11 @@ def test_a_topic_of_plain_producers_is_carried_and_has_a_watermark(story: Story)
     assert [window["verdict"] for window in answer["windows"]] == ["carried", "carried"]
     assert answer["windows"][0]["foreign"] == {"dc1": 200, "offline": 200} == answer["foreign"]
     assert answer["watermark"] == "2015-05-17T11:30:00Z"
+    assert answer["enough"] == "complete"
+    story.rules = replace(RULES, carried=f"Search.*|{TOPIC}")
+    assert story.completeness(windows=2).proven
+    story.rules = replace(RULES, carried=TOPIC[:-1])
+    assert not story.completeness(windows=2).proven, "the whole name must match"
 
 
 @pytest.mark.parametrize(
