@@ -31,7 +31,7 @@ from millrace_audit.answer import (
 )
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_unheard, to_instance
+from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_unheard, to_instance, views
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Circumstances, judge
@@ -64,7 +64,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         unheard = Circumstances(waiting=[(Verdict.UNKNOWN, held_by)])
         windows = [judge(window, Evidence(), {}, unheard) for window in starts]
     else:
-        view = TopicView(session, rules, Progress(session), topic)
+        (view,) = views(session, rules, Progress(session), [topic])
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
         windows = [
@@ -146,8 +146,9 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
     _note_hellos(session, progress)
     note_unheard(session, progress)
     judged = 0
-    for topic in session.scalars(select(TopicRow).order_by(TopicRow.topic)).all():
-        view = TopicView(session, rules, progress, topic.topic)
+    topics = {row.topic: row for row in session.scalars(select(TopicRow).order_by(TopicRow.topic))}
+    for view in views(session, rules, progress, [*topics]):
+        topic = topics[view.topic]
         if view.announced:
             topic.final_through = max(topic.final_through, view.final_through)
         judging = _Judge(session, rules, progress.heartbeats, topic.topic)
@@ -156,7 +157,14 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
 
 
 def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled) -> int:
-    columns = _COLUMNS.add_columns(WindowRow.signature, WindowRow.last_settled)
+    columns = select(
+        WindowRow.window,
+        WindowRow.revision,
+        WindowRow.dirty,
+        WindowRow.positions,
+        WindowRow.signature,
+        WindowRow.last_settled,
+    )
     # What is still to come nobody can have sent, whatever clocks say: it waits for its time.
     still_open = columns.where(
         ~WindowRow.settled, WindowRow.topic == view.topic, WindowRow.window <= view.now
@@ -200,7 +208,7 @@ def _note_hellos(session: Session, progress: Progress) -> None:
     """Note of new instances from when on they are awaited: their cluster's heartbeat behind the hello."""
     new = (ProducerRow.announced, ~ProducerRow.done, ProducerRow.next_report == 0, ~ProducerRow.counted)
     for row in session.scalars(select(ProducerRow).where(*new, ProducerRow.awaited_from == NOTHING)):
-        if beat := progress.beat(row.origin, NOTHING, row.hello_at):
+        if beat := progress.beats[row.origin].first(reported_at=row.hello_at):
             row.awaited_from = beat.time
 
 
@@ -266,8 +274,10 @@ def topics(session: Session, rules: AuditRules) -> list[Topic]:
     """Every topic the auditor knows, with its watermark and the instances that have not ended."""
     progress = Progress(session)
     names = session.scalars(select(TopicRow.topic).order_by(TopicRow.topic)).all()
-    views = [TopicView(session, rules, progress, name) for name in names]
-    return [Topic(view.topic, *_watermark(session, view), view.instances) for view in views]
+    return [
+        Topic(view.topic, *_watermark(session, view), view.instances)
+        for view in views(session, rules, progress, names)
+    ]
 
 
 def heartbeats(session: Session) -> dict[str, int]:

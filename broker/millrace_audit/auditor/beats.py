@@ -43,12 +43,38 @@ def name(row: CoverageRow) -> str:
     return f"{row.topic_id}-{row.partition}"
 
 
-def first_beat(beats: Sequence[Beat], time: int, reported_at: int, serial: int) -> Beat | None:
-    """The first one behind `serial`, at or after `time`, that stands for all that was reported by then."""
-    for beat in beats[bisect_right(beats, serial, key=lambda beat: beat.serial) :]:
-        if beat.time >= time and (reported_at == NOTHING or (beat.reported_through or 0) >= reported_at):
-            return beat
-    return None
+class Beats(list[Beat]):
+    """Those of a tier, in the order of their serials."""
+
+    def __init__(self) -> None:
+        self._latest: list[int] = []  # time and reported_through at each beat or before: clocks are set back
+        self._through: list[int] = []
+
+    def add(self, beat: Beat) -> None:
+        self.append(beat)
+        self._latest.append(max(beat.time, self._latest[-1] if self._latest else beat.time))
+        through = beat.reported_through or 0
+        self._through.append(max(through, self._through[-1] if self._through else through))
+
+    def first(self, time: int = NOTHING, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
+        """The first one behind `serial`, at or after `time`, that stands for what was reported by then."""
+        begin = max(
+            bisect_right(self, serial, key=lambda beat: beat.serial),
+            bisect_left(self._latest, time),
+            bisect_left(self._through, reported_at),
+        )
+        for index in range(begin, len(self)):
+            beat = self[index]
+            if beat.time >= time and (beat.reported_through or 0) >= reported_at:
+                return beat
+        return None
+
+    def time_before(self, at: int) -> tuple[int, bool]:
+        """Time of the newest one from when the audit topic ended at `at` or before; True if it is known."""
+        if self and self[0].reported_through is None:
+            return NOTHING, False
+        index = bisect_right(self._through, at)
+        return (self[index - 1].time if index else NOTHING), index < len(self)
 
 
 def thin(session: Session, tier: str, before: int, now: int) -> None:
@@ -93,10 +119,15 @@ class Progress:
         tiers = session.scalars(select(TierRow)).all()
         self.heartbeats = {row.tier: row.heartbeat for row in tiers}
         self._heard_through = {row.tier: row.heard_through for row in tiers}
-        self._beats: defaultdict[str, list[Beat]] = defaultdict(list)
+        self.beats: defaultdict[str, Beats] = defaultdict(Beats)
         columns = select(BeatRow.tier, BeatRow.serial, BeatRow.time, BeatRow.reported_through)
         for tier, serial, time, through in session.execute(columns.order_by(BeatRow.serial)):
-            self._beats[tier].append(Beat(serial, time, through))
+            self.beats[tier].add(Beat(serial, time, through))
+        self.heard_times = {
+            tier: max((beat.time for beat in beats if self.has_heard(tier, beat)), default=NOTHING)
+            for tier, beats in self.beats.items()
+        }
+        """Tier -> the latest time by which all that its producers had said is applied."""
         self._coverage: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
         for row in session.scalars(select(CoverageRow)):
             self._coverage[row.tier, row.topic].append(row)
@@ -113,24 +144,10 @@ class Progress:
             self._marks[tier, topic] = [row.serial for row in rows], [row.ends for row in rows]
         return self._marks[tier, topic]
 
-    def beat(self, tier: str, time: int, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
-        return first_beat(self._beats[tier], time, reported_at, serial)
-
-    def time_before(self, tier: str, at: int) -> tuple[int, bool]:
-        """Time of the newest beat from when the audit topic ended at `at` or before; True if it is known."""
-        beats = self._beats[tier]
-        through = (FOR_EVER if beat.reported_through is None else beat.reported_through for beat in beats)
-        index = bisect_right([*through], at)
-        return (beats[index - 1].time if index else NOTHING), index < len(beats)
-
     def has_heard(self, tier: str, beat: Beat) -> bool:
         """True if what producers had said when all before a beat was counted is applied."""
-        later = first_beat(self._beats[tier], NOTHING, NOTHING, beat.serial)  # it looked after the counting
+        later = self.beats[tier].first(serial=beat.serial)  # it looked after the counting
         return later is not None and (later.reported_through or 0) <= self._heard_through.get(tier, 0)
-
-    def heard_time(self, tier: str) -> int:
-        """The latest time by which all that producers had said is applied; nothing is over behind it."""
-        return max((beat.time for beat in self._beats[tier] if self.has_heard(tier, beat)), default=NOTHING)
 
     def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
         """Where the topic was counted to at a beat; without what has been deleted since."""
@@ -153,15 +170,15 @@ class Progress:
 
     def first_mirrored(self, topic: str, needed: Mapping[str, Ends], serial: int) -> tuple[Beat, Ends] | None:
         """The aggregate cluster's first beat behind `serial` that has come that far, and its ends there."""
-        beats = self._beats[OFFLINE]
+        beats = self.beats[OFFLINE]
         serials, marks = self._marks_of(OFFLINE, topic)
-        first = first_beat(beats, NOTHING, NOTHING, serial)
+        first = beats.first(serial=serial)
         if first is None:
             return None
         for index in range(max(bisect_right(serials, first.serial) - 1, 0), len(serials)):
             if all(_covers(_origin_ends(marks[index].values(), o), ends) for o, ends in needed.items()):
-                at = bisect_left(beats, max(serials[index], first.serial), key=lambda beat: beat.serial)
-                return (beats[at], self._there(OFFLINE, topic, marks[index])) if at < len(beats) else None
+                beat = beats.first(serial=max(serials[index], first.serial) - 1)
+                return None if beat is None else (beat, self._there(OFFLINE, topic, marks[index]))
         return None
 
     def is_loaded(self, topic: str, ends: Ends) -> bool:

@@ -5,13 +5,16 @@ Reads what the database says of tiers, instances and gaps once for all windows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from sqlalchemy import or_, select
+from sqlalchemy import join, or_, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.answer import Instance, Verdict, iso
+from millrace_audit.answer import Instance, Verdict, iso, overall
 from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Beat, Ends, Progress
 from millrace_audit.auditor.store import ProducerRow
@@ -19,6 +22,8 @@ from millrace_audit.auditor.verdict import Circumstances, silent_about
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE, now_ms
 
+MOST_NAMED = 10
+"""Most silent instances that a window names; the others are counted."""
 STANDS_MS = 60_000
 """A tier that was not counted for so long stands: what waits for it is no longer just on its way."""
 
@@ -58,30 +63,52 @@ class Gap:
     """It concerns windows without events, too."""
 
 
+class _Silent:
+    """Instances by how far they have closed: whoever holds windows up the longest comes first."""
+
+    def __init__(self, instances: Iterable[Instance]) -> None:
+        awaited = [one for one in instances if not one.idle]
+        self.instances = sorted(awaited, key=_closed_through)
+        self.closed = [_closed_through(one) for one in self.instances]
+
+    def at(self, end: int) -> tuple[Sequence[Instance], int]:
+        """Of those that have not closed all before `end`: the first ones, and how many more there are."""
+        count = bisect_left(self.closed, end)
+        return self.instances[: min(count, MOST_NAMED)], max(count - MOST_NAMED, 0)
+
+
+def _closed_through(instance: Instance) -> int:
+    return NOTHING if instance.missing_reports else instance.closed_through
+
+
 class TopicView:
     """What holds for every window of a topic."""
 
-    def __init__(self, session: Session, rules: AuditRules, progress: Progress, topic: str) -> None:
+    def __init__(
+        self,
+        rules: AuditRules,
+        progress: Progress,
+        topic: str,
+        *,
+        announced: bool,
+        instances: Sequence[Instance],
+        gaps: Sequence[Gap],
+    ) -> None:
         self.topic, self._rules, self._progress = topic, rules, progress
+        self.announced, self.instances, self.gaps = announced, instances, gaps
         self.now = rules.clock_ms()
-        link = store.ProducerTopicRow
-        here = (
-            select(ProducerRow).join(link, link.producer == ProducerRow.producer).where(link.topic == topic)
-        )
-        open_ones = here.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
-        self.announced = session.scalar(here.where(~ProducerRow.disowned).limit(1)) is not None
-        beats = progress.heartbeats
-        self.instances = [
-            to_instance(row, beats.get(row.origin, NOTHING), rules) for row in session.scalars(open_ones)
-        ]
-        self.heartbeats = {tier: min(time, self.now) for tier, time in beats.items() if time != NOTHING}
-        bad = [_unreadable(row) for row in progress.unreadable[topic]]
-        self.gaps = [*_uncounted(session, topic), *_unheard(session, progress, topic), *bad]
-        self._heard = {o: min(self.heartbeats.get(o, NOTHING), progress.heard_time(o)) for o in rules.origins}
+        self.heartbeats = {
+            tier: min(time, self.now) for tier, time in progress.heartbeats.items() if time != NOTHING
+        }
+        self._heard = {
+            o: min(self.heartbeats.get(o, NOTHING), progress.heard_times.get(o, NOTHING))
+            for o in rules.origins
+        }
+        self._awaited = _Silent([one for one in instances if one.accepted is None])
+        self._accepted = _Silent([one for one in instances if one.accepted is not None])
+        self._worst = [*accumulate(map(self._patience, self._awaited.instances), lambda *two: overall(two))]
         heard = [time - rules.grace_ms for time in self._heard.values()]
-        awaited = [instance for instance in self.instances if instance.accepted is None and not instance.idle]
-        closed = [NOTHING if one.missing_reports else one.closed_through for one in awaited]
-        self.final_through = max(min((*heard, *closed), default=FOR_EVER), NOTHING)
+        self.final_through = max(min((*heard, *self._awaited.closed[:1]), default=FOR_EVER), NOTHING)
         """Time (ms) up to which every window is final."""
 
     def around(self, window: int, positions: Mapping[str, Mapping[str, int]] | None) -> Circumstances:
@@ -89,13 +116,15 @@ class TopicView:
         end = window + WINDOW_MS
         over = end + self._rules.grace_ms
         around = Circumstances(waiting=self._unheard_of(over))
-        for instance in self.instances:
-            if (silent := silent_about(instance, end)) is None:
-                continue
-            if instance.accepted is not None:
-                around.notes.append(f"{silent}; accepted: {instance.accepted}")
-            else:
-                around.waiting.append(self._silent(instance, silent))
+        named, others = self._awaited.at(end)
+        around.waiting += [(self._patience(one), self._silence_of(one, end)) for one in named]
+        if others:
+            worst = self._worst[len(named) + others - 1]
+            around.waiting.append((worst, f"{others} more instances may have something to say"))
+        named, others = self._accepted.at(end)
+        around.notes += [f"{silent_about(one, end)}; accepted: {one.accepted}" for one in named]
+        if others:
+            around.notes.append(f"{others} more silent instances are accepted")
         # What a tier holds matters for events that are known of.
         gaps = [gap for gap in self.gaps if window < gap.until and (positions or gap.is_of_all)]
         early = [gap for gap in gaps if gap.since < over]
@@ -119,8 +148,7 @@ class TopicView:
         """Why nothing is final behind `final_through`."""
         end = min(self.final_through, FOR_EVER - WINDOW_MS) + WINDOW_MS
         reasons = [text for _, text in self._unheard_of(end + self._rules.grace_ms)]
-        awaited = (one for one in self.instances if one.accepted is None and not one.idle)
-        reasons += [text for text in (silent_about(one, end) for one in awaited) if text is not None]
+        reasons += [text for text in (silent_about(one, end) for one in self._awaited.at(end)[0]) if text]
         return reasons[0] if reasons else None
 
     def _unheard_of(self, over: int) -> list[tuple[Verdict, str]]:
@@ -145,13 +173,17 @@ class TopicView:
             return Verdict.UNKNOWN, f"the reader of {tier} stands at {iso(heartbeat)}: look at {command}"
         return Verdict.PENDING, f"{tier} is counted through {iso(heartbeat)} and goes on"
 
-    def _silent(self, instance: Instance, silent: str) -> tuple[Verdict, str]:
+    def _patience(self, instance: Instance) -> Verdict:
+        """What the windows are that a silent instance has not closed."""
         heartbeat = self.heartbeats.get(instance.cluster, NOTHING)
-        if instance.missing_reports:
-            return Verdict.UNKNOWN, silent
-        if heartbeat - instance.heard_at <= self._rules.hello_patience_ms:
-            return Verdict.PENDING, silent
-        return Verdict.UNKNOWN, f"{silent}; nothing was heard of it since {iso(instance.heard_at)}"
+        is_slow = heartbeat - instance.heard_at <= self._rules.hello_patience_ms
+        return Verdict.PENDING if is_slow and not instance.missing_reports else Verdict.UNKNOWN
+
+    def _silence_of(self, instance: Instance, end: int) -> str:
+        silent = silent_about(instance, end)
+        if instance.missing_reports or self._patience(instance) == Verdict.PENDING:
+            return f"{silent}"
+        return f"{silent}; nothing was heard of it since {iso(instance.heard_at)}"
 
     def _follow(
         self,
@@ -167,7 +199,7 @@ class TopicView:
         needed: dict[str, Ends] = {}
         for origin in origins:
             at, serial = reported.get(origin, NOTHING), counted.get(origin, NOTHING)
-            beat = progress.beat(origin, over, at, serial) if self.now >= over else None
+            beat = progress.beats[origin].first(over, at, serial) if self.now >= over else None
             if beat is None:
                 around.waiting += self._uncounted(origin, over)
                 continue
@@ -231,9 +263,39 @@ class TopicView:
             around.waiting.append(self._behind(OFFLINE))
 
 
+def views(
+    session: Session, rules: AuditRules, progress: Progress, topics: Sequence[str]
+) -> Iterator[TopicView]:
+    """What holds for each of the topics; read for many of them at once."""
+    link = store.ProducerTopicRow
+    named = join(link, ProducerRow, ProducerRow.producer == link.producer)
+    for some in store.slices(topics):
+        instances: defaultdict[str, list[Instance]] = defaultdict(list)
+        rows = select(link.topic, ProducerRow).select_from(named).where(link.topic.in_(some))
+        open_ones = rows.where(~ProducerRow.done).order_by(ProducerRow.instance, ProducerRow.origin)
+        for topic, row in session.execute(open_ones):
+            heartbeat = progress.heartbeats.get(row.origin, NOTHING)
+            instances[topic].append(to_instance(row, heartbeat, rules))
+        own = select(link.topic).distinct().select_from(named)
+        announced = {*session.scalars(own.where(link.topic.in_(some), ~ProducerRow.disowned))}
+        gaps: defaultdict[str, list[Gap]] = defaultdict(list)
+        for topic, gap in (*_uncounted(session, some), *_unheard(session, progress, some)):
+            gaps[topic].append(gap)
+        for topic in some:
+            bad = (_unreadable(row) for row in progress.unreadable[topic])
+            yield TopicView(
+                rules,
+                progress,
+                topic,
+                announced=topic in announced,
+                instances=instances[topic],
+                gaps=[*gaps[topic], *gaps[""], *bad],
+            )
+
+
 def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules, *, is_of_topic: bool = True) -> Instance:
     """What is known of a producer; to a topic that it has not announced it has announced nothing."""
-    nothing_heard = row.announced and not row.counted and row.next_report == 0
+    nothing_heard = row.announced and not row.counted and row.next_report == 0 and not row.missing
     return Instance(
         instance=row.instance,
         server=row.server,
@@ -256,19 +318,19 @@ def note_unheard(session: Session, progress: Progress) -> None:
     unknown = or_(table.since.is_(None), table.until == FOR_EVER)
     for row in session.scalars(select(table).where(unknown)):
         if row.since is None:
-            time, is_known = progress.time_before(row.origin, row.at)
+            time, is_known = progress.beats[row.origin].time_before(row.at)
             row.since = time if is_known else None
         if row.since is not None and row.to is not None:
-            behind = progress.beat(row.origin, row.since, row.to)
+            behind = progress.beats[row.origin].first(row.since, row.to)
             row.until = FOR_EVER if behind is None else behind.time
 
 
-def _unheard(session: Session, progress: Progress, topic: str) -> Iterator[Gap]:
+def _unheard(session: Session, progress: Progress, topics: Sequence[str]) -> Iterator[tuple[str, Gap]]:
     table = store.UnheardRow
-    for row in session.scalars(select(table).where(table.topic.in_((topic, "")))):
-        since = progress.time_before(row.origin, row.at)[0] if row.since is None else row.since
+    for row in session.scalars(select(table).where(table.topic.in_((*topics, "")))):
+        since = progress.beats[row.origin].time_before(row.at)[0] if row.since is None else row.since
         reason = (
-            f"too many instances of topic {topic} are open in {row.origin}: others are not heard since"
+            f"too many instances of topic {row.topic} are open in {row.origin}: others are not heard since"
             f" {iso(since)}: accept who is nobody (`millrace audit --accept-service NAME --reason TEXT`)"
         )
         if not row.topic:
@@ -276,12 +338,12 @@ def _unheard(session: Session, progress: Progress, topic: str) -> Iterator[Gap]:
                 "audit records expired before the auditor read them (of the producers in"
                 f" {row.origin}): it does not know who sent what from {iso(since)} to {iso(row.until)}"
             )
-        yield Gap(None, since, row.until, reason, is_of_all=True)
+        yield row.topic, Gap(None, since, row.until, reason, is_of_all=True)
 
 
-def _uncounted(session: Session, topic: str) -> Iterator[Gap]:
+def _uncounted(session: Session, topics: Sequence[str]) -> Iterator[tuple[str, Gap]]:
     table = store.UncountedRow
-    for row in session.scalars(select(table).where(table.topic.in_((topic, "")))):
+    for row in session.scalars(select(table).where(table.topic.in_((*topics, "")))):
         reason = (
             f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
             f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
@@ -291,7 +353,8 @@ def _uncounted(session: Session, topic: str) -> Iterator[Gap]:
                 f"audit records expired before the auditor read them (of tier {row.tier}): it does not know"
                 f" what was counted from {iso(row.since)} to {iso(row.until)}"
             )
-        yield Gap(row.tier, row.since, row.until, reason, is_of_all=not row.topic, serial=row.serial)
+        gap = Gap(row.tier, row.since, row.until, reason, is_of_all=not row.topic, serial=row.serial)
+        yield row.topic, gap
 
 
 def _unreadable(bad: store.UnreadableRow) -> Gap:

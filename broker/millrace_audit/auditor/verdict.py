@@ -31,6 +31,8 @@ from millrace_audit.reports.ranges import SequenceRanges, in_words
 from millrace_audit.reports.seals import wrapped
 
 FOREIGN = "messages without a header"
+MOST_REASONS = 20
+"""Most reasons that a window lists; the others are counted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,10 +123,15 @@ def judge(
         failed=sum(len(SequenceRanges(pairs(w.failed))) for w in said if w.failed),
         tiers=_totals(entries, foreign),
         findings=findings,
-        reasons=[*dict.fromkeys((*(text for _, text in waiting), *around.notes, *notes))],
+        reasons=_at_most([*dict.fromkeys((*(text for _, text in waiting), *around.notes, *notes))]),
         carried=carried,
         foreign=dict(foreign),
     )
+
+
+def _at_most(reasons: list[str]) -> list[str]:
+    more = len(reasons) - MOST_REASONS
+    return reasons if more <= 0 else [*reasons[:MOST_REASONS], f"and {more} more"]
 
 
 def _entries(evidence: Evidence, producers: Mapping[int, Instance]) -> list[_Entry]:

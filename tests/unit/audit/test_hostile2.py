@@ -20,28 +20,6 @@ from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, 
 from tests.unit.audit.test_hostile import evil, quick, story
 
 
-def test_25_many_open_instances(quick: Story) -> None:
-    for windows, instances in ((50, 500), (50, 1000)):
-        store = AuditStore("sqlite://")
-        s = Story(store)
-        for w in range(windows):
-            s.carry(found((0, 0), instance=5, window=W - w * WINDOW_MS))
-        for i in range(instances):
-            s.hello(10000 + i, server="evil", service="evil")
-            s.report(0, instance=10000 + i, closed=NOTHING, server="evil", service="evil")
-        s.beats()
-        began = time.perf_counter()
-        s.apply()
-        one = time.perf_counter() - began
-        began = time.perf_counter()
-        s.settle()
-        two = time.perf_counter() - began
-        with store.reading() as session:
-            size = session.connection().exec_driver_sql("select sum(length(judged)) from windows").scalar()
-        print(windows, instances, "apply", one, "settle with nothing new", two, "judged bytes", size)
-        store.close()
-
-
 def test_26_many_windows(quick: Story) -> None:
     for n in (5000, 10000):
         store = AuditStore("sqlite://")

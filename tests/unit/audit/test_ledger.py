@@ -1061,6 +1061,25 @@ def test_only_what_changed_is_judged_again(quick: Story) -> None:
     assert quick.settle() == 0
 
 
+def test_a_window_names_some_silent_instances_and_counts_the_others(quick: Story) -> None:
+    quick.whole()
+    for instance in range(100, 130):
+        quick.hello(instance, time=NOW if instance > 100 else W)
+        quick.report(0, instance=instance, closed=W if instance < 129 else NOTHING, time=NOW)
+    quick.hello(200, time=W)
+    quick.report(0, instance=200, closed=W + 1, time=W)
+    quick.beats(NOW + 6000)
+    reasons = quick.apply().window()["reasons"]
+    assert reasons[0] == "instance 129 (shop on web-129 in dc1) has closed nothing and may send more"
+    assert (len(reasons), reasons[-1]) == (11, "21 more instances may have something to say")
+    assert quick.verdict() == "unknown", "of one of the others nothing was heard for long"
+    quick.accept(service="shop")
+    quick.settle()
+    reasons = quick.window()["reasons"]
+    assert (quick.verdict(), len(reasons)) == ("complete", 11)
+    assert reasons[-1] == "21 more silent instances are accepted"
+
+
 def test_a_folded_window_gives_the_same_answer_and_unfolds_for_what_is_late(story: Story) -> None:
     story.hello()
     story.report(0, (0, 9), closed=W + WINDOW_MS, failed=((10, 11),))

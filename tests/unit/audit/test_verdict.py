@@ -20,7 +20,7 @@ END = WINDOW + WINDOW_MS
 SHOP = Instance(instance=11, server="web-1", service="shop", cluster="dc1", closed_through=FOR_EVER)
 LOAD = replace(SHOP, cluster="", announced=False)
 TIERS = ("dc1", "offline", "warehouse")
-PAST = frozenset(("dc1", tier) for tier in TIERS)
+PAST = {("dc1", tier) for tier in TIERS}
 READ = Circumstances(past=PAST, ahead=PAST)
 FULL = {"dc1": [(0, 9)], "offline": [(0, 9)], "warehouse": [(0, 9)]}
 Ranges = Sequence[Range]
@@ -98,18 +98,18 @@ def test_what_is_wrong_is_named_at_the_first_tier_where_it_is(
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_a_tier_has_not_come_to_yet_is_not_missing(tier: str) -> None:
     behind = TIERS[TIERS.index(tier) :]
-    around = Circumstances(past=frozenset(("dc1", t) for t in TIERS if t not in behind), ahead=PAST)
+    around = Circumstances(past={("dc1", t) for t in TIERS if t not in behind}, ahead=PAST)
     assert told(judged({t: [(0, 9)] for t in TIERS if t not in behind}, around=around)) == []
 
 
 def test_what_a_reader_behind_has_not_counted_yet_is_no_surplus_of_the_tier_after_it() -> None:
     tiers = {"dc1": [(0, 9)], "offline": [(0, 12), (3, 3)], "warehouse": [(0, 9)]}
-    around = Circumstances(past=frozenset({("dc1", "dc1")}))
+    around = Circumstances(past=set({("dc1", "dc1")}))
     assert told(judged(tiers, around=around, instance=replace(SHOP, closed_through=WINDOW))) == []
 
 
 def test_a_tier_that_could_not_be_counted_lacks_nothing_and_the_next_is_held_against_the_reports() -> None:
-    around = replace(READ, doubted=frozenset({"dc1"}))
+    around = replace(READ, doubted=set({"dc1"}))
     assert told(judged({**FULL, "dc1": [(0, 3)]}, around=around)) == []
     assert told(judged({"dc1": [], "offline": [(0, 7)], "warehouse": [(0, 7)]}, around=around)) == [
         ("missing", "offline", [(8, 9)])
@@ -154,6 +154,12 @@ def test_what_an_open_instance_has_not_reported_yet_is_not_unexpected() -> None:
     )
 
 
+def test_a_window_lists_twenty_reasons_and_counts_the_others() -> None:
+    around = Circumstances(waiting=[(Verdict.UNKNOWN, f"reason {n}") for n in range(25)])
+    reasons = judge(0, Evidence(), {}, around).reasons
+    assert (len(reasons), reasons[-2], reasons[-1]) == (21, "reason 19", "and 5 more")
+
+
 def test_what_an_accepted_instance_left_unreported_must_still_be_the_same_at_every_tier() -> None:
     silent = replace(SHOP, closed_through=NOTHING, accepted="burnt down")
     tiers = {tier: [(0, 12)] for tier in TIERS}
@@ -176,7 +182,7 @@ def test_an_unannounced_instance_is_carried_if_it_is_the_same_everywhere() -> No
 
 
 def test_what_only_the_warehouse_has_is_unexpected_there() -> None:
-    around = replace(READ, ahead=frozenset({*PAST, ("", "warehouse")}))
+    around = replace(READ, ahead=set({*PAST, ("", "warehouse")}))
     assert told(judged({"warehouse": [(0, 1)]}, acknowledged=(), around=around)) == [
         ("unexpected", "warehouse", [(0, 1)])
     ]
@@ -197,7 +203,7 @@ def test_two_clusters_events_of_one_name_share_what_is_loaded_of_them() -> None:
     ):
         evidence.count(tier, producer, SequenceTally(ranges, prints(11, ranges)))
     evidence.count("warehouse", 2, SequenceTally([(0, 9), (5, 6)]))
-    past = frozenset((origin, tier) for origin in ("dc1", "dc2") for tier in (origin, "offline", "warehouse"))
+    past = {(origin, tier) for origin in ("dc1", "dc2") for tier in (origin, "offline", "warehouse")}
     judgement = judge(WINDOW, evidence, {1: SHOP, 2: LOAD, 3: other}, Circumstances(past=past, ahead=past))
     assert (judgement.verdict, told(judgement), judgement.carried) == (Verdict.CARRIED, [], 2)
 
@@ -207,7 +213,7 @@ def test_two_producers_with_one_number_are_named_where_their_messages_show_it() 
     evidence.report(1, SequenceRanges([(0, 9)]), prints(11, [(0, 9)]), SequenceRanges(), 0)
     evidence.count("dc1", 1, SequenceTally([(0, 9)], prints(11, [(0, 9)])))
     evidence.count("dc1", 1, SequenceTally([(0, 9)], prints(11, [(0, 9)], "another's")))
-    judgement = judge(WINDOW, evidence, {1: SHOP}, Circumstances(past=frozenset({("dc1", "dc1")})))
+    judgement = judge(WINDOW, evidence, {1: SHOP}, Circumstances(past=set({("dc1", "dc1")})))
     assert told(judgement) == [("duplicate", "dc1", [(0, 9)])]
     assert judgement.reasons == ["two producers share instance number 11: their messages differ"]
 
