@@ -77,6 +77,19 @@ class Beats(list[Beat]):
         return (self[index - 1].time if index else NOTHING), index < len(self)
 
 
+def time_at(session: Session, row: CoverageRow, end: int) -> int:
+    """Time of the newest beat by which a partition was counted to `end` or less; NOTHING if none is kept."""
+    marks = select(MarkRow.serial, MarkRow.ends).where(MarkRow.tier == row.tier, MarkRow.topic == row.topic)
+    before = FOR_EVER
+    for serial, ends in session.execute(marks.order_by(MarkRow.serial.desc())):
+        if name(row) not in ends or ends[name(row)][0] <= end:
+            kept = select(BeatRow.time).where(BeatRow.tier == row.tier, BeatRow.serial < before)
+            time = session.scalar(kept.order_by(BeatRow.serial.desc()).limit(1))
+            return NOTHING if time is None else time
+        before = serial
+    return NOTHING
+
+
 def thin(session: Session, tier: str, before: int, now: int) -> None:
     """Of the beats that have become an hour old since the time `before`, keep one for every ten minutes."""
     hour = ALL_KEPT_MS // WINDOW_MS

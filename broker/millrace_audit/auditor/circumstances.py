@@ -346,7 +346,7 @@ def _uncounted(session: Session, topics: Sequence[str]) -> Iterator[tuple[str, G
     for row in session.scalars(select(table).where(table.topic.in_((*topics, "")))):
         reason = (
             f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
-            f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
+            f" tier {row.tier}: messages or counts had expired, or the log was truncated, by {iso(row.until)}"
         )
         if not row.topic:
             reason = (

@@ -137,21 +137,28 @@ class Counted:
         self._coverage[of.topic_id, of.partition] = row
         return row
 
-    def _uncounted(self, row: CoverageRow, start: int, end: int, serial: int) -> None:
+    def _uncounted(
+        self, row: CoverageRow, start: int, end: int, serial: int, since: int | None = None
+    ) -> None:
+        """Offsets that nobody will ever count; `since` is the heartbeat before they were, the newest one."""
         assert self._tier is not None
         key: dict[str, Any] = {"tier": row.tier, "topic_id": row.topic_id, "partition": row.partition}
         key["start"] = start
-        if self._session.get(store.UncountedRow, key) is None:
-            gap = store.UncountedRow(
-                **key, end=end, topic=row.topic, since=self._tier.heartbeat, serial=serial
-            )
+        since = self._tier.heartbeat if since is None else since
+        gap = self._session.get(store.UncountedRow, key)
+        if gap is None:
+            gap = store.UncountedRow(**key, end=end, topic=row.topic, since=since, serial=serial)
             self._session.add(gap)
-            self._session.flush()
+        else:  # a log that was truncated there twice
+            gap.end, gap.since = max(gap.end, end), min(gap.since, since)
+            gap.serial, gap.until = serial, FOR_EVER
+        self._session.flush()
 
     def _beat(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
         tier = self._tier
         assert tier is not None
         self._follow_positions(beat, serial, is_first=is_first)
+        self._follow_truncated(beat, serial)
         gap = store.UncountedRow
         # A clock set back closes nothing: what is missing lies between, whatever it says now.
         tiers = (OFFLINE, WAREHOUSE) if tier.tier == OFFLINE else (tier.tier,)
@@ -201,6 +208,17 @@ class Counted:
             if row.end < position.offset:
                 self._uncounted(row, row.end, position.offset, serial)
                 row.end = position.offset
+
+    def _follow_truncated(self, beat: Heartbeat, serial: int) -> None:
+        """What had been counted of a log is gone from it, and what is in its place will be counted."""
+        for log in beat.truncated:
+            row = self._coverage.get((log.topic_id, log.partition))
+            if row is not None and log.end < row.end == log.counted:
+                since = beats.time_at(self._session, row, log.end)
+                self._uncounted(row, log.end, row.end, serial, since)
+                row.end = log.end
+                self._unmarked.add(row.topic)
+                self._changes.topic(row.topic)
 
     def _note_unreadable(self, beat: Heartbeat, before: int, serial: int) -> None:
         table = store.UnreadableRow

@@ -77,6 +77,10 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
                     key = PartitionKey(position.topic_id, position.partition)
                     # What lies before is counted, by counts that may have expired from the topic.
                     ends[key] = max(position.offset, ends.get(key, position.offset))
+            for log in record.truncated:
+                key = PartitionKey(log.topic_id, log.partition)
+                if ends.get(key) == log.counted:
+                    ends[key] = log.end
     return ends
 
 

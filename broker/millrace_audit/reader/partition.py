@@ -23,6 +23,8 @@ from millrace_audit.reports.messages import Origin
 from millrace_audit.reports.ranges import SequenceRanges
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+TRUNCATED_S = 60.0
+"""A log that ends before what was counted of it is truncated, if that lasts: a new leader may lag behind."""
 _DAMAGED = {ErrorCode.CORRUPT_MESSAGE, ErrorCode.STORAGE_ERROR}
 
 
@@ -72,6 +74,11 @@ class Partition:
     origin: Origin | None = None
     origin_told: Origin | None = None
     stuck: Stuck | None = None
+    shortest: int | None = None
+    """Where the log ended when that was before what was counted, at the least, and since when."""
+    short_since: float = 0.0
+    truncated: int | None = None
+    """Up to where it was counted when its log was truncated, until that is told."""
 
     def __post_init__(self) -> None:
         self.cursor, self.end, self.began = Cursor(self.told or 0), self.told or 0, self.told
@@ -105,13 +112,30 @@ class Partition:
         return before is None or before.cause != cause
 
     def noted(self, high_watermark: int) -> None:
-        """The log ends there now; CannotRead when that is before what was counted."""
+        """The log ends there now; CannotRead when that is before what was counted, until it has stayed so."""
         if high_watermark < self.end:
-            raise CannotRead(
-                f"its log ends at {high_watermark} and was counted up to {self.end}: messages that were there"
-                " are gone from it; restore the log, counting goes on behind that offset"
-            )
-        self.high_watermark = high_watermark
+            now = time.monotonic()
+            if self.shortest is None:
+                self.short_since = now
+            self.shortest = min(high_watermark, self.end if self.shortest is None else self.shortest)
+            if now - self.short_since < TRUNCATED_S:
+                raise CannotRead(
+                    f"its log ends at {high_watermark} and was counted up to {self.end}: messages that were"
+                    " there are gone from it; after a minute counting goes on from where it ends"
+                )
+            self._truncate(high_watermark)
+        elif self.shortest is not None:
+            # What lies there now may be what was counted, or something else in its place.
+            self.lost = self.lost | SequenceRanges([(self.shortest, self.end - 1)])
+        self.high_watermark, self.shortest = high_watermark, None
+
+    def _truncate(self, end: int) -> None:
+        assert self.told is not None
+        if end < self.told:
+            self.truncated, self.told = self.told, end
+        self.cursor, self.end, self.began = Cursor(self.told), self.told, self.told
+        self.tally, self.lost = Tally(), SequenceRanges()
+        self.mirrored, self.batches = None, 0
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None) -> None:
         """The mirror has come that far, which counts if it has appended just what was read here."""

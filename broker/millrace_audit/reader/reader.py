@@ -41,6 +41,7 @@ from millrace_audit.reports.messages import (
     Count,
     Heartbeat,
     ReaderPosition,
+    Truncated,
     Unreadable,
     now_ms,
 )
@@ -214,6 +215,7 @@ class AuditReader:
         self._note_origins()
         news = self._publish(self._partitions.values())
         changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
+        changed |= any(partition.truncated is not None for partition in self._partitions.values())
         if news or changed or self._changed or time.monotonic() >= self._beat_due:
             self._beat(now)
 
@@ -276,7 +278,11 @@ class AuditReader:
                     log_start = _said(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
                     self._changed[partition.key] = partition.topic
+                before = partition.truncated
                 partition.noted(_said(latest, name))
+                if partition.truncated != before:
+                    line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
+                    log.error(line, self._config.cluster, *name, partition.truncated, partition.end)
                 if partition.stuck is not None and not partition.behind:
                     self._free(partition)
             except CannotRead as error:
@@ -403,7 +409,14 @@ class AuditReader:
                 for partition in self._partitions.values()
                 if partition.stuck is not None
             ],
+            truncated=[
+                Truncated(p.topic, *p.key, p.truncated, p.end)
+                for p in self._partitions.values()
+                if p.truncated is not None
+            ],
         )
+        for partition in self._partitions.values():
+            partition.truncated = None
         self._changed.clear()
         self._send([beat])
         self._numbers.heartbeat_at = time.time()

@@ -119,6 +119,17 @@ class Unreadable:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """A partition whose log has lost messages that had been counted; the next count begins at its `end`."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    counted: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """A reader has counted, and published, all that was visible in its cluster at `time`."""
@@ -133,6 +144,7 @@ class Heartbeat:
     positions: Sequence[ReaderPosition] = field(default_factory=list)
     """Every partition in the first one with a time, later those that began or went without a count."""
     unreadable: Sequence[Unreadable] = field(default_factory=list)
+    truncated: Sequence[Truncated] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +285,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "windows": _each(ReportedWindow),
     "positions": _each(ReaderPosition),
     "unreadable": _each(Unreadable),
+    "truncated": _each(Truncated),
     "foreign": _each(ForeignCount),
     "ends": _each(LoadEnd),
     "origin": lambda record: record and Origin(**_from_avro(record)),

@@ -36,6 +36,7 @@ from millrace_audit.reports.messages import (
     ReaderPosition,
     Report,
     ReportedWindow,
+    Truncated,
     Unreadable,
 )
 from millrace_audit.reports.ranges import Range, SequenceRanges
@@ -193,6 +194,7 @@ class Story:
         through: int | None = None,
         positions: Sequence[ReaderPosition] = (),
         unreadable: Sequence[Unreadable] = (),
+        truncated: Sequence[Truncated] = (),
     ) -> None:
         """A heartbeat; of an origin one that has counted what was reported so far."""
         if through is None and tier != OFFLINE:
@@ -205,6 +207,7 @@ class Story:
             reported_through=through,
             positions=positions,
             unreadable=unreadable,
+            truncated=truncated,
         )
         self.say(*place, record, turn)
 

@@ -16,7 +16,7 @@ from millrace.records.compression import Codec
 from millrace_audit.reader import coverage
 from millrace_audit.reader.coverage import covered
 from millrace_audit.reader.partition import PartitionKey
-from millrace_audit.reports.messages import NOTHING, AuditCodec, Count, Heartbeat, ReaderPosition
+from millrace_audit.reports.messages import NOTHING, AuditCodec, Count, Heartbeat, ReaderPosition, Truncated
 from millrace_audit.reports.turns import TurnBook
 from tests.unit.audit.test_messages import Ids
 
@@ -126,6 +126,16 @@ def test_a_heartbeat_that_comes_again_changes_nothing(monkeypatch: pytest.Monkey
     late = replace(old, positions=[ReaderPosition("t", *A, 99)])
     topic = Topic([(MINUTE, 1, record) for record in (old, new, late)])
     assert ends(topic, A, B, patch=monkeypatch) == {A: 9, B: 4}
+
+
+def test_a_log_that_was_truncated_is_counted_on_from_where_it_was_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = beat((A, 0), (B, 9)), beat()
+    cut = replace(second, truncated=[Truncated("t", *A, 50, 30), Truncated("t", *B, 4, 3)])
+    said = [first, count(A, 0, 50), cut, count(A, 30, 40)]
+    topic = Topic([(MINUTE, 1, record) for record in said])
+    assert ends(topic, A, B, patch=monkeypatch) == {A: 40, B: 9}
 
 
 def test_what_a_reader_says_when_its_turn_is_over_does_not_hide_that_of_the_turn_before_ours(

@@ -19,8 +19,10 @@ from millrace_audit.reports.messages import (
     ForeignCount,
     Heartbeat,
     LoadNumber,
+    Origin,
     ReaderPosition,
     ReportedWindow,
+    Truncated,
     Unreadable,
 )
 from millrace_audit.reports.publish import edition_records
@@ -878,6 +880,38 @@ def test_what_expired_at_the_home_uncounted_is_no_surplus_behind_it(quick: Story
     quick.beats(LATER)
     quick.apply()
     assert (quick.verdict(), quick.findings()) == ("unknown", [])
+
+
+def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_counted_on(story: Story) -> None:
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.whole()
+    story.beats(NOW - 2 * WINDOW_MS)
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=NOW - 2 * WINDOW_MS)
+    story.carry(found((0, 4), instance=2, window=NOW - 2 * WINDOW_MS))
+    story.beats(NOW)
+    assert story.apply().answer(W, 8)["verdict"] == "complete"
+    counted = story.ends["dc1", "dc1", 0]
+    end = story.ends["dc1", "dc1", 0] = counted - STEP + 1
+    story.beat("dc1", NOW + WINDOW_MS, truncated=[Truncated(TOPIC, "dc1-PageView", 0, counted, end)])
+    story.hello(3)
+    story.report(0, (0, 4), instance=3, window=NOW + 2 * WINDOW_MS, closed=NOW)
+    story.report(1, (5, 9), instance=3, window=NOW)  # they were in what is gone
+    new = found((0, 4), instance=3, window=NOW + 2 * WINDOW_MS)
+    story.count("dc1", new, size=2 * STEP)
+    reset = Origin("dc1", "dc1-PageView", 0, end + 2 * STEP)  # by `millrace mirror reset`
+    story.count("offline", new, origin=reset)
+    story.load(new)
+    story.beats(LATER)
+    story.apply()
+    assert story.verdict() == "complete", story.window()
+    assert story.verdict(NOW + 2 * WINDOW_MS) == "complete", story.window(NOW + 2 * WINDOW_MS)
+    assert story.verdict(NOW - 2 * WINDOW_MS) == "complete", "what was final stays"
+    window = story.window(NOW)
+    assert [(f["kind"], f["tier"]) for f in window["findings"]] == [("missing", "offline")], (
+        "not known of dc1"
+    )
+    assert f"offsets {end} to {counted} of partition 0" in " ".join(window["reasons"])
 
 
 def test_a_clock_set_back_does_not_close_a_gap(quick: Story) -> None:

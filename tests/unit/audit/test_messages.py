@@ -23,6 +23,7 @@ from millrace_audit.reports.messages import (
     ReaderPosition,
     Report,
     ReportedWindow,
+    Truncated,
     Unreadable,
     schema_file,
 )
@@ -99,6 +100,7 @@ RECORDS: list[AuditRecord] = [
         reported_through=1 << 40,
         positions=[ReaderPosition("PageView", "ab", 0, 77), ReaderPosition("PageView", "ab", 1, None)],
         unreadable=[Unreadable("PageView", "ab", 2, 9, "a batch is damaged")],
+        truncated=[Truncated("PageView", "ab", 3, 9, 5)],
     ),
     Count(
         time=6,

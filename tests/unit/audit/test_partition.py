@@ -15,7 +15,7 @@ from millrace.records.mirror_position import MirrorPosition
 from millrace.records.mirror_position import Origin as MirrorOrigin
 from millrace.wire.fetch import FetchedPartition
 from millrace_audit.reader.counting import BatchCounter
-from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
+from millrace_audit.reader.partition import TRUNCATED_S, CannotRead, Partition, PartitionKey
 from millrace_audit.reports.messages import Origin
 
 TOPIC_ID = UUID(int=7)
@@ -88,6 +88,50 @@ def test_an_offset_behind_the_end_is_no_expiry() -> None:
         take(state, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE, log_start=0))
     with pytest.raises(CannotRead, match="ends at 5 and was counted up to 10"):
         state.noted(5)
+
+
+def test_a_log_that_stays_shorter_than_it_was_counted_is_counted_on_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    state = partition(byte_positions=False)
+    state.noted(3)
+    take(state, answer(data(0, 3)))
+    state.published()
+    for end, later in ((1, 0), (2, TRUNCATED_S - 1)):
+        now[0] = 100 + later
+        with pytest.raises(CannotRead, match="after a minute counting goes on from where it ends"):
+            state.noted(end)
+    now[0] = 100 + TRUNCATED_S
+    state.noted(2)
+    assert (state.truncated, state.told, state.end, state.behind) == (3, 2, 2, False)
+    state.noted(4)
+    take(state, answer(data(2, 2)))
+    assert (messages(state), state.end, state.lost.pairs()) == (2, 4, [])
+
+
+def test_what_was_read_and_not_told_yet_of_a_log_that_is_truncated_is_read_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
+    state = partition(byte_positions=False)
+    take(state, answer(data(0, 3)))
+    state.noted(2)
+    assert (state.truncated, state.told, messages(state), state.behind) == (None, 0, 0, True)
+    take(state, answer(data(0, 2)))
+    assert (messages(state), state.end) == (2, 2)
+
+
+def test_a_log_that_was_short_and_is_long_again_may_hold_something_else() -> None:
+    state = partition(10, byte_positions=False)
+    for end in (6, 4, 5):
+        with pytest.raises(CannotRead):
+            state.noted(end)
+    state.noted(10)
+    assert (state.lost.pairs(), state.truncated) == ([[4, 9]], None)
+    state.noted(11)
+    assert state.lost.pairs() == [[4, 9]]
 
 
 @pytest.mark.parametrize("byte_positions", [True, False])

@@ -17,6 +17,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
 from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
+from millrace_audit.reader.partition import Partition
 from millrace_audit.reader.reader import AuditReader, ReaderConfig
 from millrace_audit.reports.messages import AuditRecord, Count, Heartbeat
 from millrace_audit.reports.turns import Turn
@@ -143,6 +144,34 @@ def test_a_topic_that_one_listing_lacks_is_counted_on_from_where_it_was(
     assert count(second) == (1, 2, 1)
     assert isinstance(back, Heartbeat)
     assert [position.offset for position in back.positions] == [2]
+
+
+def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.append(Message(0, None, b"plain"))
+    cluster.append(Message(0, None, b"gone"))
+    reading.count_once()
+    cluster.news()
+    cluster.log.pop()
+    cluster.end = 1
+    reading.count_once()
+    (stuck,) = cluster.news()
+    assert isinstance(stuck, Heartbeat)
+    assert [bad.offset for bad in stuck.unreadable] == [2]
+    monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
+    monkeypatch.setattr(Partition, "is_due", lambda _: True)
+    reading.count_once()
+    (cut,) = cluster.news()
+    assert isinstance(cut, Heartbeat)
+    assert [(log.counted, log.end) for log in cut.truncated] == [(2, 1)]
+    assert not cut.unreadable
+    cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
+    reading.count_once()
+    again, beat = cluster.news()
+    assert count(again) == (1, 3, 2)
+    assert isinstance(beat, Heartbeat)
+    assert not beat.truncated
 
 
 def test_heartbeats_of_a_turn_are_numbered_also_when_one_is_sent_again(
