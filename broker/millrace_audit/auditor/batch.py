@@ -25,6 +25,7 @@ from millrace_audit.reports.messages import (
     Count,
     Heartbeat,
     Hello,
+    Kind,
     Report,
     ReportedWindow,
 )
@@ -46,7 +47,7 @@ class Heard(NamedTuple):
     """Behind it: an offset of the log that it was published to, where its producer's cluster keeps it."""
     turn: int | None = None
     """Whose turn signed it; None for nobody's."""
-    kind: type[AuditRecord] | None = None
+    kind: Kind | None = None
     """What it says it is; the record is read only where that has an effect, and is signed if it must be."""
 
 

@@ -20,7 +20,7 @@ from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
 from millrace_audit.auditor.said import Said
 from millrace_audit.auditor.store import TierRow
-from millrace_audit.reports.messages import SIGNED, WAREHOUSE, Hello, LoadCount
+from millrace_audit.reports.messages import SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
 
 log = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
@@ -53,7 +53,11 @@ def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
     belong = []
     for entry in heard:
         kind = "message" if entry.kind is None else entry.kind.__name__
-        if entry.kind not in place.takes:
+        if entry.kind is OtherVersion:
+            strangers.add(
+                entry, kind, "an audit record of another version of Millrace: upgrade who writes it"
+            )
+        elif entry.kind not in place.takes:
             strangers.add(entry, kind, "no audit record that belongs here")
         elif entry.kind in SIGNED and entry.turn is None:
             strangers.add(entry, kind, "no reader of the tier has signed it")

@@ -32,6 +32,7 @@ COUNTS_TOPIC = "audit-counts"
 OFFLINE, WAREHOUSE = "offline", "warehouse"
 """The tiers behind a cluster's own, which has the cluster's name."""
 
+_NAMESPACE = "millrace.audit"
 MOST_UNKNOWN = 100
 """Schemas that a registry does not know, asked for in one fetch; of further ones only our own are known."""
 
@@ -227,6 +228,13 @@ SIGNED = (Count, Heartbeat, LoadCount)
 _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, LoadCount)
 }
+
+
+class OtherVersion:
+    """An audit record in the form of another version of Millrace, which nobody here can read."""
+
+
+Kind = type[AuditRecord] | type[OtherVersion]
 _AVRO_NAMES = {
     "closed_through": "closedThrough",
     "failed_fingerprint": "failedFingerprint",
@@ -302,7 +310,7 @@ class AuditCodec:
     def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
         self._prefixes: dict[str, bytes] = {}
-        self._names: dict[bytes, str | None] = {}
+        self._kinds: dict[bytes, Kind | None] = {}
         self._unknown: set[bytes] = set()
         self._fetch: object = None
 
@@ -323,7 +331,7 @@ class AuditCodec:
         A registry that does not answer raises: what it would have told must not be taken for foreign.
         """
         kind = self.kind(message)
-        if message is None or kind is None:
+        if message is None or kind is None or issubclass(kind, OtherVersion):
             return None
         schema = _parsed(f"Audit{kind.__name__}")
         try:
@@ -332,7 +340,7 @@ class AuditCodec:
         except Exception:  # whoever choked on it would choke on it again after every restart
             return None
 
-    def kind(self, message: bytes | None, fetch: object = None) -> type[AuditRecord] | None:
+    def kind(self, message: bytes | None, fetch: object = None) -> Kind | None:
         """Which record a message says it is, which its schema alone tells; None for any other message.
 
         A schema that the registry does not know may be registered later: it is asked again, but for all
@@ -341,36 +349,40 @@ class AuditCodec:
         if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
             return None
         prefix = message[:PREFIX_BYTES]
-        if prefix not in self._names:
+        if prefix not in self._kinds:
             if fetch is None or fetch != self._fetch:
                 self._fetch, self._unknown = fetch, set()
             if prefix in self._unknown or len(self._unknown) >= MOST_UNKNOWN:
                 return None
             try:
-                self._names[prefix] = _name_of(self._registry.schema(int.from_bytes(prefix, "big")))
+                self._kinds[prefix] = _kind_of(self._registry.schema(int.from_bytes(prefix, "big")))
             except UnknownSchema:
                 self._unknown.add(prefix)
                 if len(self._unknown) == MOST_UNKNOWN:
                     self._look_up_own()
                 return None
-        name = self._names[prefix]
-        return None if name is None else _KINDS[name]
+        return self._kinds[prefix]
 
     def _look_up_own(self) -> None:
         """Learn the ids of the schemas that ship with Millrace: ids that somebody made up must hide none."""
-        for name in _KINDS:
+        for name, kind in _KINDS.items():
             if version := self._registry.lookup(name, dict(schema_file(name))):
-                self._names[b"\0" + version.schema_id.to_bytes(4, "big")] = name
+                self._kinds[b"\0" + version.schema_id.to_bytes(4, "big")] = kind
 
 
-def _name_of(schema: Any) -> str | None:
-    """Which of the schemas that ship with Millrace it is, but for its comments."""
+def _kind_of(schema: Any) -> Kind | None:
+    """The kind whose schema ships with Millrace just so, but for its comments."""
     # One that only has the name could make a few bytes decode for ever.
     try:
         form = to_parsing_canonical_form(fastavro.parse_schema(schema))
     except Exception:  # as in `decode`
         return None
-    return next((name for name in _KINDS if form == to_parsing_canonical_form(_parsed(name))), None)
+    for name, kind in _KINDS.items():
+        if form == to_parsing_canonical_form(_parsed(name)):
+            return kind
+    parsed = schema if isinstance(schema, Mapping) else {}
+    is_named_so = parsed.get("name") in _KINDS and parsed.get("namespace") == _NAMESPACE
+    return OtherVersion if is_named_so else None
 
 
 @cache

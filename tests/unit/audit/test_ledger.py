@@ -11,6 +11,7 @@ import pytest
 
 from millrace_audit.answer import iso
 from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.store import AuditStore, Row
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -20,6 +21,7 @@ from millrace_audit.reports.messages import (
     Heartbeat,
     LoadNumber,
     Origin,
+    OtherVersion,
     ReaderPosition,
     ReportedWindow,
     Truncated,
@@ -235,6 +237,13 @@ def test_a_reader_whose_turn_is_over_is_not_listened_to(story: Story) -> None:
         story.beat("offline", time, turn=2)
     assert story.apply().verdict() == "complete", story.window()
     assert {kind for kind, _ in story.strangers()} == {"Count", "Heartbeat"}
+
+
+def test_records_of_another_version_are_said_to_be(story: Story) -> None:
+    there = story.partitions[SAID, "dc1"]
+    there.append(Heard(None, 0, b"", STEP, kind=OtherVersion))
+    cause = "an audit record of another version of Millrace: upgrade who writes it"
+    assert story.apply().strangers() == [("OtherVersion", cause)]
 
 
 def test_turns_that_begin_at_0_again_are_said_to_be_over(story: Story) -> None:

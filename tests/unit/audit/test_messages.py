@@ -20,6 +20,7 @@ from millrace_audit.reports.messages import (
     LoadEnd,
     LoadNumber,
     Origin,
+    OtherVersion,
     ReaderPosition,
     Report,
     ReportedWindow,
@@ -189,6 +190,15 @@ def test_a_schema_that_only_has_the_name_of_an_audit_record_is_passed_over(schem
     message = AuditCodec(ids).encode(RECORDS[1])
     imposter = ids.register("AuditReport", schema)
     assert AuditCodec(ids).decode(b"\0" + imposter.to_bytes(4, "big") + message[5:]) is None
+
+
+def test_a_record_of_another_version_is_told_from_what_is_no_audit_record() -> None:
+    ids, fields = Ids(), schema_file("AuditHello")["fields"]
+    older = ids.register("AuditHello", {**schema_file("AuditHello"), "fields": fields[:-1]})
+    message = b"\0" + older.to_bytes(4, "big") + b"abc"
+    codec = AuditCodec(ids)
+    assert codec.kind(message) is OtherVersion
+    assert codec.decode(message) is None
 
 
 def test_a_schema_that_was_unknown_once_is_asked_for_again_by_the_next_fetch() -> None:
