@@ -54,9 +54,7 @@ def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
     for entry in heard:
         kind = "message" if entry.kind is None else entry.kind.__name__
         if entry.kind is OtherVersion:
-            strangers.add(
-                entry, kind, "an audit record of another version of Millrace: upgrade who writes it"
-            )
+            strangers.add(entry, kind, "a record of another version of Millrace: upgrade who writes it")
         elif entry.kind not in place.takes:
             strangers.add(entry, kind, "no audit record that belongs here")
         elif entry.kind in SIGNED and entry.turn is None:

@@ -242,7 +242,7 @@ def test_a_reader_whose_turn_is_over_is_not_listened_to(story: Story) -> None:
 def test_records_of_another_version_are_said_to_be(story: Story) -> None:
     there = story.partitions[SAID, "dc1"]
     there.append(Heard(None, 0, b"", STEP, kind=OtherVersion))
-    cause = "an audit record of another version of Millrace: upgrade who writes it"
+    cause = "a record of another version of Millrace: upgrade who writes it"
     assert story.apply().strangers() == [("OtherVersion", cause)]
 
 
