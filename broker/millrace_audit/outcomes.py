@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from millrace_audit.reports.counts import WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, ReportedWindow
+from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, ReportedWindow
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import wrapped
 
@@ -121,7 +121,10 @@ class Outcomes:
         return min(starts, default=FOR_EVER)
 
     def take_news(self, most_ranges: int) -> list[list[ReportedWindow]]:
-        """All that was learnt since the last call, in portions of about `most_ranges` ranges; [] for none."""
+        """All that was learnt since the last call, in portions that a report may hold; [] for none.
+
+        A portion has at most `most_ranges` ranges and MOST_WINDOWS windows.
+        """
         portions: list[list[ReportedWindow]] = []
         room = 0
         for key in sorted({*self._acknowledged, *self._failed}):
@@ -130,16 +133,17 @@ class Outcomes:
             # In the first portion that tells of the window: what counts is their sum.
             fingerprints = [wrapped(some.fingerprint) for some in told]
             while failed or acknowledged or any(fingerprints):
-                if room <= 0:
+                if room <= 0 or len(portions[-1]) == MOST_WINDOWS:
                     portions.append([])
                     room = most_ranges
-                part = ReportedWindow(
-                    *key, SequenceRanges(acknowledged[:room]), SequenceRanges(failed[:room]), *fingerprints
+                now = acknowledged[:room]
+                also = failed[: room - len(now)]
+                del acknowledged[: len(now)], failed[: len(also)]
+                room -= len(now) + len(also)
+                portions[-1].append(
+                    ReportedWindow(*key, SequenceRanges(now), SequenceRanges(also), *fingerprints)
                 )
-                del acknowledged[:room], failed[:room]
                 fingerprints = [0, 0]
-                portions[-1].append(part)
-                room -= part.acknowledged.range_count + part.failed.range_count + 1
         self._acknowledged.clear()
         self._failed.clear()
         return portions

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from millrace_audit.agent.spool import SpooledInstance, Untold
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    MOST_WINDOWS,
     NOTHING,
     AuditRecord,
     Hello,
@@ -144,7 +145,7 @@ def _portion(untold: Untold) -> Untold:
     for key in sorted(untold):
         outcome = untold[key]
         room -= 1 + outcome.acknowledged.range_count + outcome.failed.range_count
-        if portion and room < 0:
+        if portion and (room < 0 or len(portion) == MOST_WINDOWS):
             break
         portion[key] = outcome
     return portion

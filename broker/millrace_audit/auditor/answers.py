@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import case, delete, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, case, delete, func, or_, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from millrace_audit.answer import (
     Completeness,
@@ -32,8 +32,8 @@ from millrace_audit.answer import (
 from millrace_audit.auditor import beats, store
 from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_unheard, to_instance, views
-from millrace_audit.auditor.evidence import Evidence
-from millrace_audit.auditor.store import HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
+from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Circumstances, judge
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
@@ -41,6 +41,8 @@ from millrace_audit.reports.messages import FOR_EVER, NOTHING
 _SETTLING = (Verdict.INCOMPLETE, Verdict.CARRIED, Verdict.COMPLETE)
 _AT_ONCE = 1000
 """Windows that are folded in one transaction."""
+MOST_UNCOUNTED = 100
+"""Topics that are judged though no reader names them: who may produce to `audit` may make up any number."""
 Settled = Callable[[Window, Circumstances, str], object]
 
 
@@ -94,6 +96,10 @@ _IN_HAND = Circumstances(waiting=[(Verdict.PENDING, "news of it is being judged"
 _EXPIRED = Circumstances(
     waiting=[(Verdict.UNKNOWN, "it is older than --keep-days, and what was known of it is deleted")]
 )
+_TOO_MUCH = (
+    f"more than {MOST_RANGES_KEPT} ranges of sequences were reported or counted in it: look for who sends"
+    " sequences out of order, or in others' names"
+)
 _COLUMNS = select(
     WindowRow.window, WindowRow.revision, WindowRow.dirty, WindowRow.positions, WindowRow.judged
 )
@@ -134,7 +140,16 @@ class _Judge:
                 self._instances[row.producer] = to_instance(
                     row, heartbeat, self._rules, is_of_topic=topic is not None
                 )
+        if evidence.is_too_much:
+            around.waiting.append((Verdict.UNKNOWN, _TOO_MUCH))
         return judge(start, evidence, self._instances, around)
+
+
+def is_listed(topic: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """True for a topic that a reader or a load names, and for the first few others."""
+    counted = select(CoverageRow.topic)
+    others = select(TopicRow.topic).where(TopicRow.topic.not_in(counted))
+    return or_(topic.in_(counted), topic.in_(others.order_by(TopicRow.topic).limit(MOST_UNCOUNTED)))
 
 
 def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: None) -> int:
@@ -146,7 +161,8 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
     _note_hellos(session, progress)
     note_unheard(session, progress)
     judged = 0
-    topics = {row.topic: row for row in session.scalars(select(TopicRow).order_by(TopicRow.topic))}
+    listed = select(TopicRow).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
+    topics = {row.topic: row for row in session.scalars(listed)}
     for view in views(session, rules, progress, [*topics]):
         topic = topics[view.topic]
         if view.announced:
@@ -247,7 +263,8 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     ]
     if folded:
         session.execute(update(WindowRow), folded)
-    first_open = session.scalar(select(func.min(WindowRow.window)).where(~WindowRow.settled))
+    still_open = select(func.min(WindowRow.window)).where(~WindowRow.settled, is_listed(WindowRow.topic))
+    first_open = session.scalar(still_open)
     heard = heartbeats(session).values()
     if heard:
         beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
@@ -265,15 +282,15 @@ def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> li
         .order_by(worst, WindowRow.topic, WindowRow.window)
         .limit(most)
     )
-    if topic is not None:
-        rows = rows.where(WindowRow.topic == topic)
+    rows = rows.where(is_listed(WindowRow.topic) if topic is None else WindowRow.topic == topic)
     return [Bad(row.topic, _judged(row)) for row in session.execute(rows)]
 
 
 def topics(session: Session, rules: AuditRules) -> list[Topic]:
     """Every topic the auditor knows, with its watermark and the instances that have not ended."""
     progress = Progress(session)
-    names = session.scalars(select(TopicRow.topic).order_by(TopicRow.topic)).all()
+    listed = select(TopicRow.topic).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
+    names = session.scalars(listed).all()
     return [
         Topic(view.topic, *_watermark(session, view), view.instances)
         for view in views(session, rules, progress, names)

@@ -258,7 +258,7 @@ def _added(packed: bytes, change: Change) -> Evidence:
         evidence.remove(tier, producer, tally)
     for foreign in change.foreign:
         evidence.count_foreign(*foreign)
-    return evidence
+    return evidence.bound()
 
 
 def _moved(positions: Mapping[str, Mapping[str, int]], change: Change) -> dict[str, dict[str, int]]:

@@ -18,6 +18,8 @@ from millrace_audit.reports.counts import SequenceTally
 from millrace_audit.reports.ranges import SequenceRanges, merged
 from millrace_audit.reports.seals import wrapped
 
+MOST_RANGES_KEPT = 200_000
+"""Ranges of one window: about 4 MB, read and written with every change. Of one with more nothing is kept."""
 Flat = list[int]
 _FAST, _SMALL = 1, 9  # zlib's levels: while a window changes, and once it is folded
 
@@ -53,6 +55,8 @@ class Evidence:
     """Tier -> producer -> what is there."""
     foreign: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     """Origin -> tier -> [messages, fingerprint] of those without an audit header."""
+    is_too_much: bool = False
+    """More was said of the window than is kept: of what was, nothing is."""
 
     def report(
         self, producer: int, ranges: SequenceRanges, fingerprint: int, failed: SequenceRanges, failed_sum: int
@@ -85,6 +89,13 @@ class Evidence:
         here[0] += messages
         here[1] = wrapped(here[1] + fingerprint)
 
+    def bound(self) -> Evidence:
+        """This evidence, if it is not too much."""
+        told = chain.from_iterable((said.acknowledged, said.failed) for said in self.said.values())
+        held = (held.ranges for producers in self.held.values() for held in producers.values())
+        numbers = sum(map(len, chain(told, held)))
+        return Evidence(is_too_much=True) if self.is_too_much or numbers > 2 * MOST_RANGES_KEPT else self
+
     def producers(self) -> set[int]:
         return set(chain(self.said, *self.held.values()))
 
@@ -105,7 +116,7 @@ class Evidence:
             for entry in chain(said.values(), *(producers.values() for producers in held.values())):
                 if isinstance(entry, list):
                     entry[1::2] = [0] * len(entry[1::2])
-        value = [said, held, self.foreign]
+        value = [said, held, self.foreign, self.is_too_much]
         return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), _SMALL if fold else _FAST)
 
     def _as_said(self, producer: int, held: Held) -> bool:
@@ -116,7 +127,7 @@ class Evidence:
     def unpack(cls, packed: bytes) -> Evidence:
         if not packed:
             return cls()
-        said, held, foreign = json.loads(zlib.decompress(packed))
+        said, held, foreign, is_too_much = json.loads(zlib.decompress(packed))
         reported = {int(producer): Said(*entry) for producer, entry in said.items()}
 
         def there(producer: int, entry: Any) -> Held:
@@ -132,6 +143,7 @@ class Evidence:
                 for tier, producers in held.items()
             },
             foreign,
+            is_too_much,
         )
 
 

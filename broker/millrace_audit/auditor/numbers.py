@@ -75,7 +75,7 @@ class AuditNumbers(Collector):
         with self._store.reading() as session:
             counts = select(WindowRow.topic, WindowRow.verdict, func.count(), func.min(WindowRow.window))
             for topic, verdict, count, first in session.execute(
-                counts.group_by(WindowRow.topic, WindowRow.verdict)
+                counts.where(answers.is_listed(WindowRow.topic)).group_by(WindowRow.topic, WindowRow.verdict)
             ):
                 windows.add_metric([topic, verdict], count)
                 if verdict == Verdict.PENDING:

@@ -25,13 +25,15 @@ from millrace_audit.auditor.batch import (
 )
 from millrace_audit.auditor.store import ProducerRow
 from millrace_audit.reports.counts import WINDOW_MS, CountKey
-from millrace_audit.reports.messages import FOR_EVER, Hello, Report
+from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, Hello, Report
 from millrace_audit.reports.seals import seal_of
 
 MOST_OPEN = 10_000
 """Instances of a topic and origin that may be open at once; further ones are strangers."""
 MOST_MISSING = 1000
 """Reports that may be missing before the next one of an instance; one further on is a stranger."""
+MOST_RANGES = 50_000
+"""Of all windows of a report: more than twice what producers put into one."""
 
 
 class Said:
@@ -71,6 +73,10 @@ class Said:
             cause = self._hello(row, record, entry.at)
         elif any(news.window % WINDOW_MS for news in record.windows):
             cause = "a window that does not begin with ten minutes of the clock"
+        elif len(record.windows) > MOST_WINDOWS:
+            cause = f"a report of more than {MOST_WINDOWS} windows"
+        elif sum(w.acknowledged.range_count + w.failed.range_count for w in record.windows) > MOST_RANGES:
+            cause = f"a report of more than {MOST_RANGES} ranges"
         else:
             cause = self._report(row, record, entry)
         if cause:

@@ -33,6 +33,8 @@ OFFLINE, WAREHOUSE = "offline", "warehouse"
 """The tiers behind a cluster's own, which has the cluster's name."""
 
 _NAMESPACE = "millrace.audit"
+MOST_WINDOWS = 1000
+"""In one report: who has news of more writes several."""
 MOST_UNKNOWN = 100
 """Schemas that a registry does not know, asked for in one fetch; of further ones only our own are known."""
 

@@ -80,15 +80,3 @@ def test_18_audit_offline_made_again(quick: Story) -> None:
     with quick.store.writing() as session:
         place = replace(quick.place((OWN, "offline")), topic_id="another")
         ledger.apply(session, place, quick.partitions[OWN, "offline"], NOW)
-
-
-@pytest.mark.parametrize("topics", [200, 400])
-def test_22_topics_of_nobody(quick: Story, topics: int) -> None:
-    for n in range(topics):
-        quick.hello(1000 + n, topic=f"t{n}")
-    quick.apply()
-    began = time.perf_counter()
-    quick.settle()
-    print(topics, "topics: settle", time.perf_counter() - began)
-    with quick.store.reading() as session:
-        assert len(answers.topics(session, RULES)) < topics, "nobody counts these topics, a hello is enough"

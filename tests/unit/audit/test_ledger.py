@@ -12,10 +12,12 @@ import pytest
 from millrace_audit.answer import iso
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.batch import Heard
+from millrace_audit.auditor.said import MOST_RANGES
 from millrace_audit.auditor.store import AuditStore, Row
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    MOST_WINDOWS,
     NOTHING,
     ForeignCount,
     Heartbeat,
@@ -244,6 +246,70 @@ def test_records_of_another_version_are_said_to_be(story: Story) -> None:
     there.append(Heard(None, 0, b"", STEP, kind=OtherVersion))
     cause = "a record of another version of Millrace: upgrade who writes it"
     assert story.apply().strangers() == [("OtherVersion", cause)]
+
+
+def reported(windows: int, ranges: int = 1) -> list[ReportedWindow]:
+    numbers = SequenceRanges((2 * n, 2 * n) for n in range(ranges))
+    return [ReportedWindow(TOPIC, W - n * WINDOW_MS, numbers, SequenceRanges()) for n in range(windows)]
+
+
+@pytest.mark.parametrize(
+    "windows", [reported(MOST_WINDOWS + 1), reported(1, MOST_RANGES + 1)], ids=["windows", "ranges"]
+)
+def test_a_report_of_too_much_does_not_count_and_is_missed(
+    quick: Story, windows: list[ReportedWindow]
+) -> None:
+    quick.hello()
+    quick.report(0, windows=windows)
+    quick.report(1)
+    quick.beats()
+    assert quick.apply().window()["acknowledged"] == 0
+    assert quick.strangers()[0][1].startswith("a report of more than")
+    assert quick.verdict() == "unknown"
+
+
+def test_a_report_of_as_much_as_is_allowed_counts(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, windows=[*reported(1, MOST_RANGES - MOST_WINDOWS), *reported(MOST_WINDOWS)[1:]])
+    assert quick.apply().answer(W - WINDOW_MS, 2)["windows"][1]["acknowledged"] == MOST_RANGES - MOST_WINDOWS
+    assert quick.strangers() == []
+
+
+def test_of_a_window_of_too_many_ranges_nothing_is_kept_and_it_is_never_complete(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_audit.auditor.evidence.MOST_RANGES_KEPT", 100)
+    quick.whole()
+    quick.hello(2)
+    quick.report(0, instance=2, windows=reported(1, 101))
+    quick.beats(NOW + 6000)
+    window = quick.apply().window()
+    assert (window["verdict"], window["acknowledged"]) == ("unknown", 0)
+    assert "ranges of sequences were reported or counted in it" in window["reasons"][0]
+    quick.count("dc1", found((0, 4), instance=3))
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict() == "unknown", "for good"
+    assert quick.verdict(W + WINDOW_MS) == "complete"
+
+
+def test_topics_that_nobody_counts_are_judged_only_as_long_as_they_are_few(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MOST_UNCOUNTED", 5)
+    for n in range(20):
+        quick.hello(1000 + n, topic=f"A{n:02}")
+        quick.report(0, (0, 9), instance=1000 + n, topic=f"A{n:02}")
+    quick.whole()
+    quick.apply()
+    with quick.store.reading() as session:
+        assert [one.topic for one in answers.topics(session, RULES)] == [*(f"A0{n}" for n in range(5)), TOPIC]
+        assert {bad.topic for bad in answers.bad(session, RULES, None, 100)} == {f"A0{n}" for n in range(5)}
+    assert quick.verdict() == "complete"
+    assert quick.verdict(topic="A04") == "incomplete", "it was reported, and nobody has it"
+    assert quick.verdict(topic="A05") == "pending"
+    quick.count("dc1", found((0, 9), instance=1005), topic="A05", partition=7)
+    quick.beats(NOW + 6000)
+    assert quick.apply().window(topic="A05")["acknowledged"] == 10, "a reader names it"
 
 
 def test_turns_that_begin_at_0_again_are_said_to_be_over(story: Story) -> None:

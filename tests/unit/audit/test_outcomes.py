@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millrace_audit.outcomes import Outcomes
 from millrace_audit.reports.counts import WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, ReportedWindow
+from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, ReportedWindow
 from millrace_audit.reports.seals import wrapped
 
 HOUR = 6 * WINDOW_MS
@@ -128,6 +128,28 @@ def test_a_long_stream_in_order_costs_one_range_per_window() -> None:
     (portion,) = outcomes.take_news(1000)
     assert [window.acknowledged.pairs() for window in portion] == [[[0, 29_999]], [[30_000, 59_999]]]
     assert outcomes.topic("PageView").acknowledged.pairs() == [[0, 59_999]]
+
+
+def test_news_of_many_windows_come_in_as_many_portions_as_reports_may_hold() -> None:
+    outcomes = Outcomes()
+    for index in range(2 * MOST_WINDOWS + 1):
+        send(outcomes, "PageView", index * WINDOW_MS)
+    outcomes.cut(1.0)
+    outcomes.resolve(1.0)
+    assert [len(portion) for portion in outcomes.take_news(20_000)] == [MOST_WINDOWS, MOST_WINDOWS, 1]
+
+
+def test_acknowledged_and_failed_ranges_share_the_room_of_a_portion() -> None:
+    outcomes = Outcomes()
+    for index in range(200):
+        send(outcomes, "PageView", 0)
+        if index % 2:
+            outcomes.fail("PageView", 0, index, 1)
+    outcomes.cut(1.0)
+    outcomes.resolve(1.0)
+    portions = outcomes.take_news(30)
+    sizes = [sum(w.acknowledged.range_count + w.failed.range_count for w in p) for p in portions]
+    assert (max(sizes), sum(sizes)) == (30, 200)
 
 
 def test_news_in_portions_stay_small_and_lose_nothing() -> None:
