@@ -7,7 +7,7 @@ PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load bench-audit clean setup kcat fault-load fault-audit
+.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's 
 bench-audit: setup ## What the audit costs a producer, a reader and the auditor: docs/benchmarks.md (5 min) [EVENTS=n]
 	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))
 	$(BIN)/python -m tests.bench.bench_auditor
+
+bench-registry: setup ## Look-ups of a registry on one core, SQLite and PostgreSQL: docs/benchmarks.md (2 min)
+	$(BIN)/python -m tests.bench.bench_registry --page
 
 setup: .venv/.installed ## Install everything into .venv
 

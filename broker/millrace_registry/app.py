@@ -1,6 +1,6 @@
 """The registry over HTTP: Confluent's paths, media types and error codes.
 
-Left out: contexts (there is the default one), metadata searches, tags, GUIDs and associations.
+Left out: contexts (there is the default one), tags, data rules and associations.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import json
 import logging
 from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from millrace import __version__
 from millrace.service.database import reason_of
 from millrace_registry import requests, service
-from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
 
 _log = logging.getLogger("millrace.registry")
@@ -26,7 +29,7 @@ _routes = APIRouter()
 
 
 def create_app(store: Store) -> FastAPI:
-    """The application on a store; it holds no state of its own."""
+    """The application on a store, which holds all its state."""
     app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=[Depends(requests.only_text)])
     for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
         app.add_exception_handler(error, _answer_error)
@@ -65,6 +68,8 @@ async def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> 
 Database: TypeAlias = Annotated[Store, Depends(_store)]
 Subject: TypeAlias = Annotated[str, Depends(requests.subject_name)]
 SubjectOrGlobal: TypeAlias = Annotated[str, Depends(requests.subject_or_global)]
+Properties: TypeAlias = Annotated[dict[str, str], Depends(requests.properties_in)]
+Guid: TypeAlias = Annotated[UUID, Depends(requests.schema_guid)]
 Version: TypeAlias = Annotated[int, Depends(requests.version_number)]
 SchemaId: TypeAlias = Annotated[int, Depends(requests.schema_number)]
 Body: TypeAlias = Annotated[dict[str, Any], Depends(requests.json_body)]
@@ -86,6 +91,17 @@ def healthz(store: Database) -> dict[str, str]:
     return {"status": "ok"}
 
 
+@_routes.get("/v1/metadata/id")
+async def metadata_id() -> dict[str, Any]:
+    clusters = {"kafka-cluster": "", "schema-registry-cluster": "millrace"}
+    return {"scope": {"path": [], "clusters": clusters}, "id": ""}
+
+
+@_routes.get("/v1/metadata/version")
+async def metadata_version() -> dict[str, str]:
+    return {"version": __version__, "commitId": ""}
+
+
 @_routes.get("/contexts")
 def contexts(page: Page) -> list[str]:
     return ["."][page]
@@ -94,7 +110,7 @@ def contexts(page: Page) -> list[str]:
 @_routes.get("/subjects")
 def subjects(store: Database, deleted: Deleted, page: Page, prefix: Prefix) -> list[str]:
     with store.read() as rows:
-        return rows.subjects(prefix=prefix, deleted=deleted)[page]
+        return rows.subjects(prefix=prefix, deleted=deleted, page=page)
 
 
 @_routes.post("/subjects/{subject}")
@@ -109,16 +125,27 @@ def delete_subject(store: Database, subject: Subject, permanent: bool = False) -
         return service.delete(rows, subject, permanent=permanent)
 
 
+@_routes.get("/subjects/{subject}/metadata")
+def latest_with(
+    store: Database, subject: Subject, properties: Properties, deleted: bool = False, format: str = ""
+) -> dict[str, Any]:
+    with store.read() as rows:
+        stored = service.find_latest_with(rows, subject, properties, deleted=deleted)
+        return {**_version_json(stored), "schema": _text(rows, stored.schema, format)}
+
+
 @_routes.get("/subjects/{subject}/versions")
 def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) -> list[int]:
     with store.read() as rows:
-        versions = service.find_versions(rows, subject, deleted=deleted is not False)
-    return [version.version for version in versions if deleted in (None, version.deleted)][page]
+        service.check_known(rows, subject, deleted=False if deleted is False else None)
+        return list(rows.numbers(subject, deleted=deleted, page=page))
 
 
 @_routes.post("/subjects/{subject}/versions")
-def register(store: Database, subject: Subject, body: Body) -> dict[str, int]:
-    return {"id": service.register(store, subject, requests.candidate(body)).schema.id}
+def register(store: Database, subject: Subject, body: Body) -> dict[str, Any]:
+    stored = service.register(store, subject, requests.candidate(body))
+    # Without the text: confluent-kafka would take it for the one it sent and register at every call.
+    return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
 @_routes.get("/subjects/{subject}/versions/{version}")
@@ -139,7 +166,7 @@ async def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> 
 def referenced_by(store: Database, subject: Subject, version: Version, page: Page) -> list[int]:
     with store.read() as rows:
         stored = service.find_version(rows, subject, version, deleted=True)
-        return rows.referenced_by(subject, stored.version)[page]
+        return rows.referenced_by(subject, stored.version, page=page)
 
 
 @_routes.delete("/subjects/{subject}/versions/{version}")
@@ -157,10 +184,9 @@ def schemas(
     latest_only: Annotated[bool, Query(alias="latestOnly")] = False,
 ) -> list[dict[str, Any]]:
     with store.read() as rows:
-        versions = rows.versions(prefix=prefix, deleted=None if deleted else False)
-    if latest_only:
-        versions = list({version.subject: version for version in versions}.values())
-    return [_version_json(version) for version in versions[page]]
+        state = None if deleted else False
+        versions = rows.versions(prefix=prefix, deleted=state, latest_only=latest_only, page=page)
+    return [_version_json(version) for version in versions]
 
 
 @_routes.get("/schemas/types")
@@ -169,12 +195,18 @@ def types() -> list[str]:
 
 
 @_routes.get("/schemas/ids/{schema_id}")
-def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, Any]:
+async def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, Any]:
+    recent = store.recent.get(schema_id)
+    if recent is None or format:
+        return await run_in_threadpool(_read_schema, store, schema_id, format)
+    return _schema_json(recent)
+
+
+@_routes.get("/schemas/guids/{guid}")
+def schema_of_guid(store: Database, guid: Guid, format: str = "") -> dict[str, Any]:
     with store.read() as rows:
-        schema = service.find_schema(rows, schema_id)
-        # No `schemaType`: clients take its absence for AVRO, and the oldest know no other.
-        answer = {"schema": _text(rows, schema, format)}
-    return answer if format == "resolved" else {**answer, **_references_json(schema)}
+        schema = service.find_schema_of_guid(rows, guid)
+        return _schema_json(schema, _text(rows, schema, format))
 
 
 @_routes.get("/schemas/ids/{schema_id}/schema")
@@ -185,7 +217,8 @@ async def schema_text(schema: Annotated[dict[str, Any], Depends(schema)]) -> Res
 @_routes.get("/schemas/ids/{schema_id}/subjects")
 def schema_subjects(store: Database, schema_id: SchemaId, page: Page, deleted: bool = False) -> list[str]:
     with store.read() as rows:
-        return sorted({use.subject for use in service.find_uses(rows, schema_id, deleted=deleted)})[page]
+        service.find_schema(rows, schema_id)
+        return rows.subjects(schema_id=schema_id, deleted=None if deleted else False, page=page)
 
 
 @_routes.get("/schemas/ids/{schema_id}/versions")
@@ -193,9 +226,10 @@ def schema_versions(
     store: Database, schema_id: SchemaId, page: Page, deleted: bool = False, subject: str = ""
 ) -> list[dict[str, Any]]:
     with store.read() as rows:
-        uses = service.find_uses(rows, schema_id, deleted=deleted)
-    chosen = [use for use in uses if subject in ("", use.subject)]
-    return [{"subject": use.subject, "version": use.version} for use in chosen[page]]
+        service.find_schema(rows, schema_id)
+        state = None if deleted else False
+        uses = rows.versions(subject or None, schema_id=schema_id, deleted=state, page=page)
+    return [{"subject": use.subject, "version": use.version} for use in uses]
 
 
 @_routes.post("/compatibility/subjects/{subject}/versions")
@@ -210,7 +244,10 @@ def check(
 
 
 def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str) -> None:
-    """`keys` may hold the value in a body; an answer to PUT has the first of them, others the last."""
+    """`keys` may hold the value in a body; an answer to PUT has the first of them, others the last.
+
+    Any other key is refused; `normalize`, when it is true, is what every request here does anyway.
+    """
 
     @_routes.get(path)
     @_routes.get(f"{path}/{{subject}}")
@@ -225,6 +262,11 @@ def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str)
     @_routes.put(path)
     @_routes.put(f"{path}/{{subject}}")
     def write(store: Database, subject: SubjectOrGlobal, body: Body, force: bool = False) -> dict[str, str]:
+        for key in sorted(body.keys() - set(keys)):
+            if body[key] is not None and (key, body[key]) != ("normalize", True):
+                raise requests.not_kept(key)
+        if setting is service.LEVEL and not body.keys() & set(keys):
+            return {}  # an update of nothing
         value = setting.parse(body.get(keys[0]) or body.get(keys[-1]))
         with store.write() as rows:
             setting.write(rows, subject, value, force=force)
@@ -248,17 +290,42 @@ def _text(rows: Transaction, schema: StoredSchema, format: str) -> str:
 def _version_json(version: StoredVersion) -> dict[str, Any]:
     schema = version.schema
     answer = {"subject": version.subject, "version": version.version, "id": schema.id, "schema": schema.text}
-    return {**answer, **_references_json(schema), **({"deleted": True} if version.deleted else {})}
+    return {**answer, **_identity_json(schema), **({"deleted": True} if version.deleted else {})}
 
 
-def _references_json(schema: StoredSchema) -> dict[str, Any]:
-    return {"references": [asdict(reference) for reference in schema.references]} if schema.references else {}
+def _read_schema(store: Store, schema_id: int, format: str) -> dict[str, Any]:
+    began = store.recent.clock()
+    with store.read() as rows:
+        deletions = rows.deletions()
+        schema = service.find_schema(rows, schema_id)
+        text = _text(rows, schema, format)
+    store.recent.add(schema, deletions, began)
+    return _schema_json(schema, text)
+
+
+def _schema_json(schema: StoredSchema, text: str | None = None) -> dict[str, Any]:
+    """The answer for a schema; without its references when another text has them written out."""
+    answer = {**_identity_json(schema), "schema": schema.text if text is None else text}
+    if text not in (None, schema.text):
+        answer.pop("references", None)
+    return answer
+
+
+def _identity_json(schema: StoredSchema) -> dict[str, Any]:
+    answer: dict[str, Any] = {"guid": schema.guid, "schemaType": "AVRO"}
+    if schema.references:
+        answer["references"] = [asdict(reference) for reference in schema.references]
+    if schema.properties:
+        answer["metadata"] = {"properties": schema.properties}
+    return answer
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """`{"error_code": N, "message": "..."}`; the first three digits of the code are the status."""
     code: int
     match error:
+        case InvalidSchema():
+            code, message = error.code, f"Invalid schema: {error}"
         case RegistryError():
             code, message = error.code, str(error)
         case SQLAlchemyError():

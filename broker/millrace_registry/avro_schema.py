@@ -2,8 +2,9 @@
 
 Two texts that mean the same (white space, key order, ways to write a name) become the same canonical text;
 everything a reader could want stays in it: documentation, defaults, aliases, logical types, other attributes.
-Refuses what the Avro specification forbids, defaults that do not fit their field included. Knows no ids,
-subjects or compatibility.
+Refuses what the Avro specification forbids. Two mistakes that old libraries let through, a default that does
+not fit its field and a union of nothing, can be let through here too, because data with such schemas exists.
+Knows no ids, subjects or compatibility.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class AvroSchema:
     """The same with every name in full and referenced types written out: it stands alone."""
     definitions: Mapping[str, Json]
     """Every named type it makes known, its own and the referenced ones, by full name."""
+    flaw: str | None = None
+    """A mistake that old libraries let through: the schema reads its old data and is not registered anew."""
 
     @property
     def resolved_text(self) -> str:
@@ -59,22 +62,20 @@ class AvroSchema:
         return hashlib.sha256(identity.encode()).hexdigest()
 
 
-def parse(text: str, referenced: Mapping[str, Json] | None = None) -> AvroSchema:
+def parse(text: str, referenced: Mapping[str, Json] | None = None, *, flawed_too: bool = False) -> AvroSchema:
     """The schema in a JSON text; `referenced` holds the named types of the schemas it refers to.
 
-    Raises InvalidSchema, one line that says where and what.
+    Raises InvalidSchema, one line that says where and what; with `flawed_too` not for a flaw.
     """
     referenced = referenced or {}
     reader = _Reader(dict(referenced))
     try:
         tree = reader.read(_load(text), "", "schema", 0)
-        defaults = DefaultChecker(reader.definitions)
-        for where, field in reader.fields:
-            if "default" in field and not defaults.fits(field["default"], field["type"]):
-                default = json.dumps(field["default"])
-                raise InvalidSchema(f"{where}: default {default} does not fit its type")
+        flaw = next(reader.flaws(), None)
+        if flaw is not None and not flawed_too:
+            raise InvalidSchema(flaw)
         alone = _inline(tree, referenced, set(), 0)
-        return AvroSchema(_dump(_write(tree, "")), alone, reader.definitions)
+        return AvroSchema(_dump(_write(tree, "")), alone, reader.definitions, flaw)
     except RecursionError:  # a default may be nested deeper than its type
         raise _too_deep() from None
 
@@ -181,7 +182,17 @@ class _Reader:
 
     def __init__(self, definitions: dict[str, Json]) -> None:
         self.definitions = definitions
-        self.fields: list[tuple[str, dict[str, Json]]] = []
+        self._fields: list[tuple[str, dict[str, Json]]] = []
+        self._empty_unions: list[str] = []
+
+    def flaws(self) -> Iterator[str]:
+        """What the schema read has of the mistakes that old libraries let through."""
+        for where in self._empty_unions:
+            yield f"{where}: a union needs at least one type"
+        defaults = DefaultChecker(self.definitions)
+        for where, field in self._fields:
+            if "default" in field and not defaults.fits(field["default"], field["type"]):
+                yield f"{where}: default {json.dumps(field['default'])} does not fit its type"
 
     def read(self, value: Json, namespace: str, where: str, depth: int) -> Json:
         """The tree of one schema value inside `namespace`."""
@@ -216,7 +227,7 @@ class _Reader:
 
     def _union(self, branches: list[Json], namespace: str, where: str, depth: int) -> list[Json]:
         if not branches:
-            raise InvalidSchema(f"{where}: a union needs at least one type")
+            self._empty_unions.append(where)
         tree = [self.read(b, namespace, f"{where}[{i}]", depth + 1) for i, b in enumerate(branches)]
         seen = set()
         for branch in tree:
@@ -277,7 +288,7 @@ class _Reader:
                 tree.pop("order", None)
             if "aliases" in tree:
                 tree["aliases"] = _names(tree["aliases"], where)
-            self.fields.append((where, tree))
+            self._fields.append((where, tree))
             yield tree
 
 

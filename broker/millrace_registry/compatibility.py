@@ -128,7 +128,8 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
             return super().calculate_compatibility(reader, writer, location)
         if writer.type == "union":
             results = [self.get_compatibility(reader, branch) for branch in writer.schemas]
-            return functools.reduce(avro.compatibility.merge, results)
+            compatible = SchemaCompatibilityResult(SchemaCompatibilityType.compatible)
+            return functools.reduce(avro.compatibility.merge, results, compatible)
         result = super().calculate_compatibility(reader, writer, location)
         if result.compatibility is SchemaCompatibilityType.incompatible:
             branches = [branch for branch in reader.schemas if branch.type != "null"]

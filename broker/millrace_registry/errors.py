@@ -11,7 +11,7 @@ class ErrorCode(IntEnum):
     BAD_REQUEST = 400  # the body is not a JSON object with the fields it needs
     REQUEST_TOO_LARGE = 413
     UNSUPPORTED_MEDIA_TYPE = 415
-    NOT_TEXT = 422  # a string that is no text, or none that every database keeps
+    NOT_KEPT = 422  # a string that is no text, or a setting or metadata that would be dropped
     FAILED = 500
 
     SUBJECT_NOT_FOUND = 40401  # no live version is registered under it

@@ -40,15 +40,23 @@ class SchemaParser:
         self._parsed: dict[tuple[str, Sequence[int]], _Parsed] = {}
         self._reasons: dict[tuple[int, int, int, Level], list[str]] = {}
 
-    def compare(self, new: AvroSchema, old: AvroSchema, version: int, level: Level) -> list[str]:
-        """What breaks the level between schemas parsed here, one line each; `old` is that version."""
-        key = id(new), id(old), version, level  # they live as long as this parser
+    def compare(
+        self, rows: Transaction, new: AvroSchema, old_id: int, version: int, level: Level
+    ) -> list[str]:
+        """What breaks the level between a schema parsed here and a version's, one line each."""
+        key = id(new), old_id, version, level  # `new` lives as long as this parser
         if key not in self._reasons:
+            stored = rows.schema(old_id)
+            assert stored is not None, "a schema's row is never deleted"
+            old = self.parse(rows, stored.text, stored.references)
             self._reasons[key] = incompatibilities(new, old, version, level)
         return self._reasons[key]
 
     def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
-        """The schema in a text; InvalidSchema when it is none or its references are missing or too much."""
+        """The schema in a text; InvalidSchema when it is none or its references are missing or too much.
+
+        One with a flaw is a schema here: what is stored may have been imported with it.
+        """
         return self._parse(rows, text, references).schema
 
     def _parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> _Parsed:
@@ -62,7 +70,7 @@ class SchemaParser:
             depth = 1 + max((target.depth for target in parsed), default=-1)
             _check_extent(sizes, depth)
             definitions = _definitions(references, [target.schema for target in parsed])
-            self._parsed[key] = _Parsed(parse(text, definitions), sizes, depth)
+            self._parsed[key] = _Parsed(parse(text, definitions, flawed_too=True), sizes, depth)
         return self._parsed[key]
 
 

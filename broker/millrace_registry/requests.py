@@ -1,7 +1,7 @@
 """What a client sends, read strictly: paths, bodies, subjects, ids.
 
-Unknown fields of a body are ignored, because newer clients send more of them with every release. Data rules
-are refused, because a client would believe them to be in force.
+Unknown fields of a schema's body are ignored, because newer clients send more of them with every release.
+Data rules, tags and settings that are not kept are refused: a client would believe them to be in force.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
+from uuid import UUID
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -33,6 +34,9 @@ MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES
 """Largest body: a schema travels as a JSON string, whose escapes can take more room than its text."""
 MAX_SUBJECT_BYTES = 2600
 """Longest name of a subject: PostgreSQL indexes at most 2,704 bytes, the version's number included."""
+
+MAX_METADATA_BYTES = 1 << 16
+"""Largest `metadata` of a schema, as JSON."""
 
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 _READ_ONLY_MEDIA_TYPES = ("application/octet-stream", "")
@@ -75,7 +79,7 @@ def _check_text(value: Any) -> None:
     """Refuse a JSON value with a string in it that not every database can keep."""
     if isinstance(value, str) and _NOT_TEXT.search(value):
         raise RegistryError(
-            ErrorCode.NOT_TEXT,
+            ErrorCode.NOT_KEPT,
             "the request holds a NUL character or half of a surrogate pair: leave it out, it is no text",
         )
     if isinstance(value, dict):
@@ -105,6 +109,22 @@ async def subject_or_global(request: Request) -> str:
     """The subject in the path, or GLOBAL when the path names none."""
     segment = request.path_params.get("subject")
     return GLOBAL if segment is None else subject_name(segment)
+
+
+async def schema_guid(guid: str) -> UUID:
+    """The GUID in a path's segment; what is no GUID at all is the GUID of no schema."""
+    try:
+        return UUID(guid)
+    except ValueError:
+        raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {guid} not found") from None
+
+
+async def properties_in(request: Request) -> dict[str, str]:
+    """The pairs of a query that repeats `key` and `value`."""
+    keys, values = (request.query_params.getlist(name) for name in ("key", "value"))
+    if len(keys) != len(values):
+        raise RegistryError(ErrorCode.BAD_REQUEST, "give as many `value` as `key`")
+    return dict(zip(keys, values, strict=True))
 
 
 async def schema_number(schema_id: str) -> int:
@@ -165,7 +185,8 @@ def candidate(body: Mapping[str, Any]) -> Candidate:
         raise InvalidSchema(f"schema type {kind!r} is not supported: this registry keeps AVRO schemas only")
     text = body.get("schema")
     if not isinstance(text, str) or not text.strip():
-        raise InvalidSchema("Empty schema: send the Avro schema's JSON as the string `schema`")
+        problem = "Empty schema: send the Avro schema's JSON as the string `schema`"
+        raise RegistryError(ErrorCode.INVALID_SCHEMA, problem)
     if len(text) > MAX_SCHEMA_BYTES or len(text.encode()) > MAX_SCHEMA_BYTES:
         raise RegistryError(ErrorCode.SCHEMA_TOO_LARGE, f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
     rules = body.get("ruleSet")
@@ -176,7 +197,38 @@ def candidate(body: Mapping[str, Any]) -> Candidate:
     references = body.get("references") or []
     if not isinstance(references, list):
         references = [None]
-    return Candidate(text, tuple(map(_reference, references)), _number(body, "id"), _number(body, "version"))
+    for key in ("schemaTagsToAdd", "schemaTagsToRemove"):
+        if body.get(key):
+            raise not_kept(key)
+    return Candidate(
+        text,
+        tuple(map(_reference, references)),
+        _properties(body.get("metadata") or {}),
+        _number(body, "id"),
+        _number(body, "version"),
+    )
+
+
+def not_kept(key: str) -> RegistryError:
+    return RegistryError(
+        ErrorCode.NOT_KEPT, f"{key!r} is not supported and would have no effect: leave it out"
+    )
+
+
+def _properties(metadata: Any) -> dict[str, str] | None:
+    """The plain pairs of a schema's metadata; None when there are none."""
+    properties = metadata.get("properties") or {} if isinstance(metadata, dict) else None
+    if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
+        raise RegistryError(
+            ErrorCode.BAD_REQUEST, "`metadata` must be {'properties': {...}} with strings as values"
+        )
+    for key in sorted(metadata.keys() - {"properties"}):
+        if metadata[key]:
+            raise not_kept(f"metadata.{key}")
+    if len(json.dumps(properties)) > MAX_METADATA_BYTES:
+        problem = f"the schema's metadata is larger than {MAX_METADATA_BYTES} bytes"
+        raise RegistryError(ErrorCode.SCHEMA_TOO_LARGE, problem)
+    return properties or None
 
 
 def _reference(value: Any) -> Reference:

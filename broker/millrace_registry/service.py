@@ -7,20 +7,32 @@ of `store.py`. A change reads and writes in one transaction that no other writer
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
+from uuid import UUID
 
 from millrace_registry.avro_schema import AvroSchema
 from millrace_registry.compatibility import Level
-from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.references import SchemaParser
-from millrace_registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction
+from millrace_registry.store import (
+    ONE,
+    Reference,
+    Store,
+    StoredSchema,
+    StoredVersion,
+    Transaction,
+    fingerprint_of,
+)
 
 _log = logging.getLogger("millrace.registry")
 
+_AT_ONCE = 100
+"""Versions that are read at once by a search that may end with any of them."""
 LATEST = -1
 """The number that stands for the newest live version, as in Confluent's paths."""
 GLOBAL = ""
@@ -53,7 +65,9 @@ class Setting(Generic[Value]):
         values = type(self.default)
         if isinstance(text, str) and text.upper() in values.__members__:
             return values[text.upper()]
-        raise RegistryError(self.invalid, f"{self.in_words} {text!r} is none of {', '.join(values)}")
+        raise RegistryError(
+            self.invalid, f"Invalid {self.in_words}. Valid values are {', '.join(values)}, not {text!r}"
+        )
 
     def own(self, rows: Transaction, subject: str) -> Value | None:
         text = rows.setting(subject, self.name)
@@ -72,7 +86,8 @@ class Setting(Generic[Value]):
 
     def write(self, rows: Transaction, subject: str, value: Value, *, force: bool) -> None:
         """Change the value; to IMPORT only while nothing is registered there, unless forced."""
-        if value is Mode.IMPORT and not force and rows.versions(subject or None, deleted=None):
+        self._check_writable(rows, subject)
+        if value is Mode.IMPORT and not force and rows.versions(subject or None, deleted=None, page=ONE):
             raise _not_permitted(
                 "Cannot import since schemas exist already: set force=true to do it nevertheless"
             )
@@ -80,11 +95,16 @@ class Setting(Generic[Value]):
 
     def reset(self, rows: Transaction, subject: str) -> Value:
         """Go back to the global value, and GLOBAL to the default; the value there was."""
+        self._check_writable(rows, subject)
         value = self.own(rows, subject)
         if value is None and subject != GLOBAL:
             raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
         rows.set(subject, self.name, None)
         return value or self.default
+
+    def _check_writable(self, rows: Transaction, subject: str) -> None:
+        if self is not MODE:  # what ends read-only is always allowed
+            _check_writable(rows, subject)
 
 
 _LEVEL_CODES = ErrorCode.INVALID_COMPATIBILITY_LEVEL, ErrorCode.COMPATIBILITY_NOT_CONFIGURED
@@ -98,51 +118,76 @@ class Candidate:
 
     text: str
     references: tuple[Reference, ...] = ()
+    properties: Mapping[str, str] | None = None
+    """What clients choose a version by; None stands for any in a look-up."""
     schema_id: int | None = None
     """Only to import: the id it has elsewhere."""
     version: int | None = None
     """Only to import: the version it has elsewhere."""
 
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
+        """The schema, and the fingerprint of its text and references."""
         schema = parser.parse(rows, self.text, self.references)
         return schema, schema.fingerprint(sorted((r.name, r.subject, r.version) for r in self.references))
 
 
-def find_versions(rows: Transaction, subject: str, *, deleted: bool = False) -> list[StoredVersion]:
-    """The subject's live versions, with `deleted` all of them; SUBJECT_NOT_FOUND when it has none."""
-    versions = rows.versions(subject, deleted=None if deleted else False)
-    if not versions:
+def check_known(rows: Transaction, subject: str, *, deleted: bool | None = False) -> None:
+    """SUBJECT_NOT_FOUND when the subject has no live versions, with None not even deleted ones."""
+    if not rows.numbers(subject, deleted=deleted, page=ONE):
         raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
-    return versions
 
 
 def find_version(rows: Transaction, subject: str, number: int, *, deleted: bool = False) -> StoredVersion:
-    """A live version of a subject, with `deleted` any."""
-    return _choose(find_versions(rows, subject, deleted=deleted), number)
-
-
-def _choose(versions: Sequence[StoredVersion], number: int) -> StoredVersion:
-    if number == LATEST:
-        return next((version for version in reversed(versions) if not version.deleted), versions[-1])
-    for version in versions:
-        if version.version == number:
-            return version
-    raise RegistryError(ErrorCode.VERSION_NOT_FOUND, f"Version {number} not found.")
-
-
-def find_uses(rows: Transaction, schema_id: int, *, deleted: bool = False) -> list[StoredVersion]:
-    """The live versions that hold the schema of an id, with `deleted` all of them.
-
-    SCHEMA_NOT_FOUND when not even a deleted version holds it.
-    """
-    versions = rows.versions(schema_id=schema_id, deleted=None)
+    """A live version of a subject, with `deleted` any; LATEST is a live one if there is one."""
+    state = None if deleted else False
+    if number != LATEST:
+        versions = rows.versions(subject, number, deleted=state)
+    else:
+        versions = _latest(rows, subject) or (_latest(rows, subject, deleted=True) if deleted else [])
     if not versions:
-        raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
-    return [version for version in versions if deleted or not version.deleted]
+        check_known(rows, subject, deleted=state)
+        raise _no_version(number)
+    return versions[0]
+
+
+def _latest(rows: Transaction, subject: str, *, deleted: bool = False) -> list[StoredVersion]:
+    return rows.versions(subject, deleted=deleted, newest_first=True, page=ONE)
+
+
+def _no_version(number: int) -> RegistryError:
+    return RegistryError(ErrorCode.VERSION_NOT_FOUND, f"Version {number} not found.")
 
 
 def find_schema(rows: Transaction, schema_id: int) -> StoredSchema:
-    return find_uses(rows, schema_id, deleted=True)[0].schema
+    """The schema of an id; SCHEMA_NOT_FOUND when not even a deleted version holds it."""
+    versions = rows.versions(schema_id=schema_id, deleted=None, page=ONE)
+    if not versions:
+        raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
+    return versions[0].schema
+
+
+def find_schema_of_guid(rows: Transaction, guid: UUID) -> StoredSchema:
+    schema = rows.schema(guid=guid)
+    if schema is None or not rows.versions(schema_id=schema.id, deleted=None, page=ONE):
+        raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {guid} not found")
+    return schema
+
+
+def find_latest_with(
+    rows: Transaction, subject: str, properties: Mapping[str, str], *, deleted: bool = False
+) -> StoredVersion:
+    """The newest version whose schema has all of these properties, and perhaps more."""
+    state = None if deleted else False
+    check_known(rows, subject, deleted=state)
+    for start in itertools.count(0, _AT_ONCE):
+        page = slice(start, start + _AT_ONCE)
+        versions = rows.versions(subject, deleted=state, newest_first=True, page=page)
+        for version in versions:
+            if properties.items() <= version.schema.properties.items():
+                return version
+        if len(versions) < _AT_ONCE:
+            break
+    raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, "Schema not found")
 
 
 def resolve(rows: Transaction, schema: StoredSchema) -> str:
@@ -154,9 +199,11 @@ def resolve(rows: Transaction, schema: StoredSchema) -> str:
 
 def look_up(rows: Transaction, subject: str, candidate: Candidate, *, deleted: bool = False) -> StoredVersion:
     """The version under which the subject holds this schema."""
-    find_versions(rows, subject, deleted=deleted)
-    _, fingerprint = candidate.parse(rows, SchemaParser())
-    versions = rows.versions(subject, fingerprint=fingerprint, deleted=None if deleted else False)
+    check_known(rows, subject, deleted=None if deleted else False)
+    _, content = candidate.parse(rows, SchemaParser())
+    versions = rows.versions(
+        subject, content=content, properties=candidate.properties, deleted=None if deleted else False
+    )
     if not versions:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, "Schema not found")
     return versions[-1]
@@ -178,8 +225,8 @@ def _check_candidate(
     rows: Transaction, parser: SchemaParser, subject: str, candidate: Candidate
 ) -> StoredVersion | None:
     """The version that holds the schema; None when none does and it may be registered, else this raises."""
-    schema, fingerprint = candidate.parse(rows, parser)
-    existing = rows.versions(subject, fingerprint=fingerprint)
+    schema, content = candidate.parse(rows, parser)
+    existing = rows.versions(subject, content=content, properties=candidate.properties)
     if existing and candidate.schema_id in (None, existing[-1].schema.id):
         return existing[-1]
     _check_writable(rows, subject)
@@ -187,22 +234,30 @@ def _check_candidate(
     if candidate.schema_id is not None:
         if not importing:
             raise _not_permitted(f"Subject {subject} is not in import mode: send no id")
-        _check_import(rows, subject, candidate, fingerprint)
+        _check_import(rows, subject, candidate, content)
         return None
     if importing:
         raise _not_permitted(f"Subject {subject} is in import mode: send the schema's id")
+    _check_no_flaw(schema)
     level = LEVEL.of(rows, subject)
-    if reasons := _compare(rows, parser, schema, rows.versions(subject), level):
+    numbers = _compared(rows, subject, level)
+    if reasons := _compare(rows, parser, schema, numbers, level):
         raise RegistryError(
             ErrorCode.INCOMPATIBLE_SCHEMA,
-            f"schema is incompatible with subject {subject!r} (level {level}): {'; '.join(reasons)}",
+            "Schema being registered is incompatible with an earlier schema for subject"
+            f' "{subject}", details: {"; ".join(reasons)} (level {level})',
         )
     return None
 
 
-def _check_import(rows: Transaction, subject: str, candidate: Candidate, fingerprint: str) -> None:
+def _check_no_flaw(schema: AvroSchema) -> None:
+    if schema.flaw is not None:
+        raise InvalidSchema(schema.flaw)
+
+
+def _check_import(rows: Transaction, subject: str, candidate: Candidate, content: str) -> None:
     """Refuse an id, or a version if given, that means something else here than in the other registry."""
-    stored = rows.schema(fingerprint=fingerprint)
+    stored = rows.schema(fingerprint=fingerprint_of(content, candidate.properties))
     if stored is not None and stored.id != candidate.schema_id:
         message = f"the schema has id {stored.id} here, not {candidate.schema_id}"
         raise RegistryError(ErrorCode.ID_DOES_NOT_MATCH, message)
@@ -213,10 +268,11 @@ def _check_import(rows: Transaction, subject: str, candidate: Candidate, fingerp
 
 
 def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candidate) -> StoredVersion:
-    schema, fingerprint = candidate.parse(rows, parser)
-    stored = rows.schema(fingerprint=fingerprint)
+    schema, content = candidate.parse(rows, parser)
+    properties = candidate.properties
+    stored = rows.schema(fingerprint=fingerprint_of(content, properties))
     if stored is None:
-        stored = rows.add_schema(fingerprint, schema.text, candidate.references, candidate.schema_id)
+        stored = rows.add_schema(content, schema.text, candidate.references, properties, candidate.schema_id)
     imported = candidate.version if candidate.schema_id is not None else None
     version = rows.add_version(subject, stored, imported)
     _log.info("subject %s version %d is schema %d", subject, version.version, stored.id)
@@ -231,70 +287,79 @@ def check(rows: Transaction, subject: str, candidate: Candidate, number: int | N
     """
     parser = SchemaParser()
     schema, _ = candidate.parse(rows, parser)
-    versions = rows.versions(subject)
-    if number is not None and (versions or number != LATEST):
-        versions = [_choose(versions, number)]
-    return _compare(rows, parser, schema, versions, LEVEL.of(rows, subject))
+    _check_no_flaw(schema)
+    level = LEVEL.of(rows, subject)
+    if number is None:
+        numbers = _compared(rows, subject, level)
+    elif number == LATEST:
+        numbers = _compared(rows, subject, Level.BACKWARD)
+    elif versions := rows.versions(subject, number):
+        numbers = {number: versions[0].schema.id}
+    else:
+        raise _no_version(number)
+    return _compare(rows, parser, schema, numbers, level)
+
+
+def _compared(rows: Transaction, subject: str, level: Level) -> dict[int, int]:
+    """The numbers of the versions that a level compares with, each with the id of its schema."""
+    if level.endswith("_TRANSITIVE"):
+        return rows.numbers(subject)
+    return {version.version: version.schema.id for version in _latest(rows, subject)}
 
 
 def _compare(
-    rows: Transaction,
-    parser: SchemaParser,
-    schema: AvroSchema,
-    versions: Sequence[StoredVersion],
-    level: Level,
+    rows: Transaction, parser: SchemaParser, schema: AvroSchema, numbers: Mapping[int, int], level: Level
 ) -> list[str]:
-    compared = versions if level.endswith("_TRANSITIVE") else versions[-1:]
-    reasons = []
-    for version in reversed(compared if level is not Level.NONE else ()):
-        old = parser.parse(rows, version.schema.text, version.schema.references)
-        reasons += parser.compare(schema, old, version.version, level)
+    """What breaks the level between a schema and versions with these schemas, one line each, newest first."""
+    reasons: list[str] = []
+    for number, schema_id in sorted(numbers.items(), reverse=True) if level is not Level.NONE else ():
+        reasons += parser.compare(rows, schema, schema_id, number, level)
     return reasons
 
 
 def delete(
     rows: Transaction, subject: str, number: int | None = None, *, permanent: bool = False
 ) -> list[int]:
-    """Delete one version, or the subject with its settings; the numbers of what was deleted.
+    """Delete one version, or the subject; the numbers of what was deleted.
 
-    What is live is deleted first, and only what was deleted is deleted permanently.
+    What is live is deleted first, and only what was deleted is deleted permanently. A subject keeps its
+    settings until then.
     """
     _check_writable(rows, subject)
     if number is None:
-        versions, what = find_versions(rows, subject, deleted=True), f"Subject '{subject}'"
+        check_known(rows, subject, deleted=None)
+        live, what = list(rows.numbers(subject)), f"Subject '{subject}'"
         codes = ErrorCode.SUBJECT_SOFT_DELETED, ErrorCode.SUBJECT_NOT_SOFT_DELETED
     else:
-        versions = [find_version(rows, subject, number, deleted=True)]
-        what = f"Subject '{subject}' Version {versions[0].version}"
+        version = find_version(rows, subject, number, deleted=True)
+        number = version.version
+        live, what = [] if version.deleted else [number], f"Subject '{subject}' Version {number}"
         codes = ErrorCode.VERSION_SOFT_DELETED, ErrorCode.VERSION_NOT_SOFT_DELETED
-    live = [version for version in versions if not version.deleted]
     if permanent and live:
         raise RegistryError(codes[1], f"{what} was not deleted first before being permanently deleted")
     if not permanent and not live:
         raise RegistryError(codes[0], f"{what} was soft deleted. Set permanent=true to delete permanently")
-    chosen = versions if permanent else live
-    for version in chosen:
-        _delete_version(rows, version, permanent=permanent)
-    if number is None:
+    _check_unreferenced(rows, subject, number, what, permanent=permanent)
+    deleted = [number] if number is not None else live or list(rows.numbers(subject, deleted=True))
+    rows.delete_versions(subject, number, permanent=permanent)
+    if number is None and permanent:
         for setting in (LEVEL, MODE):
             rows.set(subject, setting.name, None)
-        if permanent:
-            rows.remove_subject(subject)
-    return [version.version for version in chosen]
+        rows.remove_subject(subject)
+    _log.info("%s is deleted%s", what, " permanently" if permanent else "")
+    return deleted
 
 
-def _delete_version(rows: Transaction, version: StoredVersion, *, permanent: bool) -> None:
+def _check_unreferenced(
+    rows: Transaction, subject: str, number: int | None, what: str, *, permanent: bool
+) -> None:
     # A deleted schema is still read by its id, so it needs its references until it is forgotten.
-    users = rows.referenced_by(version.subject, version.version, deleted=None if permanent else False)
+    users = rows.referenced_by(subject, number, deleted=None if permanent else False, page=slice(0, 10))
     if users:
+        named = ", ".join(map(str, users))
         raise RegistryError(
-            ErrorCode.REFERENCE_EXISTS,
-            f"version {version.version} of subject {version.subject} is referenced by schema"
-            f" {', '.join(map(str, users))}: delete that first",
+            ErrorCode.REFERENCE_EXISTS, f"{what} is referenced by schema {named}: delete that first"
         )
-    rows.delete_version(version, permanent=permanent)
-    how = " permanently" if permanent else ""
-    _log.info("subject %s version %d is deleted%s", version.subject, version.version, how)
 
 
 def _check_writable(rows: Transaction, subject: str) -> None:

@@ -8,11 +8,16 @@ commit that survives a power cut.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -22,6 +27,17 @@ from millrace.service.database import BEGIN, LOCK_WAIT_S, open_database
 _POSTGRES_LOCK = 0x6D696C6C72616365
 """`millrace` in ASCII: one advisory lock for every writer of this registry."""
 
+ALL = slice(0, None)
+"""The page that holds everything; others are `slice(start, stop)`."""
+ONE = slice(0, 1)
+
+_REGISTRY, _DELETIONS = "", "deletions"
+"""Where the number of permanent deletions is kept, among the settings."""
+MAX_RECENT_CHARACTERS = 32 << 20
+"""Most text of schemas that a store remembers."""
+_RECENT_S = 1.0
+"""How long another process may have deleted a schema permanently that a store still remembers."""
+
 _metadata = sa.MetaData()
 _schemas = sa.Table(
     "schemas",
@@ -30,6 +46,13 @@ _schemas = sa.Table(
     sa.Column("fingerprint", sa.String(64), nullable=False, unique=True),
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("reference_list", sa.Text, nullable=False),  # JSON [[name, subject, version], ...]
+)
+_properties = sa.Table(
+    "schema_properties",
+    _metadata,
+    sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
+    sa.Column("content", sa.String(64), nullable=False, index=True),  # the fingerprint without the properties
+    sa.Column("properties", sa.Text, nullable=False),  # a JSON object of strings
 )
 _subjects = sa.Table(
     "subjects",
@@ -68,8 +91,10 @@ _settings = sa.Table(
     sa.Column("name", sa.String(16), primary_key=True),
     sa.Column("value", sa.String(32), nullable=False),
 )
-_SCHEMAS = sa.select(_schemas.c.id.label("schema_id"), _schemas.c.text, _schemas.c.reference_list)
-_VERSIONS = sa.select(_versions, _schemas.c.text, _schemas.c.reference_list).join(_schemas)
+_SCHEMA = (_schemas.c.fingerprint, _schemas.c.text, _schemas.c.reference_list, _properties.c.properties)
+_with_properties = _schemas.outerjoin(_properties)
+_SCHEMAS = sa.select(_schemas.c.id.label("schema_id"), *_SCHEMA).select_from(_with_properties)
+_VERSIONS = sa.select(_versions, *_SCHEMA).select_from(_versions.join(_with_properties))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +111,16 @@ class StoredSchema:
     """One schema, immutable."""
 
     id: int
+    fingerprint: str
     text: str
     references: tuple[Reference, ...]
+    properties: Mapping[str, str]
+    """What was registered with it as `metadata`, by which clients choose a version; part of its identity."""
+
+    @property
+    def guid(self) -> str:
+        """Its identity without a registry: the same text has the same one everywhere."""
+        return str(UUID(self.fingerprint[:32]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +133,13 @@ class StoredVersion:
     schema: StoredSchema
 
 
+def fingerprint_of(content: str, properties: Mapping[str, str] | None) -> str:
+    """The fingerprint of a schema whose text and references have this one."""
+    if not properties:
+        return content
+    return hashlib.sha256(json.dumps([content, properties], sort_keys=True).encode()).hexdigest()
+
+
 class Transaction:
     """Reads and writes of one transaction.
 
@@ -109,27 +149,45 @@ class Transaction:
     def __init__(self, connection: sa.Connection) -> None:
         self.connection = connection
         self._execute = connection.execute
+        # By code points: databases disagree on the order of text.
+        order = "C" if connection.dialect.name == "postgresql" else "BINARY"
+        self._by_subject = sa.collate(_versions.c.subject, order)
 
-    def schema(self, schema_id: int | None = None, *, fingerprint: str | None = None) -> StoredSchema | None:
-        """The schema of an id or a fingerprint, whether or not a version holds it."""
+    def schema(
+        self, schema_id: int | None = None, *, fingerprint: str | None = None, guid: UUID | None = None
+    ) -> StoredSchema | None:
+        """The schema of an id, a fingerprint or a GUID, whether or not a version holds it."""
         query = _matching(_SCHEMAS, {_schemas.c.id: schema_id, _schemas.c.fingerprint: fingerprint})
+        if guid is not None:  # no pattern: a range of the unique index, whatever the database's collation
+            query = query.where(_schemas.c.fingerprint.between(guid.hex + "0" * 32, guid.hex + "f" * 32))
         row = self._execute(query).first()
         return None if row is None else _schema(row)
 
     def add_schema(
-        self, fingerprint: str, text: str, references: Sequence[Reference], schema_id: int | None = None
+        self,
+        content: str,
+        text: str,
+        references: Sequence[Reference] = (),
+        properties: Mapping[str, str] | None = None,
+        schema_id: int | None = None,
     ) -> StoredSchema:
         """Store a schema under the next id, or under a given one that nobody has."""
         if schema_id is None:
             last = self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
             schema_id = (last or 0) + 1
+        schema = StoredSchema(
+            schema_id, fingerprint_of(content, properties), text, tuple(references), properties or {}
+        )
         listed = json.dumps([[r.name, r.subject, r.version] for r in references])
-        values = {"id": schema_id, "fingerprint": fingerprint, "text": text, "reference_list": listed}
-        self._execute(_schemas.insert(), values)
+        values = {"fingerprint": schema.fingerprint, "text": text, "reference_list": listed}
+        self._execute(_schemas.insert(), {"id": schema_id, **values})
+        if properties:
+            values = {"content": content, "properties": json.dumps(properties)}
+            self._execute(_properties.insert(), {"schema_id": schema_id, **values})
         for subject, version in {(r.subject, r.version) for r in references}:
             row = {"schema_id": schema_id, "subject": subject, "version": version}
             self._execute(_references.insert(), row)
-        return StoredSchema(schema_id, text, tuple(references))
+        return schema
 
     def versions(
         self,
@@ -137,23 +195,61 @@ class Transaction:
         version: int | None = None,
         *,
         schema_id: int | None = None,
-        fingerprint: str | None = None,
+        content: str | None = None,
+        properties: Mapping[str, str] | None = None,
         prefix: str = "",
         deleted: bool | None = False,
+        latest_only: bool = False,
+        newest_first: bool = False,
+        page: slice = ALL,
     ) -> list[StoredVersion]:
-        columns = {_versions.c.subject: subject, _versions.c.version: version}
-        columns |= {_versions.c.schema_id: schema_id, _schemas.c.fingerprint: fingerprint}
+        """The versions with all that is given, sorted; `content` alone finds it with any properties."""
+        columns = {
+            _versions.c.subject: subject,
+            _versions.c.version: version,
+            _versions.c.schema_id: schema_id,
+        }
         query = _matching(_VERSIONS, {**columns, _versions.c.deleted: deleted}, prefix)
-        versions = [
-            StoredVersion(row.subject, row.version, row.deleted, _schema(row)) for row in self._execute(query)
+        if content is not None:
+            same = sa.select(_schemas.c.id).where(
+                _schemas.c.fingerprint == fingerprint_of(content, properties)
+            )
+            others = sa.select(_properties.c.schema_id).where(_properties.c.content == content)
+            same_schemas = same.union(others) if properties is None else same
+            query = query.where(_versions.c.schema_id.in_(same_schemas))
+        if latest_only:
+            newer = _versions.alias()
+            newest = _matching(sa.select(sa.func.max(newer.c.version)), {newer.c.deleted: deleted})
+            newest = newest.where(newer.c.subject == _versions.c.subject).correlate(_versions)
+            query = query.where(_versions.c.version == newest.scalar_subquery())
+        number = _versions.c.version
+        query = query.order_by(self._by_subject, number.desc() if newest_first else number)
+        return [
+            StoredVersion(row.subject, row.version, row.deleted, _schema(row))
+            for row in self._execute(_cut(query, page))
         ]
-        # Sorted here: databases disagree on the order of text.
-        return sorted(versions, key=lambda version: (version.subject, version.version))
 
-    def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
+    def numbers(self, subject: str, *, deleted: bool | None = False, page: slice = ALL) -> dict[int, int]:
+        """The numbers of a subject's versions in order, each with the id of its schema."""
+        columns = {_versions.c.subject: subject, _versions.c.deleted: deleted}
+        query = _matching(sa.select(_versions.c.version, _versions.c.schema_id), columns)
+        return {
+            row.version: row.schema_id
+            for row in self._execute(_cut(query.order_by(_versions.c.version), page))
+        }
+
+    def subjects(
+        self,
+        *,
+        prefix: str = "",
+        schema_id: int | None = None,
+        deleted: bool | None = False,
+        page: slice = ALL,
+    ) -> list[str]:
         """Names of the subjects that have such versions, sorted."""
-        query = _matching(sa.select(_versions.c.subject).distinct(), {_versions.c.deleted: deleted}, prefix)
-        return sorted(self._execute(query).scalars())
+        columns = {_versions.c.schema_id: schema_id, _versions.c.deleted: deleted}
+        query = _matching(sa.select(_versions.c.subject), columns, prefix).group_by(_versions.c.subject)
+        return list(self._execute(_cut(query.order_by(self._by_subject), page)).scalars())
 
     def add_version(self, subject: str, schema: StoredSchema, version: int | None = None) -> StoredVersion:
         """Store a live version under the subject's next number, or under a given one that is free."""
@@ -168,28 +264,40 @@ class Transaction:
         self._execute(_versions.insert(), row)
         return StoredVersion(subject, number, False, schema)
 
-    def delete_version(self, version: StoredVersion, *, permanent: bool) -> None:
-        """Hide a version, or forget it; its schema keeps its id and its number is not given again.
+    def delete_versions(self, subject: str, version: int | None = None, *, permanent: bool) -> None:
+        """Hide a version, or forget it; all of the subject's without a number.
 
-        What is hidden is still read by id, and by those who ask for deleted versions.
+        The schema keeps its id, and the number is not given again. What is hidden is still read by id, and
+        by those who ask for deleted versions.
         """
-        row = sa.and_(_versions.c.subject == version.subject, _versions.c.version == version.version)
         change = _versions.delete() if permanent else _versions.update().values(deleted=True)
-        self._execute(change.where(row))
+        change = change.where(_versions.c.subject == subject)
+        self._execute(change if version is None else change.where(_versions.c.version == version))
+        if permanent:
+            self.set(_REGISTRY, _DELETIONS, str(self.deletions() + 1))
+
+    def deletions(self) -> int:
+        """How often something was deleted permanently: an id may have been forgotten since it was lower."""
+        return int(self.setting(_REGISTRY, _DELETIONS) or 0)
 
     def remove_subject(self, subject: str) -> None:
         """Forget a subject that has no versions left: its numbers start at 1 again."""
         self._execute(_subjects.delete().where(_subjects.c.name == subject))
 
-    def referenced_by(self, subject: str, version: int, *, deleted: bool | None = False) -> list[int]:
-        """Ids of the schemas that refer to this version and have such versions themselves."""
-        query = (
-            sa.select(_references.c.schema_id)
-            .join(_versions, _versions.c.schema_id == _references.c.schema_id)
-            .where(_references.c.subject == subject, _references.c.version == version)
-            .distinct()
+    def referenced_by(
+        self, subject: str, version: int | None = None, *, deleted: bool | None = False, page: slice = ALL
+    ) -> list[int]:
+        """Ids of the schemas that refer to this version, or any of the subject, and have such versions."""
+        columns = {
+            _references.c.subject: subject,
+            _references.c.version: version,
+            _versions.c.deleted: deleted,
+        }
+        query = sa.select(_references.c.schema_id).join(
+            _versions, _versions.c.schema_id == _references.c.schema_id
         )
-        return sorted(self._execute(_matching(query, {_versions.c.deleted: deleted})).scalars())
+        query = _matching(query, columns).distinct().order_by(_references.c.schema_id)
+        return list(self._execute(_cut(query, page)).scalars())
 
     def setting(self, subject: str, name: str) -> str | None:
         return self._execute(sa.select(_settings.c.value).where(_setting(subject, name))).scalar()
@@ -200,12 +308,17 @@ class Transaction:
             self._execute(_settings.insert(), {"subject": subject, "name": name, "value": value})
 
 
-def _matching(
-    query: sa.Select[Any], columns: Mapping[sa.Column[Any], Any], prefix: str = ""
-) -> sa.Select[Any]:
+def _matching(query: sa.Select[Any], columns: Mapping[Any, Any], prefix: str = "") -> sa.Select[Any]:
     """The rows that have these values, where they are not None, and subjects that begin with the prefix."""
     query = query.where(*(column == value for column, value in columns.items() if value is not None))
     return query.where(_versions.c.subject.startswith(prefix, autoescape=True)) if prefix else query
+
+
+def _cut(query: sa.Select[Any], page: slice) -> sa.Select[Any]:
+    if page == ALL:
+        return query
+    limit = None if page.stop is None else page.stop - page.start
+    return query.limit(limit).offset(page.start)
 
 
 def _setting(subject: str, name: str) -> sa.ColumnElement[bool]:
@@ -214,7 +327,48 @@ def _setting(subject: str, name: str) -> sa.ColumnElement[bool]:
 
 def _schema(row: Any) -> StoredSchema:
     references = tuple(Reference(*reference) for reference in json.loads(row.reference_list))
-    return StoredSchema(row.schema_id, row.text, references)
+    properties = json.loads(row.properties) if row.properties else {}
+    return StoredSchema(row.schema_id, row.fingerprint, row.text, references, properties)
+
+
+class RecentSchemas:
+    """Schemas by id that were read lately. A schema never changes, so only its deletion can make one wrong.
+
+    What is remembered holds while the number of permanent deletions was the same a second ago. Methods may
+    be called from any thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._schemas: dict[int, StoredSchema] = {}
+        self._characters = 0
+        self._deletions = 0
+        self._valid_until = -math.inf
+        self._changed_at = -math.inf
+        self._lock = threading.Lock()
+
+    def get(self, schema_id: int) -> StoredSchema | None:
+        """The schema, None when it must be read."""
+        with self._lock:
+            return self._schemas.get(schema_id) if self.clock() < self._valid_until else None
+
+    def add(self, schema: StoredSchema, deletions: int, began: float) -> None:
+        """Remember a schema that a transaction read, which began at a time and saw so many deletions."""
+        with self._lock:
+            if began <= self._changed_at:
+                return
+            if deletions != self._deletions or self._characters > MAX_RECENT_CHARACTERS:
+                self._schemas.clear()
+                self._characters, self._deletions = 0, deletions
+            if schema.id not in self._schemas:
+                self._schemas[schema.id] = schema
+                self._characters += len(schema.text)
+            self._valid_until = began + _RECENT_S
+
+    def forget(self) -> None:
+        """Something was written here: read the number of deletions again."""
+        with self._lock:
+            self._changed_at, self._valid_until = self.clock(), -math.inf
 
 
 class Store:
@@ -223,6 +377,7 @@ class Store:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._postgres = engine.dialect.name == "postgresql"
+        self.recent = RecentSchemas()
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -254,6 +409,7 @@ class Store:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'")
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
             yield Transaction(connection)
+        self.recent.forget()
 
     def close(self) -> None:
         self._engine.dispose()

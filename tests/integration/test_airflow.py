@@ -133,7 +133,9 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     assert {f"broken: {reason}", f"mistake: {mistake}"} == set(
         last.removeprefix("millrace: DAG journey failed: ").split("; ")
     )
-    assert [line.rpartition(" (")[0] for line in tasks if not line.startswith("broken")] == [
+    one_after_another = [line.rpartition(" (")[0] for line in tasks if not line.startswith("broken")]
+    one_after_another[3:5] = sorted(one_after_another[3:5])  # the tasks of a mapped operator run side by side
+    assert one_after_another == [
         "schemas: success",
         f"load: up_for_retry: `{Path(sys.executable).name}` failed with exit code 1: the first try fails",
         "load: success",

@@ -16,7 +16,14 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry import (
+    Metadata,
+    MetadataProperties,
+    Schema,
+    SchemaReference,
+    SchemaRegistryClient,
+    header_schema_id_serializer,
+)
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -108,6 +115,41 @@ def test_confluent_kafkas_serializer_and_deserializer_work_with_it(
     assert latest(EVENT, context) == message
     settings = {"auto.register.schemas": False, "normalize.schemas": True}
     assert AvroSerializer(theirs, json.dumps(PAGE_VIEW, indent=2), conf=settings)(EVENT, context) == message
+
+
+def test_an_id_may_travel_in_a_header(url: str, theirs: SchemaRegistryClient) -> None:
+    headers: list[tuple[str, Any]] = []
+    written = SerializationContext("Headed", MessageField.VALUE, headers)
+    options = {"schema.id.serializer": header_schema_id_serializer}
+    message = AvroSerializer(theirs, json.dumps(PAGE_VIEW), conf=options)(EVENT, written)
+    assert message is not None
+    ((name, guid),) = headers
+    assert (name, guid[0], len(guid)) == ("__value_schema_id", 1, 17)
+    with SchemaRegistryClient({"url": url}) as another:
+        read = AvroDeserializer(another)(message, written)
+    assert read is not None
+    assert read["header"]["sequence"] == 0
+
+
+def test_a_producer_may_choose_a_version_by_its_metadata(theirs: SchemaRegistryClient) -> None:
+    ids = []
+    for major in ("1", "2"):
+        properties = MetadataProperties({"application.major.version": major})
+        schema = {
+            "type": "record",
+            "name": "A",
+            "fields": [{"name": "x", "type": "int", "default": int(major)}],
+        }
+        chosen = Schema(json.dumps(schema), metadata=Metadata(None, properties, None))
+        ids.append(theirs.register_schema("Chosen-value", chosen))
+    for major, schema_id in zip(("1", "2"), ids, strict=True):
+        wanted = {"use.latest.with.metadata": {"application.major.version": major}}
+        options = {"auto.register.schemas": False, **wanted}
+        message = AvroSerializer(theirs, None, conf=options)(
+            {"x": 7}, SerializationContext("Chosen", MessageField.VALUE)
+        )
+        assert message is not None
+        assert int.from_bytes(message[1:5], "big") == schema_id
 
 
 def test_every_call_of_confluent_kafkas_client_is_answered(theirs: SchemaRegistryClient) -> None:

@@ -42,7 +42,7 @@ class WebServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,

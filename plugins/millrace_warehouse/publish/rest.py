@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from pyiceberg.catalog import rest
-from requests import PreparedRequest, Response, Session
-from requests.adapters import HTTPAdapter
+from requests import Session
 
 CONNECT_S, ANSWER_S = 10.0, 60.0
 """Most time for a connection, and for an answer. A commit that was given up may still be made."""
 
 
 class RestCatalog(rest.RestCatalog):
-    """Requests that are not answered in time fail; but for those signed with SigV4, which have an adapter."""
+    """Requests that are not answered in time fail, whoever signs them."""
 
     def _config_headers(self, session: Session) -> None:
         # pyiceberg's first step with a session, before it asks for a token.
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, _Impatient())
+        session.request = partial(session.request, timeout=(CONNECT_S, ANSWER_S))  # type: ignore[method-assign]
         super()._config_headers(session)
-
-
-class _Impatient(HTTPAdapter):
-    def send(self, request: PreparedRequest, *arguments: Any, **settings: Any) -> Response:
-        settings["timeout"] = settings.get("timeout") or (CONNECT_S, ANSWER_S)
-        return super().send(request, *arguments, **settings)

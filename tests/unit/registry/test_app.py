@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Iterator, MutableMapping
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 
+from millrace import __version__
 from millrace_registry import requests
 from millrace_registry.app import create_app
 from millrace_registry.errors import ErrorCode
@@ -48,6 +50,10 @@ class Client:
         assert "\n" not in answer["message"]
         return response.status_code, answer["error_code"]
 
+    def text(self, method: str, path: str) -> Any:
+        """The schema in an answer, parsed."""
+        return json.loads(self(method, path)["schema"])
+
     def register(self, subject: str, schema: Any, **fields: Any) -> Any:
         """Register; the id, or (status, error code)."""
         answer = self("POST", f"/subjects/{subject}/versions", {"schema": json.dumps(schema), **fields})
@@ -68,12 +74,18 @@ def test_a_schema_is_registered_once_and_found_by_id_subject_and_version(ask: Cl
     text = json.dumps(V2, separators=(",", ":"))
     assert ask("GET", "/subjects") == ["s", "t"]
     assert ask("GET", "/subjects/s/versions") == [1, 2]
-    version = {"subject": "s", "version": 2, "id": 2, "schema": text}
-    assert ask("GET", "/subjects/s/versions/2") == version
+    version = ask("GET", "/subjects/s/versions/2")
+    guid = version.pop("guid")
+    assert str(UUID(guid)) == guid
+    assert version == {"subject": "s", "version": 2, "id": 2, "schemaType": "AVRO", "schema": text}
+    version["guid"] = guid
     assert ask("GET", "/subjects/s/versions/latest") == version
     assert ask("GET", "/subjects/s/versions/-1") == version
     assert ask("GET", "/subjects/s/versions/2/schema") == V2
-    assert ask("GET", "/schemas/ids/2") == {"schema": text}
+    assert ask("GET", "/schemas/ids/2") == {"schema": text, "schemaType": "AVRO", "guid": guid}
+    assert ask("GET", f"/schemas/guids/{guid}") == ask("GET", "/schemas/ids/2")
+    answer = {"id": 2, "version": 2, "guid": guid}
+    assert ask("POST", "/subjects/s/versions", {"schema": json.dumps(V2)}) == answer
     assert ask("GET", "/schemas/ids/2/schema") == V2
     assert ask("GET", "/schemas/ids/1/subjects") == ["s", "t"]
     assert ask("GET", "/schemas/ids/1/versions") == [
@@ -106,8 +118,8 @@ def test_one_slash_at_the_end_of_a_path_means_nothing(ask: Client) -> None:
 
 @pytest.mark.parametrize("text", ['"string"', '{"type":"string"}', '  {"type" : "string"}\n'])
 def test_a_primitive_schema_is_returned_as_its_bare_name(ask: Client, text: str) -> None:
-    assert ask("POST", "/subjects/s/versions", {"schema": text}) == {"id": 1}
-    assert ask("GET", "/schemas/ids/1") == {"schema": '"string"'}
+    assert ask("POST", "/subjects/s/versions", {"schema": text})["id"] == 1
+    assert ask("GET", "/schemas/ids/1")["schema"] == '"string"'
     assert ask.send("GET", "/schemas/ids/1/schema").text == '"string"'
 
 
@@ -115,14 +127,14 @@ def test_the_same_schema_written_otherwise_is_the_same_schema(ask: Client) -> No
     ask.register("s", V1)
     other = '{"fields" : [ {"type":{"type":"int"},"name":"a"} ], "name":"R", "type":"record"}'
     assert ask("POST", "/subjects/s?normalize=False&deleted=False", {"schema": other})["version"] == 1
-    assert ask("POST", "/subjects/s/versions?normalize=true", {"schema": other}) == {"id": 1}
+    assert ask("POST", "/subjects/s/versions?normalize=true", {"schema": other})["id"] == 1
 
 
 def test_fields_of_newer_clients_do_not_hinder_a_registration(ask: Client) -> None:
     extra: dict[str, Any] = {
         "schemaType": "AVRO",
         "references": None,
-        "metadata": {"properties": {"owner": "x"}},
+        "metadata": None,
         "ruleSet": None,
         "schemaTagsToAdd": [],
         "propagateSchemaTags": False,
@@ -132,6 +144,7 @@ def test_fields_of_newer_clients_do_not_hinder_a_registration(ask: Client) -> No
     }
     assert ask.register("s", V1, **extra) == 1
     assert ask.register("s", V1, ruleSet={"migrationRules": None, "domainRules": []}) == 1
+    assert ask.register("s", V1, metadata={"tags": None, "properties": None, "sensitive": []}) == 1
 
 
 @pytest.mark.parametrize("subject", ["a/b", "a%2Fb", "a b", "ünï", "a.b-value", "?#", "%", "..", "versions"])
@@ -193,6 +206,11 @@ LARGE = {"name": "A", "subject": "s", "version": 2**31}
         ("GET", "/schemas/ids/-1", None, (404, 40403)),
         ("GET", "/schemas/ids/99999999999", None, (404, 40403)),
         ("GET", "/schemas/ids/x", None, (404, 40403)),
+        ("GET", "/schemas/guids/x", None, (404, 40403)),
+        ("GET", "/schemas/guids/00000000-0000-0000-0000-000000000000", None, (404, 40403)),
+        ("GET", "/subjects/none/metadata", None, MISSING),
+        ("GET", "/subjects/s/metadata?key=a&value=b", None, (404, 40403)),
+        ("GET", "/subjects/s/metadata?key=a", None, (400, 400)),
         ("GET", "/schemas/ids/2/schema", None, (404, 40403)),
         ("GET", "/schemas/ids/2/subjects", None, (404, 40403)),
         ("GET", "/schemas/ids/2/versions", None, (404, 40403)),
@@ -221,7 +239,12 @@ LARGE = {"name": "A", "subject": "s", "version": 2**31}
         ("DELETE", "/subjects/s/versions/x", None, (422, 42202)),
         ("POST", "/compatibility/subjects/s/versions/x", {"schema": '"int"'}, (422, 42202)),
         ("PUT", "/config", {"compatibility": "SIDEWAYS"}, (422, 42203)),
-        ("PUT", "/config", {}, (422, 42203)),
+        ("PUT", "/config", {"compatibility": 7}, (422, 42203)),
+        ("PUT", "/config", {"compatibility": "NONE", "alias": "t"}, (422, 422)),
+        ("PUT", "/config", {"normalize": False}, (422, 422)),
+        ("PUT", "/config/s", {"defaultRuleSet": {}}, (422, 422)),
+        ("PUT", "/config/s", {"validateFields": True}, (422, 422)),
+        ("PUT", "/mode", {"mode": "READONLY", "from": "the future"}, (422, 422)),
         ("PUT", "/config/s", {"compatibility": None}, (422, 42203)),
         ("PUT", "/mode", {"mode": "WRITEONLY"}, (422, 42204)),
         ("PUT", "/mode/s", {}, (422, 42204)),
@@ -232,6 +255,15 @@ LARGE = {"name": "A", "subject": "s", "version": 2**31}
         ("POST", "/subjects/a%00b/versions", {"schema": '"int"'}, (422, 42208)),
         ("PUT", "/config/a%0Ab", {"compatibility": "NONE"}, (422, 42208)),
         ("POST", "/subjects/s/versions", {"schema": '"int"', "ruleSet": {"domainRules": [{}]}}, (422, 42210)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "metadata": {"tags": {"a": ["b"]}}}, (422, 422)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "schemaTagsToAdd": [{}]}, (422, 422)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "metadata": [7]}, (400, 400)),
+        (
+            "POST",
+            "/subjects/s/versions",
+            {"schema": '"int"', "metadata": {"properties": {"a": 1}}},
+            (400, 400),
+        ),
         ("GET", "/subjects?subjectPrefix=%00", None, (422, 422)),
         ("GET", "/schemas?subjectPrefix=a%00", None, (422, 422)),
         ("GET", "/schemas/ids/1/versions?subject=%00", None, (422, 422)),
@@ -258,9 +290,9 @@ def test_every_refusal_has_its_status_and_code(
     refusing: Client, method: str, path: str, body: Any, expected: tuple[int, int]
 ) -> None:
     assert refusing(method, path, body) == expected
-    assert refusing("GET", "/schemas") == [
-        {"subject": "s", "version": 1, "id": 1, "schema": json.dumps(V1, separators=(",", ":"))}
-    ]
+    (only,) = refusing("GET", "/schemas")
+    assert (only["subject"], only["version"], only["id"], json.loads(only["schema"])) == ("s", 1, 1, V1)
+    assert refusing("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
 
 
 def test_a_schema_or_a_body_that_is_too_large_is_refused(ask: Client) -> None:
@@ -274,7 +306,7 @@ def test_a_body_in_another_media_type_is_refused_and_every_listed_one_is_read(as
     path = "/subjects/s/versions"
     assert ask("POST", path, body, content_type="text/plain") == (415, 415)
     for kind in (*requests.MEDIA_TYPES, "application/octet-stream", "application/json; charset=utf-8"):
-        assert ask("POST", path, body, content_type=kind) == {"id": 1}
+        assert ask("POST", path, body, content_type=kind)["id"] == 1
 
 
 @pytest.mark.parametrize(
@@ -327,8 +359,9 @@ def test_a_subject_is_deleted_in_two_steps_and_only_then_are_its_ids_gone(ask: C
     assert ask("GET", "/subjects?deletedOnly=true") == ["s"]
     assert ask("GET", "/subjects/s/versions") == (404, 40401)
     assert ask("DELETE", "/subjects/s") == (404, 40404)
-    assert ask("GET", "/config/s") == (404, 40408)
+    assert ask("GET", "/config/s") == {"compatibilityLevel": "FULL"}, "kept until it is deleted permanently"
     assert ask("DELETE", "/subjects/s?permanent=true") == [1, 2]
+    assert ask("GET", "/config/s") == (404, 40408)
     assert ask("GET", "/subjects?deleted=true") == []
     assert ask("GET", "/schemas/ids/1") == (404, 40403)
     assert ask.register("s", V3) == 3
@@ -373,8 +406,91 @@ def test_a_refusal_for_incompatibility_says_why(ask: Client) -> None:
     answer = ask.send("POST", "/subjects/s/versions", {"schema": json.dumps(BROKEN)})
     message = answer.json()["message"]
     assert message == (
-        "schema is incompatible with subject 's' (level BACKWARD):"
-        " the new schema cannot read version 1: a: string cannot read int"
+        'Schema being registered is incompatible with an earlier schema for subject "s", details:'
+        " the new schema cannot read version 1: a: string cannot read int (level BACKWARD)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "words"),
+    [
+        ("POST", "/subjects/s/versions", {"schema": "{"}, "Invalid schema: the schema is not JSON: "),
+        ("POST", "/subjects/s/versions", {"schema": ""}, "Empty schema"),
+        (
+            "PUT",
+            "/config",
+            {"compatibility": "X"},
+            "Invalid compatibility level. Valid values are NONE, BACK",
+        ),
+        (
+            "PUT",
+            "/mode",
+            {"mode": "X"},
+            "Invalid mode. Valid values are READWRITE, READONLY, IMPORT, not 'X'",
+        ),
+        ("GET", "/subjects/none/versions", None, "Subject 'none' not found."),
+        ("GET", "/subjects/s/versions/7", None, "Version 7 not found."),
+        ("GET", "/subjects/s/versions/x", None, "The specified version 'x' is not a valid version id"),
+        ("GET", "/schemas/ids/7", None, "Schema 7 not found"),
+        ("POST", "/subjects/s", {"schema": '"int"'}, "Schema not found"),
+        ("GET", "/config/s", None, "Subject 's' does not have subject-level compatibility configured"),
+        ("DELETE", "/subjects/s?permanent=true", None, "Subject 's' was not deleted first before being perm"),
+    ],
+)
+def test_a_message_begins_with_the_words_that_people_search_logs_for(
+    refusing: Client, method: str, path: str, body: Any, words: str
+) -> None:
+    assert refusing.send(method, path, body).json()["message"].startswith(words)
+
+
+def test_what_a_registry_says_of_itself_has_the_shape_that_clients_read(ask: Client) -> None:
+    clusters = {"kafka-cluster": "", "schema-registry-cluster": "millrace"}
+    assert ask("GET", "/v1/metadata/id") == {"scope": {"path": [], "clusters": clusters}, "id": ""}
+    assert ask("GET", "/v1/metadata/version") == {"version": __version__, "commitId": ""}
+
+
+def test_the_guid_of_a_schema_is_the_same_everywhere_and_gone_with_its_last_version(ask: Client) -> None:
+    ask.register("a", V2)
+    ask.register("s", V1)
+    guid = ask("GET", "/schemas/ids/2")["guid"]
+    assert ask.text("GET", f"/schemas/guids/{guid}") == V1
+    assert ask.text("GET", f"/schemas/guids/{guid.replace('-', '').upper()}") == V1
+    ask("DELETE", "/subjects/s")
+    assert ask.text("GET", f"/schemas/guids/{guid}") == V1, "as by its id"
+    ask("DELETE", "/subjects/s?permanent=true")
+    assert ask("GET", f"/schemas/guids/{guid}") == (404, 40403)
+    ask.register("t", V3)
+    assert ask.register("u", V1) == 2
+    assert ask("GET", "/schemas/ids/2")["guid"] == guid
+
+
+def test_a_version_is_chosen_by_what_its_schema_was_registered_with(ask: Client) -> None:
+    def metadata(**properties: str) -> dict[str, Any]:
+        return {"metadata": {"properties": properties}}
+
+    one, two = metadata(major="1", owner="x"), metadata(major="2")
+    assert ask.register("s", V1, **one) == 1
+    assert ask.register("s", V2) == 2
+    assert ask.register("s", V2, **two) == 3, "a schema with other properties is another one"
+    assert ask.register("s", V2, **two) == 3
+    assert ask.register("s", V1) == 1, "a schema without any is the one that is there"
+    assert ask("POST", "/subjects/s", {"schema": json.dumps(V1)})["id"] == 1
+    assert ask("POST", "/subjects/s", {"schema": json.dumps(V2), **two})["version"] == 3
+    assert ask("POST", "/subjects/s", {"schema": json.dumps(V1), **two}) == (404, 40403)
+    found = ask("GET", "/subjects/s/metadata?deleted=False&key=major&value=1")
+    assert (found["version"], found["metadata"]) == (1, {"properties": {"major": "1", "owner": "x"}})
+    assert ask("GET", "/subjects/s/metadata?key=major&value=1&key=owner&value=x")["version"] == 1
+    assert ask("GET", "/subjects/s/metadata?key=major&value=1&key=owner&value=y") == (404, 40403)
+    assert ask("GET", "/subjects/s/metadata?key=major&value=2")["version"] == 3
+    assert ask("GET", "/subjects/s/metadata")["version"] == 3
+    assert ask("GET", "/schemas/ids/3")["metadata"] == two["metadata"]
+    assert len({ask("GET", f"/schemas/ids/{i}")["guid"] for i in (1, 2, 3)}) == 3
+    ask("DELETE", "/subjects/s/versions/3")
+    assert ask("GET", "/subjects/s/metadata?key=major&value=2") == (404, 40403)
+    assert ask("GET", "/subjects/s/metadata?key=major&value=2&deleted=true")["version"] == 3
+    assert ask.register("t", V1, metadata={"properties": {"a": "x" * requests.MAX_METADATA_BYTES}}) == (
+        422,
+        42209,
     )
 
 
@@ -388,6 +504,45 @@ def test_levels_are_set_for_all_and_for_one_and_reset(ask: Client) -> None:
     assert ask("GET", "/config/s") == (404, 40408)
     assert ask("DELETE", "/config") == {"compatibilityLevel": "FULL"}
     assert ask("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
+
+
+def test_an_update_of_no_setting_changes_none(ask: Client) -> None:
+    ask("PUT", "/config", {"compatibility": "FULL"})
+    for nothing in ({}, {"normalize": True}, {"alias": None}):
+        assert ask("PUT", "/config", nothing) == {}
+        assert ask("PUT", "/config/s", nothing) == {}
+    assert ask("GET", "/config") == {"compatibilityLevel": "FULL"}
+    assert ask("GET", "/config/s") == (404, 40408)
+
+
+def test_a_subject_keeps_its_level_and_mode_while_it_is_deleted(ask: Client) -> None:
+    ask.register("s", V1)
+    ask("PUT", "/config/s", {"compatibility": "FULL"})
+    ask("PUT", "/mode/s", {"mode": "READWRITE"})
+    ask("DELETE", "/subjects/s")
+    ask.register("s", V1)
+    assert ask("GET", "/config/s") == {"compatibilityLevel": "FULL"}
+    assert ask("GET", "/mode/s") == {"mode": "READWRITE"}
+
+
+def test_what_is_read_only_keeps_its_level_too(ask: Client) -> None:
+    forbidden = (422, 42205)
+    ask.register("s", V1)
+    ask("PUT", "/config/s", {"compatibility": "FULL"})
+    ask("PUT", "/mode/s", {"mode": "READONLY"})
+    assert ask("PUT", "/config/s", {"compatibility": "NONE"}) == forbidden
+    assert ask("DELETE", "/config/s") == forbidden
+    assert ask("PUT", "/config/t", {"compatibility": "NONE"}) == {"compatibility": "NONE"}
+    ask("PUT", "/mode", {"mode": "READONLY"})
+    ask("PUT", "/mode/t", {"mode": "READWRITE"})
+    for path in ("/config", "/config/s", "/config/u"):
+        assert ask("PUT", path, {"compatibility": "NONE"}) == forbidden
+        assert ask("DELETE", path) == forbidden
+    assert ask("PUT", "/config/t", {"compatibility": "FULL"}) == {"compatibility": "FULL"}
+    assert ask("GET", "/config/s") == {"compatibilityLevel": "FULL"}
+    assert ask("DELETE", "/mode") == {"mode": "READONLY"}
+    assert ask("DELETE", "/mode/s") == {"mode": "READONLY"}
+    assert ask("DELETE", "/config/s") == {"compatibilityLevel": "FULL"}
 
 
 def test_modes_are_set_for_all_and_for_one_and_reset(ask: Client) -> None:
@@ -421,6 +576,34 @@ def test_import_keeps_the_ids_of_another_registry(ask: Client) -> None:
     assert ask.register("s", V2) == 102
     assert ask("GET", "/subjects/s/versions") == [3, 7, 8]
     assert ask("PUT", "/mode/s?force=true", {"mode": "IMPORT"}) == {"mode": "IMPORT"}
+
+
+@pytest.mark.parametrize(
+    ("flawed", "readable"),
+    [
+        ({**V1, "fields": [{"name": "a", "type": "int", "default": "no number"}]}, True),
+        ({**V1, "fields": [{"name": "a", "type": ["null", "string"], "default": 7}]}, False),
+        ({**V1, "fields": [*V1["fields"], {"name": "b", "type": []}]}, True),
+        ({"type": "map", "values": []}, False),
+        ([], True),
+    ],
+)
+def test_a_schema_of_an_old_library_is_imported_but_not_registered_anew(
+    ask: Client, flawed: Any, readable: bool
+) -> None:
+    assert ask.register("s", flawed) == (422, 42201)
+    ask("PUT", "/mode/s", {"mode": "IMPORT"})
+    assert ask.register("s", flawed, id=7, version=3) == 7
+    ask("PUT", "/mode/s", {"mode": "READWRITE"})
+    assert ask.text("GET", "/schemas/ids/7") == flawed
+    assert ask.text("GET", "/schemas/ids/7?format=resolved") == flawed
+    body = {"schema": json.dumps(flawed)}
+    assert ask("POST", "/subjects/s", body)["version"] == 3
+    assert ask.register("s", flawed) == 7, "its producers go on"
+    assert ask.register("t", flawed) == (422, 42201)
+    path = "/compatibility/subjects/s/versions"
+    assert ask("POST", path, body) == (422, 42201)
+    assert ask("POST", path, {"schema": json.dumps(V1)}) == {"is_compatible": readable}
 
 
 HEADER = {"type": "record", "name": "n.H", "fields": [{"name": "k", "type": "int"}]}
@@ -482,7 +665,14 @@ def test_health_says_ok_and_a_broken_database_says_50001(ask: Client, store: Sto
     assert ask("GET", "/") == {}
     ask.register("s", V1)
     with store.write() as rows:
-        for table in ("schema_references", "subject_versions", "schemas", "subjects", "settings"):
+        for table in (
+            "schema_references",
+            "schema_properties",
+            "subject_versions",
+            "schemas",
+            "subjects",
+            "settings",
+        ):
             rows.connection.exec_driver_sql(f"DROP TABLE {table}")
     for method, path, body in (
         ("GET", "/healthz", None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def candidate(number: int) -> Candidate:
 
 def test_what_was_written_is_there_after_a_restart(store: Store, database_url: str) -> None:
     with store.write() as rows:
-        schema = rows.add_schema("f", '"int"', [])
+        schema = rows.add_schema("f", '"int"')
         rows.add_version("s", schema)
         rows.set("s", "mode", "READONLY")
     store.close()
@@ -33,10 +34,21 @@ def test_what_was_written_is_there_after_a_restart(store: Store, database_url: s
     again.close()
 
 
+def test_a_database_from_before_schemas_had_properties_is_opened(store: Store, database_url: str) -> None:
+    register(store, "s", candidate(1))
+    with store.write() as rows:
+        rows.connection.exec_driver_sql("DROP TABLE schema_properties")
+    store.close()
+    again = Store.open(database_url)
+    assert register(again, "s", candidate(1)).schema.id == 1
+    assert register(again, "t", replace(candidate(1), properties={"owner": "x"})).schema.id == 2
+    again.close()
+
+
 def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
     def fail() -> None:
         with store.write() as rows:
-            rows.add_version("s", rows.add_schema("f", '"int"', []))
+            rows.add_version("s", rows.add_schema("f", '"int"'))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -133,7 +145,7 @@ def test_two_registries_opening_an_empty_database_at_once_both_succeed(database_
 
 def test_subjects_are_found_by_prefix_taken_literally(store: Store) -> None:
     with store.write() as rows:
-        schema = rows.add_schema("f", '"int"', [])
+        schema = rows.add_schema("f", '"int"')
         for name in ("a_b", "aXb", "a%", "b"):
             rows.add_version(name, schema)
     with store.read() as rows:
