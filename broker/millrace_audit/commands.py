@@ -232,7 +232,7 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
 )
 @click.option(
     "--spool-bytes",
-    type=click.IntRange(min=1 << 20),
+    type=click.IntRange(min=16 << 20),
     default=1 << 30,
     show_default=True,
     help="Most that events may take there; beyond it requests are answered with 503.",
@@ -250,6 +250,12 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     metavar="TOPIC=SUBJECT",
     multiple=True,
     help="The registry's subject of a topic's events; by default its name is the topic's. Repeatable.",
+)
+@click.option(
+    "--follow",
+    metavar="TOPIC=PATH",
+    multiple=True,
+    help="Take the lines of a file, an event in JSON each, also when it is rotated. Repeatable.",
 )
 @click.option(
     "--lateness-ms",
@@ -275,10 +281,11 @@ def agent(
     spool_bytes: int,
     listen: str,
     subjects: Sequence[str],
+    follow: Sequence[str],
     lateness_ms: int,
     report_interval_ms: int,
 ) -> None:
-    """Take events over HTTP, keep them, and be their audited producer, for services that are not Python."""
+    """Take events over HTTP and from files, for services that are not Python, and be their producer."""
     from millrace_audit.agent.agent import Agent, AgentConfig
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -292,7 +299,8 @@ def agent(
         spool=Path(spool),
         spool_bytes=spool_bytes,
         listen=listen,
-        subjects=_pairs(subjects, "--subject TOPIC=SUBJECT"),
+        subjects=dict(_pairs(subjects, "--subject TOPIC=SUBJECT")),
+        follow={Path(path): topic for topic, path in _pairs(follow, "--follow TOPIC=PATH")},
         lateness_ms=lateness_ms,
         report_interval_ms=report_interval_ms,
     )
@@ -300,12 +308,12 @@ def agent(
         running.serve()
 
 
-def _pairs(words: Sequence[str], form: str) -> dict[str, str]:
+def _pairs(words: Sequence[str], form: str) -> list[tuple[str, str]]:
     pairs = [word.partition("=") for word in words]
     for name, _, value in pairs:
         if not name or not value:
             raise MillraceError(f"{name or value!r} is not of the form {form}")
-    return {name: value for name, _, value in pairs}
+    return [(name, value) for name, _, value in pairs]
 
 
 @click.command(

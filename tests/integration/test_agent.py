@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -225,7 +227,7 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
         assert answer.json()["error"].startswith("event 2: ")
         assert said in answer.json()["error"], answer.text
     for sent, media_type, status, said in (
-        (b"{", "application/json", 400, "the body is no JSON"),
+        (b"{", "application/json", 400, "it is no JSON"),
         (b"[" * 100_000, "application/json", 400, "nested too deeply"),
         (b'[{"time": NaN}]', "application/json", 400, "NaN is no JSON"),
         (b"[]", "application/json", 400, "without an event"),
@@ -246,24 +248,30 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
 
 def test_a_full_spool_says_so_and_takes_events_again_once_the_brokers_are_back(world: World) -> None:
     topic = world.topic()
-    agent = world.agent(topic, **{"spool-bytes": str(1 << 20)})
+    agent = world.agent(topic, **{"spool-bytes": str(16 << 20)})
     agent.run()
     assert agent.post(topic, event("/0")).status_code == 200
     agent.await_sent()
     world.cluster.brokers[1].kill()
-    taken = 1
-    while (answer := agent.post(topic, [event(f"/{taken + n}") for n in range(500)])).status_code == 200:
-        taken += 500
+    taken, large = 1, "x" * 100_000
+
+    def batch() -> list[dict[str, Any]]:
+        return [event(f"/{taken + n}") for n in range(100)] + [
+            {"time": START, "event": {**FIELDS, "url": "/large", "referrer": large}} for _ in range(10)
+        ]
+
+    while (answer := agent.post(topic, batch())).status_code == 200:
+        taken += 100
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
     assert "the brokers are away or take less than is sent; nothing was taken" in answer.json()["error"]
-    assert httpx.get(f"{agent.url}/healthz").status_code == 503
-    wait_until("1 MiB is nearly full", lambda: agent.metric("spool_bytes") > 900_000)
+    assert "full: at 100 % events are answered with 503" in httpx.get(f"{agent.url}/healthz").text
     world.cluster.restart(1)
     agent.await_sent()
     assert agent.post(topic, event(f"/{taken}")).status_code == 200
     agent.await_sent()
-    assert world.urls(topic) == sorted(f"/{n}" for n in range(taken + 1)), "each once: nobody was killed"
+    each_once = [*(f"/{n}" for n in range(taken + 1)), *["/large"] * ((taken - 1) // 10)]
+    assert world.urls(topic) == sorted(each_once), "nobody was killed"
     wait_until("it is well again", lambda: httpx.get(f"{agent.url}/healthz").status_code == 200)
 
 
@@ -361,16 +369,36 @@ def post_until_killed(agent: Agent, topic: str, seconds: float, numbers: Iterato
     agent.process.kill()
     for thread in threads:
         thread.join()
-    assert accepted
     return accepted
+
+
+@dataclass
+class LogFile:
+    """A service's log: a thread writes lines to it, and rotates it now and then, until it is stopped."""
+
+    path: Path
+    written: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def write(self) -> None:
+        chance = random.Random(1)
+        for rotations in itertools.count(1):
+            with self.path.open("a") as file:
+                for _ in range(chance.randrange(1, 300)):
+                    url = f"/line/{len(self.written)}"
+                    file.write(json.dumps(event(url)) + "\n")
+                    self.written.append(url)
+                    if self.stop.wait(0.005):
+                        return
+            self.path.rename(self.path.with_name(f"{self.path.name}.{rotations}"))
 
 
 @dataclass
 class AgentAudit(AuditWorld):
     """dc1 and the aggregate cluster with readers and the auditor."""
 
-    def agent(self, topic: str) -> Agent:
-        options = ["--cluster", "dc1", "--bootstrap", self.clusters["dc1"].bootstrap, "--registry"]
+    def agent(self, topic: str, *more: str) -> Agent:
+        options = [*more, "--cluster", "dc1", "--bootstrap", self.clusters["dc1"].bootstrap, "--registry"]
         options += [self.registry, "--service", "shop", "--server", "web-1", "--lateness-ms", "0"]
         spool = str(self.folder / f"spool-{topic}")
         return Agent(self.start, [*options, "--spool", spool, "--subject", f"{topic}=PageView"])
@@ -412,6 +440,8 @@ def audited(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Te
 
 
 def assert_nothing_lost_and_complete(world: AgentAudit, topic: str, accepted: list[str]) -> None:
+    assert accepted
+
     def there() -> Counter[str] | None:
         found = world.urls(topic)
         return found if found.keys() >= set(accepted) else None
@@ -456,15 +486,59 @@ def test_windows_stay_open_while_a_killed_agent_has_events_and_no_successor(audi
     audited.await_verdict(topic, "complete")
 
 
+def test_lines_of_a_file_that_is_rotated_while_its_agent_is_killed_arrive(world: World) -> None:
+    topic = world.topic()
+    log = world.folder / f"{topic}.log"
+
+    def write(*urls: str) -> None:
+        with log.open("a") as file:
+            file.writelines(json.dumps(event(url)) + "\n" for url in urls)
+
+    agent = world.agent(topic, follow=f"{topic}={log}")
+    agent.run()
+    write("/1", "/2")
+    wait_until("both arrive", lambda: world.urls(topic) == ["/1", "/2"])
+    write("/3")
+    assert agent.process is not None
+    agent.process.kill()
+    log.rename(log.with_name(f"{log.name}.1"))
+    write("/4")
+    agent.run()
+    wait_until("all arrive", lambda: set(world.urls(topic)) == {"/1", "/2", "/3", "/4"})
+    with log.open("a") as file:
+        file.write("no event\n")
+    write("/5")
+    wait_until("the next one arrives", lambda: "/5" in world.urls(topic))
+    numbers = httpx.get(f"{agent.url}/metrics").text
+    assert f'millrace_agent_file_refused_lines_total{{path="{log}",topic="{topic}"}} 1.0' in numbers
+    assert f'millrace_agent_file_unread_bytes{{path="{log}",topic="{topic}"}} 0.0' in numbers
+
+
 @pytest.mark.soak
 def test_twenty_agents_killed_one_behind_the_other_under_load_lose_nothing(audited: AgentAudit) -> None:
     topic, numbers, chance = "agent-rounds", itertools.count(), random.Random(20)
-    agent = audited.agent(topic)
+    log = LogFile(audited.folder / "shop.log")
+    writer = threading.Thread(target=log.write)
+    writer.start()
+    agent = audited.agent(topic, "--follow", f"{topic}={log.path}")
     accepted: list[str] = []
-    for _ in range(10 * ROUNDS):
-        agent.run()
-        accepted += post_until_killed(agent, topic, chance.uniform(0.05, 1.0), numbers)
+    try:
+        for _ in range(10 * ROUNDS):
+            agent.run()
+            accepted += post_until_killed(agent, topic, chance.uniform(0.05, 1.0), numbers)
+    finally:
+        log.stop.set()
+        writer.join()
     process = agent.run()
+
+    def all_is_taken() -> bool:
+        status = log.path.stat()
+        with closing(sqlite3.connect(audited.folder / f"spool-{topic}" / "spool.db")) as spool:
+            return spool.execute("select inode, offset from files").fetchall() == [
+                (status.st_ino, status.st_size)
+            ]
+
+    wait_until("the log is taken", all_is_taken, timeout_s=2 * WAIT_S)
     agent.await_sent()
     assert process.stop() == 0
-    assert_nothing_lost_and_complete(audited, topic, accepted)
+    assert_nothing_lost_and_complete(audited, topic, [*accepted, *log.written])

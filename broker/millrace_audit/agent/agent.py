@@ -12,6 +12,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.service.web import WebServer
 from millrace_audit.agent.app import build_app
 from millrace_audit.agent.carrier import BrokersTopics, Carrier
+from millrace_audit.agent.follow import Follower
 from millrace_audit.agent.intake import Intake
 from millrace_audit.agent.numbers import AgentNumbers, Taken
 from millrace_audit.agent.spool import Spool
@@ -40,6 +41,8 @@ class AgentConfig:
     listen: str
     subjects: Mapping[str, str]
     """By topic; a topic that is not there has the subject of its name."""
+    follow: Mapping[Path, str]
+    """Topics by file."""
     lateness_ms: int
     report_interval_ms: int
 
@@ -56,6 +59,8 @@ class Agent:
         self._failure: list[Exception] = []
         self._stop = threading.Event()
         try:
+            intake = Intake(self._registry, BrokersTopics(config.bootstrap), self._spool, config.subjects)
+            self._follower = Follower(self._spool, intake, config.follow)
             self._carrier = Carrier(
                 self._spool,
                 config.bootstrap,
@@ -65,16 +70,18 @@ class Agent:
                 service=config.service,
                 lateness_ms=config.lateness_ms,
                 report_interval_s=config.report_interval_ms / 1000,
+                caught_up=self._follower.caught_up,
             )
-            intake = Intake(self._registry, BrokersTopics(config.bootstrap), self._spool, config.subjects)
             taken = Taken()
-            numbers = AgentNumbers(self._spool, self._carrier, taken, ())
+            numbers = AgentNumbers(self._spool, self._carrier, taken, self._follower.files)
             app = build_app(intake, self._spool, taken, numbers, self._problems)
             self._server = WebServer(app, config.listen, "agent")
         except BaseException:
             self._spool.close()
             raise
         log.info("producer instance %d; %d events wait", self._carrier.instance, self._spool.events)
+        self._no_more = threading.Event()
+        self._following = self._thread("follower", lambda: self._follower.run(self._no_more))
         self._carrying = self._thread("carrier", lambda: self._carrier.run(self._stop, DRAIN_S))
 
     def serve(self) -> None:
@@ -87,8 +94,11 @@ class Agent:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._no_more.set()
+        self._following.join()
         self._stop.set()
         self._carrying.join()
+        self._follower.close()
         self._spool.close()
         self._registry.close()
 
@@ -99,14 +109,14 @@ class Agent:
             except Exception as error:
                 log.exception("the %s has failed", name)
                 self._failure.append(error)
-                self._server.stop()  # an agent that sends nothing must not go on taking
+                self._server.stop()  # an agent that is not whole must not go on taking
 
         thread = threading.Thread(target=run, name=name)
         thread.start()
         return thread
 
     def _problems(self) -> list[str]:
-        problems = self._carrier.troubles
+        problems = [*self._carrier.troubles, *self._follower.troubles]
         used = self._spool.bytes / self._spool.limit_bytes
         if used > FULL:
             problems.append(f"the spool is {used:.0%} full: at 100 % events are answered with 503")

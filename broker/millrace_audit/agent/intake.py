@@ -33,6 +33,8 @@ MAX_EVENT_BYTES = 1_000_000
 """Key and body of an event: a topic of Apache Kafka takes messages of 1 MiB unless it is told otherwise."""
 MAX_BATCH = 10_000
 """Events in a request."""
+MAX_BATCH_BYTES = 8 << 20
+"""What they may take in the spool: fields that a request leaves out may have large defaults."""
 SUBJECT_AGE_S = 60.0
 """How long the latest schema of a subject is the latest one without another question."""
 _REGISTRY_WAIT_S = 2.0
@@ -106,6 +108,14 @@ class Intake:
         given = _parse_json(body)
         return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
 
+    def check(self, topic: str) -> None:
+        """MillraceError unless events of the topic can be encoded."""
+        self._latest(topic)
+
+    def from_line(self, topic: str, line: bytes) -> list[Event]:
+        """The event of a line of a file, as the list of it."""
+        return self._events(topic, self._latest(topic), [_parse_json(line)])
+
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
         """The same for a request in Avro, whose events were written with the registry's schema of that id."""
         schema = self._by_id(topic, schema_id)
@@ -135,9 +145,14 @@ class Intake:
             raise Refused(f"{len(given)} events in one request: send at most {MAX_BATCH}")
         latest_ms = now_ms() + MOST_AHEAD_MS
         events: list[Event] = []
+        size = 0
         for number, one in enumerate(given):
             try:
                 events.append(_event(topic, schema, one, latest_ms))
+                if (size := size + events[-1].size) > MAX_BATCH_BYTES:
+                    raise Refused(
+                        f"with those before it more than {MAX_BATCH_BYTES} bytes: send fewer at once"
+                    )
             except MillraceError as error:
                 where = f"event {number}: " if len(given) > 1 else ""
                 raise Refused(f"{where}{error}") from None
@@ -268,9 +283,9 @@ def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body, parse_constant=refuse)
     except RecursionError:
-        raise Refused("the body is no JSON: it is nested too deeply") from None
+        raise Refused("it is no JSON: it is nested too deeply") from None
     except ValueError as error:
-        raise Refused(f"the body is no JSON: {_one_line(error)}") from None
+        raise Refused(f"it is no JSON: {_one_line(error)}") from None
 
 
 def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:

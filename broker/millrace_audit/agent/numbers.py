@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from millrace_audit.agent.carrier import Carrier
+from millrace_audit.agent.follow import FollowedFile
 from millrace_audit.agent.spool import Spool
 
 PREFIX = "millrace_agent_"
-
-
-class FollowedFile(Protocol):
-    """What is told of a followed file."""
-
-    path: str
-    topic: str
-    unread_bytes: int
-    refused: int
 
 
 @dataclass(slots=True)
@@ -39,8 +30,8 @@ class Taken:
 class AgentNumbers(Collector):
     """Collects from the parts of an agent."""
 
-    def __init__(self, spool: Spool, carrier: Carrier, taken: Taken, files: Iterable[FollowedFile]) -> None:
-        self._spool, self._carrier, self._taken, self._files = spool, carrier, taken, list(files)
+    def __init__(self, spool: Spool, carrier: Carrier, taken: Taken, files: Sequence[FollowedFile]) -> None:
+        self._spool, self._carrier, self._taken, self._files = spool, carrier, taken, files
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -75,6 +66,6 @@ class AgentNumbers(Collector):
             labels=["topic", "path"],
         )
         for file in self._files:
-            unread.add_metric([file.topic, file.path], file.unread_bytes)
-            refused.add_metric([file.topic, file.path], file.refused)
+            unread.add_metric([file.topic, str(file.path)], file.unread_bytes)
+            refused.add_metric([file.topic, str(file.path)], file.refused)
         yield from (unread, refused)
