@@ -133,7 +133,7 @@ def test_a_log_that_was_truncated_is_counted_on_from_where_it_was_cut(
 ) -> None:
     first, second = beat((A, 0), (B, 9)), beat()
     cut = replace(second, truncated=[Truncated("t", *A, 50, 30), Truncated("t", *B, 4, 3)])
-    said = [first, count(A, 0, 50), cut, count(A, 30, 40)]
+    said: list[Count | Heartbeat] = [first, count(A, 0, 50), cut, count(A, 30, 40)]
     topic = Topic([(MINUTE, 1, record) for record in said])
     assert ends(topic, A, B, patch=monkeypatch) == {A: 40, B: 9}
 

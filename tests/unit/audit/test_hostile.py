@@ -53,7 +53,7 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
     store.close()
 
 
-def evil(story: Story, windows, *, time_=W, closed=FOR_EVER, instance=666, cluster="dc1", number=0):
+def evil(story, windows, *, time_=W, closed=FOR_EVER, instance=666, cluster="dc1", number=0):  # type: ignore[no-untyped-def]
     if number == 0:
         story.hello(instance, cluster, server="evil", service="evil")
     story.say(
