@@ -13,10 +13,11 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any
 
-from millrace_audit.reports.messages import NOTHING, OFFLINE, WAREHOUSE
+from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
 
 DOWNSTREAM = (OFFLINE, WAREHOUSE)
-"""The tiers behind the cluster that an event was produced to, in the order it reaches them."""
+"""The tiers behind the cluster that an event was produced to, in the order it reaches them; a published
+hour has TABLE behind them."""
 LAST_MS = 253_402_300_799_999
 """The last time that Python and ISO 8601 can write, in 9999. The window around it is said to end there."""
 _FIRST_MS = -62_135_596_800_000
@@ -230,4 +231,5 @@ def _as_one(start: datetime, windows: Sequence[Window]) -> Window:
 def tiers_of(windows: Iterable[Window]) -> list[str]:
     """The tiers that windows name: clusters by name, then the tiers behind them in the order of the way."""
     names = {tier for window in windows for tier in window.tiers}
-    return [*sorted(names.difference(DOWNSTREAM)), *(tier for tier in DOWNSTREAM if tier in names)]
+    behind = (*DOWNSTREAM, TABLE)
+    return [*sorted(names.difference(behind)), *(tier for tier in behind if tier in names)]

@@ -307,6 +307,7 @@ class AuditWarehouse:
     interval_ms: int = option(
         "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
     )
+    catalog: str = option(*CATALOG, default="")
     new_warehouse: bool = option(
         "--new-warehouse",
         "The warehouse was moved here: without it another one than the last is refused.",

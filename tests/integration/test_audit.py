@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -42,8 +43,11 @@ from millrace_audit.reports.publish import AuditPublisher, edition_records
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.turns import read_turns
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.storage import open_storage
 from tests.access_log import AccessLog, access_log_names
 from tests.brokers import TestCluster, free_port, read_topic
+from tests.loaded import compact_as_others_do
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
 from tests.warehouses import load_here
 
@@ -59,6 +63,7 @@ TOPICS = [
     "mixed",
     "claimed",
     "shrunk",
+    "shown",
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
 START = 1_431_856_800_000
@@ -372,6 +377,48 @@ def test_rows_that_a_file_has_lost_are_missing_whatever_its_load_has_counted(wor
     (finding,) = found.windows[0].findings
     assert (finding.kind, finding.tier) == ("missing", "warehouse")
     assert {n for first, last in finding.sequences for n in range(first, last + 1)} == lost
+
+
+def test_a_row_that_somebody_takes_out_of_the_table_turns_the_verdict_until_the_table_is_mended(
+    world: World,
+) -> None:
+    with world.producer("dc1") as producer:
+        for n in range(30):
+            producer.send("shown", PAGE_VIEW, EVENT, time_ms=START + n)
+    world.await_tier("shown", "offline", 30)
+    world.load("shown")
+    world.await_verdict("shown", "complete")
+    words = ["publish", "shown", "--warehouse", str(world.warehouse), "--auditor", world.url]
+    done = run_millrace(*words, "--proven")
+    assert done.returncode == 0, done.stdout + done.stderr
+    world.await_tier("shown", "table", 30)
+    assert world.ask("shown").verdict == "complete"
+
+    storage = open_storage(str(world.warehouse))
+    with connect(storage) as catalog:
+        table = catalog.load_table(table_identifier("shown"))
+        lost = table.scan(limit=1).to_arrow()["header"][0].as_py()["sequence"]
+        compact_as_others_do(
+            storage,
+            table,
+            "shown",
+            "2015-05-17T10",
+            lambda rows: rows.filter(pc.not_equal(pc.struct_field(rows["header"], "sequence"), lost)),
+        )
+    (window,) = world.await_verdict("shown", "incomplete").windows
+    (finding,) = window.findings
+    assert (finding.kind, finding.tier, finding.sequences) == ("missing", "table", [[lost, lost]])
+    assert (window.tiers["warehouse"], window.tiers["table"], window.revision) == (30, 29, 0)
+
+    rebuilt = run_millrace(*words, "--rebuild")
+    assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
+    assert world.await_verdict("shown", "complete").windows[0].tiers["table"] == 30
+    span = ["--from", "2015-05-17T10:00Z", "--to", "2015-05-17T10:10Z", "--auditor", world.url]
+    history = run_millrace("audit", "shown", *span, "--history")
+    assert [line.partition(": ")[2] for line in history.stdout.splitlines()] == [
+        "complete became incomplete at revision 0",
+        "incomplete became complete at revision 0",
+    ]
 
 
 def test_messages_without_a_header_are_carried_beside_those_that_are_reported(world: World) -> None:

@@ -32,6 +32,7 @@ from millrace_audit.reports.batches import AuditMessage, messages_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
     COUNTS_TOPIC,
+    OF_THE_WAREHOUSE,
     OFFLINE,
     SIGNED,
     WAREHOUSE,
@@ -40,7 +41,6 @@ from millrace_audit.reports.messages import (
     Count,
     Heartbeat,
     Hello,
-    LoadCount,
     Report,
 )
 from millrace_audit.reports.mirrors import Mirrors
@@ -53,7 +53,7 @@ FETCH_BYTES = 8 << 20
 _TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
     AUDIT_TOPIC: (Hello, Report),
     COUNTS_TOPIC: (Count, Heartbeat),
-    OFFLINE_AUDIT_TOPIC: (Count, Heartbeat, LoadCount),
+    OFFLINE_AUDIT_TOPIC: (Count, Heartbeat, *OF_THE_WAREHOUSE),
 }
 _PAUSE_S = 0.2
 _CHECK_S = 3.0
@@ -276,7 +276,7 @@ class Auditor:
         kind = self._codec.kind(value, fetch)
         turn = None
         if kind in SIGNED and self._book is not None:
-            tier = WAREHOUSE if kind is LoadCount else place.tier
+            tier = WAREHOUSE if kind in OF_THE_WAREHOUSE else place.tier
             turn = self._book.signed(tier, key, value, fetch)
         # Not before it is known that it counts: reading costs more than writing, for whoever means harm.
         counts = kind in place.takes and (kind not in SIGNED or turn is not None)

@@ -21,6 +21,7 @@ from millrace_audit.auditor.store import ProducerRow, WindowRow
 from millrace_audit.reports.counts import FIRST_EVENT_MS, WINDOW_MS, CountKey, SequenceTally
 from millrace_audit.reports.messages import (
     NOTHING,
+    TABLE,
     AuditRecord,
     Count,
     Heartbeat,
@@ -164,15 +165,28 @@ class Strangers:
 class Change:
     """What a batch adds to one window."""
 
-    __slots__ = ("counts", "foreign", "late", "positions", "removed", "reports")
+    __slots__ = ("counts", "foreign", "is_table_new", "late", "positions", "removed", "reports", "table")
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, ReportedWindow]] = []
         self.counts: list[tuple[str, int, SequenceTally]] = []
         self.removed: list[tuple[str, int, SequenceTally]] = []
         self.foreign: list[tuple[str, str, int, int]] = []
+        self.table: list[tuple[int, SequenceTally]] = []
+        self.is_table_new = False
+        """`table` takes the place of what was there before."""
         self.positions: dict[tuple[str, str], int] = {}
         self.late = False
+
+    def replace_table(self) -> None:
+        self.table.clear()
+        self.is_table_new = True
+
+    @property
+    def is_of_table(self) -> bool:
+        """True if it says nothing but what the published table holds."""
+        others = self.reports or self.counts or self.removed or self.foreign or self.late
+        return bool(self.is_table_new or self.table) and not others
 
 
 class Changes:
@@ -217,6 +231,8 @@ class Changes:
             row = rows.get(start)
             if row is None and start < topic.kept_from:
                 continue  # it has expired from the database
+            if row is None and change.is_of_table and not change.table:
+                continue  # no event was ever there
             values = {
                 "topic": topic.topic,
                 "window": start,
@@ -240,6 +256,8 @@ def _revision(row: Any, start: int, change: Change, final_through: int) -> int:
 
     That what was missing arrives is no revision: it was awaited.
     """
+    if row is not None and change.is_of_table:
+        return int(row.revision)  # its events are what they were
     if row is None:  # a time that was final already begins at revision 1
         return int(start + WINDOW_MS <= final_through or change.late)
     again = row.settled and (row.verdict != Verdict.INCOMPLETE or change.reports)
@@ -256,6 +274,10 @@ def _added(packed: bytes, change: Change) -> Evidence:
         evidence.count(tier, producer, tally)
     for tier, producer, tally in change.removed:
         evidence.remove(tier, producer, tally)
+    if change.is_table_new:
+        evidence.held[TABLE] = {}
+    for producer, tally in change.table:
+        evidence.count(TABLE, producer, tally)
     for foreign in change.foreign:
         evidence.count_foreign(*foreign)
     return evidence.bound()

@@ -20,7 +20,7 @@ from millrace_audit.auditor.beats import Beat, Ends, Progress
 from millrace_audit.auditor.store import ProducerRow
 from millrace_audit.auditor.verdict import Circumstances, silent_about
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE, now_ms
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE, now_ms
 
 MOST_NAMED = 10
 """Most silent instances that a window names; the others are counted."""
@@ -221,6 +221,10 @@ class TopicView:
                 around.waiting.append(self._behind(origin))
         if all((origin, OFFLINE) in around.past for origin in origins):
             self._follow_load(needed, counted.get(OFFLINE, NOTHING), around)
+        if counted.get(TABLE, NOTHING) > counted.get(WAREHOUSE, NOTHING):
+            is_published = {(origin, TABLE) for origin in (*origins, "")}
+            around.past |= is_published
+            around.ahead |= is_published
 
     def _uncounted(self, origin: str, over: int) -> list[tuple[Verdict, str]]:
         """Why an origin is not past what is known of a window, but for what holds every window."""

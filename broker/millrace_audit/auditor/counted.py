@@ -24,7 +24,17 @@ from millrace_audit.auditor.batch import (
 )
 from millrace_audit.auditor.store import CoverageRow, TierRow
 from millrace_audit.reports.counts import CountKey, SequenceCounts
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE, Count, Heartbeat, LoadCount
+from millrace_audit.reports.messages import (
+    FOR_EVER,
+    NOTHING,
+    OFFLINE,
+    TABLE,
+    WAREHOUSE,
+    Count,
+    Heartbeat,
+    LoadCount,
+    TableCount,
+)
 
 _TURN_IS_OVER = (
     "its turn is over: a newer one has counted here; if ZooKeeper was made anew, give the auditor an empty"
@@ -61,8 +71,8 @@ class Counted:
         record, tier = entry.record, self._tier
         assert tier is not None
         assert entry.turn is not None
-        if isinstance(record, LoadCount):
-            self._load(record, entry)
+        if isinstance(record, LoadCount | TableCount):
+            self._warehouse(record, entry)
             return
         assert isinstance(record, Count | Heartbeat)
         kind = type(record).__name__
@@ -245,7 +255,7 @@ class Counted:
         for row in known.values():
             self._session.delete(row)
 
-    def _load(self, load: LoadCount, entry: Heard) -> None:
+    def _warehouse(self, record: LoadCount | TableCount, entry: Heard) -> None:
         assert entry.turn is not None
         warehouse = self._session.get(TierRow, WAREHOUSE)
         if warehouse is None:
@@ -253,9 +263,26 @@ class Counted:
             self._session.add(warehouse)
             self._session.flush()
         if entry.turn < warehouse.turn:
-            self._strangers.add(entry, "LoadCount", _TURN_IS_OVER)
+            self._strangers.add(entry, type(record).__name__, _TURN_IS_OVER)
             return
         warehouse.turn = entry.turn
+        if isinstance(record, LoadCount):
+            self._load(record, entry)
+        elif warehouse.beaten_turn != entry.turn or record.number > warehouse.beaten_number:
+            warehouse.beaten_turn, warehouse.beaten_number = entry.turn, record.number
+            self._table(record, self._place.serial(entry.offset))
+
+    def _table(self, table: TableCount, serial: int) -> None:
+        for window in filter(is_of_this_world, table.replaces):
+            change = self._changes.window(table.topic, window)
+            change.replace_table()
+            change.positions["counted", TABLE] = serial
+        keys = [key for key in table.counts.tallies if is_of_this_world(key.window)]
+        for key, producer in self._producers.get_all("", keys).items():
+            change = self._changes.window(table.topic, key.window)
+            change.table.append((producer.producer, table.counts.tallies[key]))
+
+    def _load(self, load: LoadCount, entry: Heard) -> None:
         if not self._is_next_part(load, entry):
             return
         source = load.source
@@ -265,6 +292,7 @@ class Counted:
                 change = self._changes.window(load.topic, key.window)
                 held = (WAREHOUSE, producer.producer, counts.tallies[key])
                 (change.removed if removed else change.counts).append(held)
+                change.positions["counted", WAREHOUSE] = self._place.serial(entry.offset)
         self._changes.topic(load.topic)
         if source.part == source.parts:
             for end in load.ends:

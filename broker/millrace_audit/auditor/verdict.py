@@ -26,13 +26,15 @@ from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window
 from millrace_audit.auditor.beats import Beat
 from millrace_audit.auditor.evidence import Evidence, Held, Said, pairs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
-from millrace_audit.reports.messages import NOTHING, OFFLINE, WAREHOUSE
+from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import SequenceRanges, in_words
 from millrace_audit.reports.seals import wrapped
 
 FOREIGN = "messages without a header"
 MOST_REASONS = 20
 """Most reasons that a window lists; the others are counted."""
+_WITHOUT_CONTENT = (WAREHOUSE, TABLE)
+"""A row is no message any more: nobody can take its fingerprint."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class _Entry:
     instance: Instance
     said: Said
     held: dict[str, Held] = field(default_factory=dict)
+    is_published: bool = False
+    """The table has the window, and all that was loaded of it."""
 
     @property
     def home(self) -> str:
@@ -81,14 +85,20 @@ class _Entry:
 
     @property
     def tiers(self) -> list[str]:
-        return [*dict.fromkeys((self.home, *DOWNSTREAM))]
+        return [*dict.fromkeys((self.home, *DOWNSTREAM, *([TABLE] if self.is_published else [])))]
 
 
 def judge(
     window: int, evidence: Evidence, producers: Mapping[int, Instance], around: Circumstances
 ) -> Window:
     """The verdict on the ten minutes from `window`; `producers` by the numbers in the evidence."""
+    if is_published := any(tier == TABLE for _, tier in around.past):
+        evidence.held.setdefault(TABLE, {})
+    else:
+        evidence.held.pop(TABLE, None)  # it is behind what was loaded: that is no loss
     entries = _entries(evidence, producers)
+    for entry in entries:
+        entry.is_published = is_published
     end = window + WINDOW_MS
     notes = [note for entry in entries for note in _silence(entry, end)]
     found = [(entry.home, finding) for entry in entries for finding in _findings(entry, end, around)]
@@ -121,7 +131,7 @@ def judge(
         revision=0,
         acknowledged=sum(len(_acknowledged(w)) if w.failed else _size(w.acknowledged) for w in said),
         failed=sum(len(SequenceRanges(pairs(w.failed))) for w in said if w.failed),
-        tiers=_totals(entries, foreign),
+        tiers=_totals(entries, foreign, is_published),
         findings=findings,
         reasons=_at_most([*dict.fromkeys((*(text for _, text in waiting), *around.notes, *notes))]),
         carried=carried,
@@ -147,14 +157,15 @@ def _entries(evidence: Evidence, producers: Mapping[int, Instance]) -> list[_Ent
         for tier, held in evidence.held.items():
             if number in held:
                 entry.held[tier] = held[number]
-    for number, loaded in evidence.held.get(WAREHOUSE, {}).items():
-        same = by_names.get(_names(producers[number]))
-        if same is None:  # loaded, and nobody has ever counted it before
-            entries[number] = _Entry(producers[number], Said(), {WAREHOUSE: loaded})
-        else:
-            same[0].held[WAREHOUSE] = loaded
-    for same in by_names.values():
-        _share_out(same)
+    for tier, before in ((WAREHOUSE, OFFLINE), (TABLE, WAREHOUSE)):
+        for number, there in evidence.held.get(tier, {}).items():
+            same = by_names.get(_names(producers[number]))
+            if same is None:  # loaded, and nobody has ever counted it before
+                entries.setdefault(number, _Entry(producers[number], Said())).held[tier] = there
+            else:
+                same[0].held[tier] = there
+        for same in by_names.values():
+            _share_out(same, tier, before)
     return [*entries.values()]
 
 
@@ -166,18 +177,18 @@ def _names(instance: Instance) -> tuple[int, str, str]:
     return instance.instance, instance.server, instance.service
 
 
-def _share_out(same: Sequence[_Entry]) -> None:
-    """Of one name in several clusters: give each what it brought, and the rest of the load to the first."""
-    loaded = same[0].held.get(WAREHOUSE)
+def _share_out(same: Sequence[_Entry], tier: str, before: str) -> None:
+    """Of one name in several clusters: give each what it brought, and the rest of the tier to the first."""
+    loaded = same[0].held.get(tier)
     if loaded is None or len(same) == 1:
         return
     left = SequenceTally(pairs(loaded.ranges))
     for entry in same:
-        brought = SequenceTally(pairs(entry.held.get(OFFLINE, Held()).ranges))
+        brought = SequenceTally(pairs(entry.held.get(before, Held()).ranges))
         lacking = brought.without(left)
         mine, left = brought.without(lacking), left.without(brought)
-        entry.held[WAREHOUSE] = Held([n for pair in mine.ranges() for n in pair])
-    first = same[0].held[WAREHOUSE]
+        entry.held[tier] = Held([n for pair in mine.ranges() for n in pair])
+    first = same[0].held[tier]
     first.ranges += [n for pair in left.ranges() for n in pair]
 
 
@@ -274,7 +285,9 @@ def _is_in_order(entry: _Entry, around: Circumstances) -> bool:
         if held is None:
             if said.acknowledged and (entry.home, tier) in around.past:
                 return False
-        elif held.ranges != said.acknowledged or (tier != WAREHOUSE and held.fingerprint != said.fingerprint):
+        elif held.ranges != said.acknowledged or (
+            tier not in _WITHOUT_CONTENT and held.fingerprint != said.fingerprint
+        ):
             return False
     return True
 
@@ -288,7 +301,7 @@ def _altered(
     entry: _Entry, tier: str, tally: SequenceTally, before: SequenceTally | None, failed: SequenceRanges
 ) -> SequenceRanges:
     """What is there with other content than was sent, or than the tier before has."""
-    if tier == WAREHOUSE or not tally.present:  # a load takes no fingerprints
+    if tier in _WITHOUT_CONTENT or not tally.present:
         return SequenceRanges()
     said = entry.said
     if tier == entry.home or before is None:
@@ -334,11 +347,12 @@ def _size(flat: Sequence[int]) -> int:
     return sum(flat[1::2]) - sum(flat[::2]) + len(flat) // 2
 
 
-def _totals(entries: Sequence[_Entry], foreign: Mapping[str, int]) -> dict[str, int]:
+def _totals(entries: Sequence[_Entry], foreign: Mapping[str, int], is_published: bool) -> dict[str, int]:
     totals: Counter[str] = Counter()
     for entry in entries:
         if entry.home:
             totals[entry.home] += 0
         for tier, held in entry.held.items():
             totals[tier] += _size(held.ranges)
-    return {**totals, **{tier: totals[tier] for tier in DOWNSTREAM}}
+    tiers = (*DOWNSTREAM, *([TABLE] if is_published else []))
+    return {**totals, **{tier: totals[tier] for tier in tiers}}

@@ -29,7 +29,7 @@ AUDIT_TOPIC = "audit"
 COUNTS_TOPIC = "audit-counts"
 """What the reader of a cluster that is produced to counts there; mirrored like `audit`."""
 
-OFFLINE, WAREHOUSE = "offline", "warehouse"
+OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
 """The tiers behind a cluster's own, which has the cluster's name."""
 
 _NAMESPACE = "millrace.audit"
@@ -224,11 +224,27 @@ class LoadCount:
     """How far the topic is loaded with it; empty when that is not said."""
 
 
-AuditRecord = Hello | Report | Heartbeat | Count | LoadCount
-SIGNED = (Count, Heartbeat, LoadCount)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCount:
+    """What a reader of a topic's published table gets of some windows, in the snapshot that is named."""
+
+    time: int
+    topic: str
+    number: int
+    """Ascends within a turn."""
+    snapshot: int
+    replaces: Sequence[int]
+    """Windows whose earlier counts it takes the place of; those of others are added."""
+    counts: SequenceCounts
+
+
+AuditRecord = Hello | Report | Heartbeat | Count | LoadCount | TableCount
+OF_THE_WAREHOUSE = (LoadCount, TableCount)
+"""Kinds that only the warehouse's reader may write."""
+SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE)
 """Kinds that only a reader may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {
-    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, LoadCount)
+    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -18,13 +18,14 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from millrace.client.confluent import text_of
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
-from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber, now_ms
+from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber, TableCount, now_ms
 
 MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
 """For a new audit topic: Apache Kafka takes no more than 1 MiB unless it is told to."""
 PART_BYTES = 512 << 10
-"""Size of the messages a load is told in. It must stay: what was told half is told on in the same parts."""
+"""Size of the messages that a load is told in, or a table. It must stay: what was told half is told on in
+the same parts."""
 _RANGE_BYTES, _NUMBERS_BYTES = 20, 40
 """What a range takes at most, and what the numbers beside it do: Avro writes each in up to ten bytes."""
 _METADATA_TIMEOUT_S = 10.0
@@ -130,6 +131,24 @@ def edition_records(
     return [
         count(counts=more, removed=less, source=replace(source, part=part, parts=len(pieces)))
         for part, (more, less) in enumerate(pieces, 1)
+    ]
+
+
+def table_records(
+    topic: str, snapshot: int, windows: Sequence[int], counts: SequenceCounts, numbers: Iterator[int]
+) -> list[TableCount]:
+    """What to tell of windows of a published table, each record with the next number."""
+    pieces = _pieces(counts, SequenceCounts())
+    return [
+        TableCount(
+            time=now_ms(),
+            topic=topic,
+            number=next(numbers),
+            snapshot=snapshot,
+            replaces=[] if at else windows,
+            counts=more,
+        )
+        for at, (more, _) in enumerate(pieces)
     ]
 
 

@@ -17,7 +17,7 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber
 from millrace_audit.reports.publish import edition_records
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.manifest import LoadManifest, Through
 from millrace_warehouse.storage import Storage
 
 _AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
@@ -44,6 +44,19 @@ class Loads:
             for edition in editions:
                 if load <= self._newest and (load, edition) not in self._told:
                     yield layout.read_edition(storage, topic, load, edition)
+
+    def behind(self, published: Through) -> set[str] | None:
+        """The hours of which a table does not have what was told; None while it has what was not told yet."""
+        editions = {int(load): edition for load, edition in published.editions.items()}
+        if published.load > self._newest or not {*editions.items()} <= self._told:
+            return None
+        late = [(load, 1) for load in range(published.load + 1, self._newest + 1)]
+        # An edition that the table does not have yet, and the one whose rows it has instead.
+        for load, edition in self._told:
+            if load <= published.load and edition > editions.get(load, 1):
+                late += [(load, edition), (load, edition - 1)]
+        manifests = (layout.read_edition(self._storage, self._topic, *each) for each in late)
+        return {file.hour for manifest in manifests for file in manifest.files}
 
     def records(self, manifest: LoadManifest, counts: SequenceCounts) -> Sequence[LoadCount]:
         """What to say of an edition whose files hold that."""

@@ -1,17 +1,21 @@
-"""The warehouse's reader: counts what loads have left in their files and tells the auditor.
+"""The warehouse's reader: counts what loads have left in their files, and what the published tables hold.
 
-No load says anything of itself: whoever writes rows has no right to count them. One process counts a
-warehouse, in a turn of the tier `warehouse` that it takes in the aggregate cluster's ZooKeeper as other
-readers do; others stand by. Its counts are signed. A topic that cannot be read holds up no other.
+No load says anything of itself, and no publication: whoever writes rows has no right to count them. One
+process counts a warehouse, in a turn of the tier `warehouse` that it takes in the aggregate cluster's
+ZooKeeper as other readers do; others stand by. Its counts are signed. A topic that cannot be read holds up no
+other.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+
+from pyiceberg.catalog import Catalog
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OFFLINE_AUDIT_TOPIC
@@ -19,12 +23,14 @@ from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord
-from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
+from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
 from millrace_audit.reports.turns import Turn, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
+from millrace_warehouse.audit.tables import PublishedTable
 from millrace_warehouse.history.layout import Folder, edition_path
+from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import AuditWarehouse
 
@@ -42,11 +48,15 @@ class WarehouseReader:
         self._storage = open_storage(request.warehouse)
         self._turn: Turn | None = None
         self._loads: dict[str, Loads] = {}
+        self._tables: dict[str, PublishedTable] = {}
+        self._numbers = itertools.count()
         with ExitStack() as opened:
             self._session = Session.connect(request.zookeeper)
             opened.callback(self._session.close)
             self._taker = TurnTaker(self._session, WAREHOUSE, self._storage.root)
             self._check_warehouse()
+            if not self._storage.root.startswith("file://"):
+                connect(self._storage, request.catalog).close()  # else each round would say that it has none
             _ensure_topic(request.bootstrap)
             registry = opened.enter_context(SchemaRegistryClient(request.registry))
             self._codec = AuditCodec(registry)
@@ -100,17 +110,27 @@ class WarehouseReader:
         self._turn = self._taker.await_turn(self._stop, self._check_warehouse)
         if self._turn is not None:
             self._loads.clear()  # somebody else may have told on
+            self._tables.clear()
+            self._numbers = itertools.count()
             log.info("turn %d of tier %s begins", self._turn.number, WAREHOUSE)
 
     def count_once(self) -> None:
         """Count and tell what is new of every topic; MillraceError names those that cannot be counted."""
         problems = []
-        for topic in self._storage.names(""):
+        topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
+        for topic in topics:
             try:
-                if Folder.LOADS in self._storage.names(topic):
-                    self._count_loads(topic)
+                self._count_loads(topic)
             except MillraceError as error:
                 problems.append(f"{topic}: {error}")
+        if topics:
+            # Opened anew: a local warehouse has no catalog before its first publication.
+            with connect(self._storage, self._request.catalog, create=False) as catalog:
+                for topic in topics:
+                    try:
+                        self._count_table(catalog, topic)
+                    except MillraceError as error:
+                        problems.append(f"{topic}: {error}")
         if problems:
             raise MillraceError("; ".join(problems))
 
@@ -130,6 +150,17 @@ class WarehouseReader:
             path = edition_path(topic, manifest.load, manifest.edition)
             took = time.monotonic() - began
             log.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
+
+    def _count_table(self, catalog: Catalog, topic: str) -> None:
+        if topic not in self._tables:
+            self._tables[topic] = PublishedTable(self._storage, topic)
+        if topic not in self._loads:
+            return  # what was told of its loads is not known yet
+        for found in self._tables[topic].news(catalog, self._loads[topic]):
+            if self._stop.is_set() or self._taker.lost.is_set():
+                return
+            self._tell(table_records(topic, found.snapshot, found.windows, found.counts, self._numbers))
+            log.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
 
     def _tell(self, records: Sequence[AuditRecord]) -> None:
         assert self._turn is not None

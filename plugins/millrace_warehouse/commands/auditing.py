@@ -26,7 +26,8 @@ def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
     from millrace_warehouse.audit.reader import WarehouseReader
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
+    for chatty in ("httpx", "pyiceberg"):  # else lines for every request, and for every table
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     stop = threading.Event()
     stop_on_signals(stop.set, limited=True)
 

@@ -16,10 +16,12 @@
     <topic>/compacted/<attempt>/                             files of the table that no load wrote,
                  files.json                                  and the hash of each
     <topic>/audited/<10 digits>.<4 digits>.json.gz           what the auditor was told of a load's edition
+                   /_table                                   the same of the table's files, by hour
     <topic>/table/                                           the Iceberg table's `location`
     <topic>/hours/                                           that of its table of hours
 
-Nothing is renamed or written twice, but `_head`. Knows names and manifests; no brokers, Spark or Parquet.
+Nothing is renamed or written twice, but `_head` and `_table`. Knows names and manifests; no brokers, Spark or
+Parquet.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from millrace_warehouse.storage.verbs import Storage
 CATALOG = "catalog.db"
 """SQLite writes files beside it whose names begin like its own."""
 HEAD = "_head"
+AUDITED_TABLE = "_table"
 HEAD_EVERY = 100
 """A listing of up to as many names costs as much as one of none, on every storage."""
 EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
@@ -133,6 +136,11 @@ def ledger_path(path: str) -> str:
 def audited_path(topic: str, load: int, edition: int) -> str:
     """Where it is written down what the auditor was told of an edition."""
     return f"{Folder.AUDITED.of(topic)}/{load:010d}.{edition:04d}.json.gz"
+
+
+def audited_table_path(topic: str) -> str:
+    """Where it is written down which files of the topic's table the auditor was told of."""
+    return f"{Folder.AUDITED.of(topic)}/{AUDITED_TABLE}"
 
 
 def expired_path(topic: str, number: int) -> str:

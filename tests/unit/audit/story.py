@@ -23,6 +23,7 @@ from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
+    OF_THE_WAREHOUSE,
     OFFLINE,
     AuditRecord,
     Count,
@@ -36,6 +37,7 @@ from millrace_audit.reports.messages import (
     ReaderPosition,
     Report,
     ReportedWindow,
+    TableCount,
     Truncated,
     Unreadable,
 )
@@ -51,7 +53,7 @@ SAID, COUNTED, OWN = "audit", "audit-counts", "audit-offline"
 _TAKES: dict[str, tuple[type[AuditRecord], ...]] = {
     SAID: (Hello, Report),
     COUNTED: (Count, Heartbeat),
-    OWN: (Count, Heartbeat, LoadCount),
+    OWN: (Count, Heartbeat, *OF_THE_WAREHOUSE),
 }
 
 
@@ -83,7 +85,7 @@ class Story:
         self.partitions: defaultdict[tuple[str, str], list[Heard]] = defaultdict(list)
         self._applied: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.ends: defaultdict[tuple[str, str, int], int] = defaultdict(int)
-        self.loads = 0
+        self.loads = self.published = 0
 
     # What is said.
 
@@ -244,6 +246,27 @@ class Story:
             counts=counts,
             removed=removed or SequenceCounts(),
             ends=ends if whole else [],
+        )
+        self.say(OWN, OFFLINE, record, turn)
+
+    def publish(
+        self,
+        counts: SequenceCounts,
+        *,
+        topic: str = TOPIC,
+        windows: Sequence[int] = (W,),
+        number: int | None = None,
+        turn: int | None = 1,
+    ) -> None:
+        """What the published table holds of these windows now."""
+        self.published += 1
+        record = TableCount(
+            time=NOW,
+            topic=topic,
+            number=self.published if number is None else number,
+            snapshot=7,
+            replaces=windows,
+            counts=counts,
         )
         self.say(OWN, OFFLINE, record, turn)
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from millrace_audit.answer import iso
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.said import MOST_RANGES
-from millrace_audit.auditor.store import AuditStore, Row
+from millrace_audit.auditor.store import AuditStore, Row, WindowRow
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -30,7 +31,7 @@ from millrace_audit.reports.messages import (
     Unreadable,
 )
 from millrace_audit.reports.publish import edition_records
-from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.ranges import Range, SequenceRanges
 from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found
 
 LATER = W + 20 * WINDOW_MS
@@ -1149,6 +1150,92 @@ def test_another_manifest_under_the_number_of_a_load_that_is_counted_is_a_strang
     assert story.apply().verdict() == "complete"
     cause = f"load 1 of topic {TOPIC} was counted from another manifest"
     assert story.strangers() == [("LoadCount", cause)]
+
+
+# Published tables.
+
+
+def test_a_published_hour_is_compared_with_what_was_loaded(story: Story) -> None:
+    story.whole()
+    assert "table" not in story.apply().window()["tiers"], "it is not published"
+    story.publish(found((0, 9)))
+    window = story.apply().window()
+    assert (window["verdict"], window["tiers"]["table"], window["revision"]) == ("complete", 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("there", "finding"),
+    [
+        ([(0, 3), (5, 9)], ("missing", "table", [[4, 4]])),
+        ([(0, 9), (4, 4)], ("duplicate", "table", [[4, 4]])),
+        ([(0, 9), (77, 77)], ("unexpected", "table", [[77, 77]])),
+        ([], ("missing", "table", [[0, 9]])),
+    ],
+)
+def test_what_the_table_makes_of_rows_turns_the_verdict_and_setting_it_right_turns_it_back(
+    story: Story, there: list[Range], finding: tuple[str, str, Any]
+) -> None:
+    story.whole()
+    story.publish(found((0, 9)))
+    assert story.apply().verdict() == "complete"
+    story.publish(found(*there))
+    assert story.apply().findings() == [finding]
+    assert story.verdict() == "incomplete"
+    story.publish(found((0, 9)))
+    assert story.apply().verdict() == "complete"
+    with story.store.reading() as session:
+        said = [entry["what"] for entry in answers.history(session, TOPIC, W, W + WINDOW_MS)]
+    assert said == ["complete became incomplete at revision 0", "incomplete became complete at revision 0"]
+
+
+def test_a_table_that_is_behind_what_was_loaded_is_no_loss(story: Story) -> None:
+    story.whole()
+    story.publish(found((0, 4)))
+    story.load(found((10, 10)))
+    window = story.apply().window()
+    assert "table" not in window["tiers"]
+    assert not [finding for finding in story.findings() if finding[1] == "table"]
+
+
+def test_rows_that_nobody_loaded_are_unexpected_in_the_table(story: Story) -> None:
+    story.whole()
+    stranger = found((0, 9))
+    stranger.merge(found((3, 4), instance=99))
+    story.publish(stranger)
+    assert story.apply().findings() == [("unexpected", "table", [[3, 4]])]
+
+
+def test_a_table_count_that_comes_again_or_from_a_turn_that_is_over_has_no_effect(story: Story) -> None:
+    story.whole()
+    story.publish(found((0, 3)), number=4, turn=2)
+    for number, turn in ((4, 2), (3, 2), (9, 1), (9, None)):
+        story.publish(found((0, 9)), number=number, turn=turn)
+        assert story.apply().verdict() == "incomplete", (number, turn)
+    story.publish(found((0, 9)), number=0, turn=3)
+    assert story.apply().verdict() == "complete"
+
+
+def test_a_table_count_in_parts_and_the_same_name_in_two_clusters(story: Story) -> None:
+    for cluster, last in (("dc1", 4), ("dc2", 6)):
+        story.hello(cluster=cluster)
+        story.report(0, (0, last), cluster=cluster)
+        story.count(cluster, found((0, last)), cluster=cluster)
+        story.count("offline", found((0, last)), cluster=cluster)
+    story.load(found((0, 4), (0, 6)))
+    story.publish(found((0, 4)))
+    story.publish(found((0, 6)), windows=())
+    story.beats()
+    assert story.apply().verdict() == "complete", story.window()
+    story.publish(found((0, 4), (0, 5)))
+    assert story.apply().findings() == [("missing", "table", [[6, 6]])]
+
+
+def test_hours_of_a_table_without_events_leave_no_windows(story: Story) -> None:
+    story.whole()
+    story.publish(found((0, 9)), windows=[W + n * WINDOW_MS for n in range(6)])
+    story.apply()
+    with story.store.reading() as session:
+        assert session.scalar(select(func.count()).select_from(WindowRow)) == 1
 
 
 # What it costs.
