@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
@@ -20,10 +18,9 @@ from millrace_warehouse.history.hours import HOUR_US, hour_of
 from millrace_warehouse.history.layout import rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import sequences_of
-from millrace_warehouse.load.sequences import HEADER_FIELDS, count_sequences
+from millrace_warehouse.sequences import count_file
 from millrace_warehouse.storage import Storage, open_file
 
-HEADER_COLUMNS = [f"header.{name}" for name in HEADER_FIELDS]
 _HOUR_MS = HOUR_US // 1000
 
 
@@ -63,16 +60,6 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
                 for first, last in tally.ranges():
                     counts.add(*key, first, last)
     return ReadBack(counts, bad)
-
-
-def count_file(content: BinaryIO) -> SequenceCounts:
-    """Which sequences a Parquet file holds; ArrowException or OSError for a broken one."""
-    counts = SequenceCounts()
-    with content, pq.ParquetFile(content) as file:
-        if "header" in file.schema_arrow.names:
-            for batch in file.iter_batches(columns=HEADER_COLUMNS):
-                count_sequences(batch, counts)
-    return counts
 
 
 def _expired(storage: Storage, topic: str) -> set[str]:

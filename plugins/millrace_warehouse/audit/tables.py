@@ -26,8 +26,8 @@ from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED, hour_of, start_of
-from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.publish.table import find_table, publication_of
+from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage import Storage
 
 HEADER = "header"
