@@ -161,6 +161,8 @@ class Instance:
     heard_at: int = field(default=NOTHING, metadata={"write": iso})
     closed_through: int = field(default=NOTHING, metadata={"write": iso})
     missing_reports: Sequence[Sequence[int]] = ()
+    first_report: int = 0
+    """Number of its first report that was heard: what it had reported before is not known."""
     idle: bool = False
     """It said hello, and then for so long nothing that nothing is awaited of it."""
     accepted: str | None = None

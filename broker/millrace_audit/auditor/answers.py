@@ -378,7 +378,9 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
         accepted.append(to_instance(row, NOTHING, rules))
         topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
     for topic, count in topics.items():
-        session.execute(delete(store.UnheardRow).where(store.UnheardRow.topic == topic))
+        gap = store.UnheardRow  # it stays, without a time: who was not heard may speak from now on
+        crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))
+        session.execute(crowd.values(to=gap.at, since=0, until=0))
         if said.disown:  # what it said may be in any window, and have made it incomplete
             again = update(WindowRow).where(WindowRow.topic == topic)
             session.execute(again.values(dirty=True, settled=False))
@@ -396,7 +398,7 @@ def _watermark(session: Session, view: TopicView) -> tuple[datetime | None, str 
     first = session.scalar(select(func.min(WindowRow.window)).where(here))
     through, held_by = view.final_through, view.holding()
     for gap in view.gaps:
-        if gap.is_of_all and gap.since == NOTHING and first is not None:  # what is known begins behind it
+        if gap.since == NOTHING and first is not None:  # what is known begins behind it
             if gap.until == FOR_EVER:
                 return None, gap.reason
             first = max(first, window_start(gap.until - 1) + WINDOW_MS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, select
@@ -93,12 +94,12 @@ def time_at(session: Session, row: CoverageRow, end: int) -> int:
 def thin(session: Session, tier: str, before: int, now: int) -> None:
     """Of the beats that have become an hour old since the time `before`, keep one for every ten minutes."""
     hour = ALL_KEPT_MS // WINDOW_MS
-    start, end = (bucket(before) - hour) * WINDOW_MS, (bucket(now) - hour) * WINDOW_MS
-    beats = select(BeatRow.serial, BeatRow.time).where(BeatRow.tier == tier, BeatRow.time >= start)
-    by_bucket: defaultdict[int, list[int]] = defaultdict(list)
-    for serial, time in session.execute(beats.where(BeatRow.time < end).order_by(BeatRow.serial)):
-        by_bucket[bucket(time)].append(serial)
-    for kept, *others in by_bucket.values():
+    beats = select(BeatRow.serial, BeatRow.time).where(BeatRow.tier == tier).order_by(BeatRow.serial)
+    # Those behind each other alone: of a clock that was set back the same minutes come again.
+    for at, some in groupby(session.execute(beats).all(), key=lambda beat: bucket(beat.time)):
+        if not bucket(before) - hour <= at < bucket(now) - hour:
+            continue
+        kept, *others = (serial for serial, _ in some)
         if not others:
             continue
         session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial.in_(others)))
@@ -137,10 +138,10 @@ class Progress:
         for tier, serial, time, through in session.execute(columns.order_by(BeatRow.serial)):
             self.beats[tier].add(Beat(serial, time, through))
         self.heard_times = {
-            tier: max((beat.time for beat in beats if self.has_heard(tier, beat)), default=NOTHING)
+            tier: next((beat.time for beat in reversed(beats) if self.has_heard(tier, beat)), NOTHING)
             for tier, beats in self.beats.items()
         }
-        """Tier -> the latest time by which all that its producers had said is applied."""
+        """Tier -> time of its newest beat by which all that its producers had said is applied."""
         self._coverage: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
         for row in session.scalars(select(CoverageRow)):
             self._coverage[row.tier, row.topic].append(row)
@@ -171,6 +172,10 @@ class Progress:
     def _there(self, tier: str, topic: str, ends: Ends) -> Ends:
         there = {name(row) for row in self._coverage[tier, topic] if not row.gone}
         return {partition: end for partition, end in ends.items() if partition in there}
+
+    def began(self, tier: str, topic: str) -> int | None:
+        """Serial behind which a tier's reader counts a topic; None when it does not."""
+        return min((row.began for row in self._coverage[tier, topic]), default=None)
 
     def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
         """True if the aggregate cluster is counted as far as those ends of an origin."""

@@ -155,10 +155,18 @@ class TopicView:
         """Origins that are not counted that far, or whose producers' word by then is not applied yet."""
         unheard = [self._behind(o) for o in self._rules.origins if self.heartbeats.get(o, NOTHING) < over]
         for origin, time in self._heard.items():
-            if time < over <= self.heartbeats.get(origin, NOTHING):
-                unheard.append(
-                    (Verdict.PENDING, f"what producers of {origin} have said by then is still read")
+            heartbeat = self.heartbeats.get(origin, NOTHING)
+            if not time < over <= heartbeat:
+                continue
+            verdict, text = Verdict.PENDING, f"what producers of {origin} have said by then is still read"
+            since = time if time != NOTHING else self._progress.beats[origin][0].time
+            if heartbeat - since > STANDS_MS:
+                verdict = Verdict.UNKNOWN
+                text = (
+                    f"what producers of {origin} have said since {iso(since)} is not read: is topic `audit`"
+                    f" mirrored from {origin}, and does the auditor go on?"
                 )
+            unheard.append((verdict, text))
         return unheard
 
     def _behind(self, tier: str) -> tuple[Verdict, str]:
@@ -175,8 +183,9 @@ class TopicView:
 
     def _patience(self, instance: Instance) -> Verdict:
         """What the windows are that a silent instance has not closed."""
-        heartbeat = self.heartbeats.get(instance.cluster, NOTHING)
-        is_slow = heartbeat - instance.heard_at <= self._rules.hello_patience_ms
+        since = self.heartbeats.get(instance.cluster, NOTHING) - instance.heard_at
+        # Who names a time that is still to come would be awaited until then.
+        is_slow = -self._rules.grace_ms <= since <= self._rules.hello_patience_ms
         return Verdict.PENDING if is_slow and not instance.missing_reports else Verdict.UNKNOWN
 
     def _silence_of(self, instance: Instance, end: int) -> str:
@@ -202,6 +211,11 @@ class TopicView:
             beat = progress.beats[origin].first(over, at, serial) if self.now >= over else None
             if beat is None:
                 around.waiting += self._uncounted(origin, over)
+                continue
+            began = progress.began(origin, topic)
+            if began is None or (beat := progress.beats[origin].first(over, at, max(serial, began))) is None:
+                text = f"the reader of {origin} has not counted topic {topic} so far"
+                around.waiting.append((Verdict.UNKNOWN, f"{text}: is it there, and among its --topics?"))
                 continue
             around.past.add((origin, origin))
             around.reached[origin] = beat
@@ -309,6 +323,7 @@ def to_instance(row: ProducerRow, heartbeat: int, rules: AuditRules, *, is_of_to
         heard_at=row.heard_at,
         closed_through=row.closed_through,
         missing_reports=row.missing,
+        first_report=row.first_report,
         idle=nothing_heard
         and row.awaited_from != NOTHING
         and heartbeat - row.awaited_from >= rules.hello_patience_ms,

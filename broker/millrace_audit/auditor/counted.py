@@ -94,7 +94,7 @@ class Counted:
     def _count(self, count: Count, serial: int, entry: Heard) -> None:
         row = self._coverage.get((count.topic_id, count.partition))
         if row is None:
-            row = self._cover(count, count.topic, count.start)
+            row = self._cover(count, count.topic, count.start, serial)
         if count.start < row.end:
             return  # it has come before
         if count.start > row.end:
@@ -139,12 +139,19 @@ class Counted:
                 producer.counted = True
         return len(counts.tallies) - len(keys)
 
-    def _cover(self, of: Any, topic: str, end: int) -> CoverageRow:
+    def _cover(self, of: Any, topic: str, end: int, serial: int) -> CoverageRow:
         row = CoverageRow(
-            tier=self._place.tier, topic_id=of.topic_id, partition=of.partition, topic=topic, end=end
+            tier=self._place.tier,
+            topic_id=of.topic_id,
+            partition=of.partition,
+            topic=topic,
+            end=end,
+            began=serial,
         )
         self._session.add(row)
         self._coverage[of.topic_id, of.partition] = row
+        if end > 0:  # its reader began there, or what was counted before is not known in this database
+            self._uncounted(row, 0, end, serial)
         return row
 
     def _uncounted(
@@ -167,7 +174,7 @@ class Counted:
     def _beat(self, beat: Heartbeat, serial: int, *, is_first: bool) -> None:
         tier = self._tier
         assert tier is not None
-        self._follow_positions(beat, serial, is_first=is_first)
+        self._follow_positions(beat, serial - 1, is_first=is_first)  # the beat stands for them, too
         self._follow_truncated(beat, serial)
         gap = store.UncountedRow
         # A clock set back closes nothing: what is missing lies between, whatever it says now.
@@ -205,14 +212,16 @@ class Counted:
         gone = {key for key, position in named.items() if position.offset is None}
         if is_first and named:  # the first heartbeat of a turn names all that there are
             gone |= self._coverage.keys() - named.keys()
-        for key in gone & self._coverage.keys():
+        for key in gone:
+            if key not in self._coverage:
+                self._cover(named[key], named[key].topic, 0, serial)
             self._coverage[key].gone = True
         for key, position in named.items():
             if position.offset is None:
                 continue
             row = self._coverage.get(key)
             if row is None:  # nothing of it is counted yet, or not since this database began
-                self._cover(position, position.topic, position.offset)
+                self._cover(position, position.topic, position.offset, serial)
                 continue
             row.gone = False
             if row.end < position.offset:

@@ -44,8 +44,8 @@ class Said:
         self._producers = Producers(session)
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of those that the batch names
         self._open: dict[str, int] = {}
-        here = (store.UnheardRow.origin == place.tier, store.UnheardRow.topic == "")
-        self._has_gap = session.scalar(select(store.UnheardRow).where(*here).limit(1)) is not None
+        gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
+        self._has_gap = session.scalar(gaps.limit(1)) is not None
 
     def take_all(self, heard: Sequence[Heard]) -> None:
         """Apply hellos and reports in their order."""
@@ -118,9 +118,10 @@ class Said:
             self._open[topic] = self._session.scalar(known) or 0
         if self._open[topic] < MOST_OPEN:
             return True
-        crowd = (store.UnheardRow.origin == self._place.tier, store.UnheardRow.topic == topic)
-        if self._session.scalar(select(store.UnheardRow).where(*crowd)) is None:
-            self._session.add(store.UnheardRow(origin=self._place.tier, topic=topic, at=at))
+        gap = store.UnheardRow
+        crowd = (gap.origin == self._place.tier, gap.topic == topic, gap.to.is_(None))
+        if self._session.scalar(select(gap).where(*crowd)) is None:
+            self._session.merge(gap(origin=self._place.tier, topic=topic, at=at))
             self._session.flush()
         self._changes.topic(topic)
         return False
@@ -139,8 +140,8 @@ class Said:
         if row is None:
             if not self._has_gap:
                 return "its instance has not said hello"
-            row = self._announce(report, entry.at)  # its hello had expired: the gap doubts what lies before
-            row.next_report = report.number
+            row = self._announce(report, entry.at)  # its hello had no effect: a gap doubts what lies before
+            row.first_report = row.next_report = report.number
         elif report.number < row.next_report:
             repeated = report.number == row.next_report - 1 and digest == row.last_report
             return "" if repeated else "another report with its number has come before"

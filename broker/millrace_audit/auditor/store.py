@@ -76,6 +76,8 @@ class ProducerRow(Row):
     heard_at: Mapped[int] = mapped_column(default=NOTHING)
     """When its newest hello or report was written."""
     closed_through: Mapped[int] = mapped_column(default=NOTHING)
+    first_report: Mapped[int] = mapped_column(default=0)
+    """Number of its first one that had an effect."""
     next_report: Mapped[int] = mapped_column(default=0)
     seal: Mapped[bytes | None] = mapped_column(default=None)
     last_report: Mapped[bytes | None] = mapped_column(default=None)
@@ -215,6 +217,8 @@ class CoverageRow(Row):
     partition: Mapped[NumberKey]
     topic: Mapped[TopicName]
     end: Mapped[int]
+    began: Mapped[int] = mapped_column(default=NOTHING)
+    """Serial before which nothing was said of it."""
     counted: Mapped[bool] = mapped_column(default=False)
     """There was something to count."""
     gone: Mapped[bool] = mapped_column(default=False)

@@ -64,9 +64,10 @@ class Circumstances:
         """Why what seems wrong may be right: a tier may have had what nobody counted there."""
         if finding.kind == "missing":
             return self.lacks.get(finding.tier)
+        before = {OFFLINE: home, WAREHOUSE: OFFLINE, TABLE: WAREHOUSE}
         if finding.kind == "altered" or finding.tier == home:
             return None
-        return self.lost.get(home if finding.tier == OFFLINE else OFFLINE)
+        return self.lost.get(before[finding.tier])
 
 
 @dataclass(slots=True)
@@ -236,13 +237,14 @@ def _findings(entry: _Entry, end: int, around: Circumstances) -> Iterator[Findin
         return
     instance, origin = entry.instance, entry.home
     told_all = instance.announced and silent_about(instance, end) is None
-    accepted = instance.announced and not told_all and instance.accepted is not None
+    accepted = not told_all and instance.accepted is not None
+    told_in_part = instance.announced and (accepted or instance.first_report > 0)
     acknowledged, failed = _acknowledged(entry.said), SequenceRanges(pairs(entry.said.failed))
     tallies = {tier: _tally(entry.held.get(tier)) for tier in entry.tiers}
     behind = SequenceRanges()
     for tally in tallies.values():
         behind = behind | tally.present
-    uncertain = behind - acknowledged if accepted else failed
+    uncertain = behind - acknowledged if told_in_part else failed
     before: SequenceTally | None = None  # what the tier before holds; None where that is not known
     required = acknowledged | (uncertain & behind)
     reported = acknowledged | uncertain
@@ -253,7 +255,7 @@ def _findings(entry: _Entry, end: int, around: Circumstances) -> Iterator[Findin
         unexpected = repeated = SequenceRanges()
         if tier == entry.home:
             repeated = tally.repeated
-            if told_all and not accepted:
+            if told_all and not told_in_part:
                 unexpected = present - reported
         elif before is not None and (origin, tier) in around.ahead:
             unexpected = present - before.present - reported

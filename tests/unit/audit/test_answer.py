@@ -76,11 +76,11 @@ def test_the_json_of_a_topic_names_its_instances_and_the_ends_of_time() -> None:
     assert json.dumps(to_json(Topic("PageView", START, None, [open_still, ended]))) == (
         '{"topic": "PageView", "watermark": "2015-05-17T10:00:00Z", "held_by": null, "instances": ['
         '{"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
-        ' "heard_at": "nothing", "closed_through": "nothing", "missing_reports": [], "idle": false,'
-        ' "accepted": null},'
+        ' "heard_at": "nothing", "closed_through": "nothing", "missing_reports": [],'
+        ' "first_report": 0, "idle": false, "accepted": null},'
         ' {"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
         ' "heard_at": "2015-05-17T10:00:00Z", "closed_through": "for ever", "missing_reports": [[2, 3]],'
-        ' "idle": false, "accepted": "its host is gone"}]}'
+        ' "first_report": 0, "idle": false, "accepted": "its host is gone"}]}'
     )
 
 

@@ -14,7 +14,7 @@ from millrace_audit.answer import iso
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.said import MOST_RANGES
-from millrace_audit.auditor.store import AuditStore, Row, WindowRow
+from millrace_audit.auditor.store import AuditStore, BeatRow, MarkRow, Row, WindowRow
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -22,6 +22,8 @@ from millrace_audit.reports.messages import (
     NOTHING,
     ForeignCount,
     Heartbeat,
+    LoadCount,
+    LoadEnd,
     LoadNumber,
     Origin,
     OtherVersion,
@@ -306,7 +308,7 @@ def test_topics_that_nobody_counts_are_judged_only_as_long_as_they_are_few(
         assert [one.topic for one in answers.topics(session, RULES)] == [*(f"A0{n}" for n in range(5)), TOPIC]
         assert {bad.topic for bad in answers.bad(session, RULES, None, 100)} == {f"A0{n}" for n in range(5)}
     assert quick.verdict() == "complete"
-    assert quick.verdict(topic="A04") == "incomplete", "it was reported, and nobody has it"
+    assert quick.verdict(topic="A04") == "unknown", "it was reported, and nobody counts it"
     assert quick.verdict(topic="A05") == "pending"
     quick.count("dc1", found((0, 9), instance=1005), topic="A05", partition=7)
     quick.beats(NOW + 6000)
@@ -537,6 +539,7 @@ def test_hellos_of_nobody_make_what_is_not_heard_unknown_until_they_are_accepted
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 10)
+    quick.carry(SequenceCounts())
     quick.beats(W - 10 * WINDOW_MS)
     for instance in range(100, 110):
         quick.hello(instance, server="evil", service="evil", time=W - 6 * WINDOW_MS)
@@ -897,6 +900,114 @@ def test_what_lost_counts_and_loads_may_have_told_is_not_missing(quick: Story) -
     assert quick.verdict(W - WINDOW_MS, topic="Other") == "complete"
 
 
+def test_what_was_counted_before_a_database_begins_is_not_missing(quick: Story) -> None:
+    """Its counts are there still, but the turn that signed them is forgotten."""
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.count("dc1", found((0, 9)), turn=None)
+    quick.beat("dc1", NOW, turn=None)
+    quick.count("offline", found((0, 9)))
+    quick.load(found((0, 9)))
+    quick.beat("dc2", NOW)
+    position = ReaderPosition(TOPIC, "dc1-PageView", 0, quick.ends["dc1", "dc1", 0])
+    quick.beat("dc1", LATER - 3 * WINDOW_MS, positions=[position])
+    quick.hello(2)
+    quick.report(0, (0, 9), instance=2, window=LATER - 2 * WINDOW_MS)
+    quick.carry(found((0, 9), instance=2, window=LATER - 2 * WINDOW_MS))
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+    answer = quick.answer(LATER - 2 * WINDOW_MS)
+    assert (answer["verdict"], answer["watermark"]) == ("complete", "2015-05-17T13:10:00Z")
+
+
+def test_a_topic_that_a_reader_does_not_count_is_unknown_until_it_does(quick: Story) -> None:
+    quick.whole()
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(2, topic="Other")
+    quick.report(0, (0, 9), instance=2, topic="Other")
+    quick.beats(LATER - WINDOW_MS)
+    assert quick.apply().verdict(topic="Other") == "unknown"
+    cause = "the reader of dc1 has not counted topic Other so far: is it there, and among its --topics?"
+    assert cause in quick.window(topic="Other")["reasons"]
+    counts = found((0, 4), instance=2), found((5, 9), instance=2)
+    quick.count("dc1", counts[0], topic="Other", partition=5)  # the first of what there is
+    quick.apply()
+    assert quick.verdict(topic="Other") == "unknown"
+    quick.count("dc1", counts[1], topic="Other", partition=5)
+    for part in counts:
+        quick.count("offline", part, topic="Other", partition=5)
+        quick.load(part, topic="Other")
+    quick.beats(LATER)
+    assert quick.apply().verdict(topic="Other") == "complete", quick.window(topic="Other")
+
+
+def test_a_clock_that_ran_ahead_once_makes_nothing_final_before_it_is_heard(quick: Story) -> None:
+    quick.beat("dc1", NOW + 365 * 144 * WINDOW_MS)
+    quick.beat("dc1", NOW + 365 * 144 * WINDOW_MS + 6000)
+    quick.whole()
+    assert quick.apply().verdict(W + WINDOW_MS) == "complete"
+    quick.beat("dc1", NOW + 6000, through=quick.said_end() + 5 * STEP)
+    quick.apply()
+    quick.beat("dc1", NOW + 12_000, through=quick.said_end() + 5 * STEP)
+    quick.rules = replace(RULES, clock_ms=lambda: NOW + 12 * WINDOW_MS)
+    later = NOW + 11 * WINDOW_MS + 60_000
+    for tier in ("dc1", "dc2", "offline"):
+        quick.beat(tier, later, through=None if tier == "offline" else quick.said_end() + 5 * STEP)
+    assert quick.apply().verdict(NOW + 5 * WINDOW_MS) == "unknown"
+    assert "is topic `audit` mirrored from dc1" in quick.window(NOW + 5 * WINDOW_MS)["reasons"][0]
+
+
+def test_a_producer_whose_clock_is_far_ahead_is_not_awaited_until_then(quick: Story) -> None:
+    quick.hello(time=NOW + 365 * 144 * WINDOW_MS)
+    quick.report(0, (0, 9), time=NOW + 365 * 144 * WINDOW_MS, closed=NOTHING)
+    quick.carry(found((0, 9)))
+    quick.beats()
+    assert quick.apply().verdict() == "unknown"
+
+
+def test_what_is_deleted_before_it_is_known_holds_nothing_up(quick: Story) -> None:
+    quick.load(SequenceCounts())
+    end = LoadEnd("offline-PageView", 99, 500)
+    load = LoadCount(time=NOW, topic=TOPIC, source=LoadNumber(2), counts=SequenceCounts(), ends=[end])
+    quick.say(OWN, "offline", load)
+    quick.loads += 1
+    quick.beat("offline", W, positions=[ReaderPosition(TOPIC, "offline-PageView", 99, None)])
+    quick.whole()
+    assert quick.apply().verdict() == "complete", quick.window()
+
+
+def test_who_was_not_heard_among_too_many_may_speak_once_some_are_accepted(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 3)
+    for instance in range(100, 103):
+        quick.hello(instance, service="evil")
+    quick.hello()
+    quick.report(0, (0, 4), closed=W)
+    quick.apply()
+    quick.accept(service="evil")
+    quick.report(1, (5, 9))
+    quick.carry(found((0, 4)))
+    quick.beats()
+    assert quick.apply().findings() == [("missing", "dc1", [[5, 9]])]
+
+
+def test_beats_of_a_clock_that_was_set_back_are_thinned_where_they_lie(quick: Story) -> None:
+    times = [W, W + 6000, W + WINDOW_MS, W + 12_000, W + 18_000]
+    for n, time in enumerate(times):
+        quick.count("dc1", found((n, n), instance=5))
+        quick.beat("dc1", time)
+    quick.beat("dc1", W + 9 * WINDOW_MS)
+    quick.apply()
+    with quick.store.reading() as session:
+        beats = session.scalars(select(BeatRow).order_by(BeatRow.serial)).all()
+        marks = session.scalars(select(MarkRow).order_by(MarkRow.serial)).all()
+    assert [beat.time for beat in beats] == [W, W + WINDOW_MS, W + 12_000, W + 9 * WINDOW_MS]
+    assert [mark.ends["dc1-PageView-0"] for mark in marks] == [[100], [200], [300], [400], [500]]
+
+
 def test_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
     quick.rules = replace(RULES, clock_ms=lambda: LATER)
     quick.hello(3)
@@ -1031,6 +1142,7 @@ def test_a_partition_that_cannot_be_read_holds_its_own_topic_up_and_no_other(sto
 
 
 def test_what_the_home_has_not_counted_yet_is_no_surplus_behind_it(story: Story) -> None:
+    story.beat("dc1", W, positions=[ReaderPosition(TOPIC, "dc1-PageView", 0, 0)])
     story.count("offline", found((0, 4), instance=5))
     story.beats()
     window = story.apply().window()
