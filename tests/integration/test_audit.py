@@ -41,7 +41,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.publish import AuditPublisher, edition_records
 from millrace_audit.reports.ranges import SequenceRanges
-from millrace_audit.reports.turns import read_turns
+from millrace_audit.reports.turns import Seat, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.storage import open_storage
@@ -102,7 +102,7 @@ class World:
         self.readers[name] = self.start(
             "audit-reader",
             "--cluster",
-            name,
+            self.clusters[name].name if name == "offline" else name,
             "--tier",
             name,
             "--bootstrap",
@@ -111,7 +111,7 @@ class World:
             self.registry,
             "--zookeeper",
             self.zookeeper,
-            "--new-cluster",  # other tests have an aggregate cluster, too, and the same ZooKeeper
+            "--new-cluster",  # other tests have a dc1, too, and the same ZooKeeper
             "--interval-ms",
             "100",
         )
@@ -342,7 +342,7 @@ def test_nobody_but_the_warehouses_reader_says_what_is_loaded(world: World) -> N
         SchemaRegistryClient(world.registry) as registry,
         AuditPublisher(offline.bootstrap, "audit-offline") as publisher,
     ):
-        turns = read_turns(session, "offline")
+        turns = read_turns(session, Seat(offline.name, "offline"))
         value = AuditCodec(registry).encode(claim)
         reader_of_the_cluster = turns[max(turns)].key(value)
         for key in (b"", reader_of_the_cluster, reader_of_the_cluster[:8] + bytes(32)):

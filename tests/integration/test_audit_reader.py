@@ -33,7 +33,7 @@ from millrace_audit.reports.messages import (
     schema_file,
 )
 from millrace_audit.reports.seals import fingerprint, wrapped
-from millrace_audit.reports.turns import TurnBook, read_turns
+from millrace_audit.reports.turns import Seat, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.support import ROUNDS, WAIT_S, Process, wait_until
@@ -84,9 +84,11 @@ class World:
         return name
 
     def reader(self, tier: str, *options: str, cluster: TestCluster | None = None) -> Process:
+        cluster = cluster or self.dc1
+        name = cluster.name if tier == "offline" else tier
         return self.start(
             "audit-reader",
-            *("--cluster", tier, "--bootstrap", (cluster or self.dc1).bootstrap, "--interval-ms", "50"),
+            *("--cluster", name, "--tier", tier, "--bootstrap", cluster.bootstrap, "--interval-ms", "50"),
             *("--registry", self.registry, "--zookeeper", self.zookeeper, *options),
         )
 
@@ -104,7 +106,7 @@ class World:
             if topic not in client.topics():
                 return []
             records = [r for contents in read_topic(client, topic).values() for r in contents.records]
-            book, found = TurnBook(session), []
+            book, found = TurnBook(session, self.offline.name), []
             with SchemaRegistryClient(self.registry) as registry:
                 codec = AuditCodec(registry)
                 for record in records:
@@ -260,10 +262,7 @@ def test_the_aggregates_reader_says_of_what_a_partition_is_a_copy_and_how_far(
     world: World, ended: list[Process]
 ) -> None:
     topic = world.topic()
-    ended += [
-        world.reader("dc1-of-this-test"),
-        world.reader("offline", "--new-cluster", cluster=world.offline),
-    ]
+    ended += [world.reader("dc1-of-this-test"), world.reader("offline", cluster=world.offline)]
     with world.producer() as producer:
         send(producer, topic, 300)
     world.await_counted("offline", topic, 300, "audit-offline")
@@ -398,7 +397,7 @@ def test_a_reader_with_anothers_bootstrap_is_refused_before_it_says_a_word(
     assert f"tier {tier} is another cluster" in wrong.output
     assert "--new-cluster" in wrong.output
     with closing(Session.connect(world.zookeeper)) as session:
-        assert len(read_turns(session, tier)) == 1
+        assert len(read_turns(session, Seat(tier, tier))) == 1
     ended[0].stop()
     ended.append(world.reader(tier, "--new-cluster", cluster=damage.cluster))
     ended[1].ready()

@@ -43,7 +43,7 @@ from millrace_audit.reports.messages import (
     Hello,
     Report,
 )
-from millrace_audit.reports.mirrors import Mirrors
+from millrace_audit.reports.mirrors import Mirrors, cluster_name
 from millrace_audit.reports.turns import TurnBook
 from millrace_registry.client import SchemaRegistryClient
 
@@ -144,7 +144,8 @@ class Auditor:
         with ClusterClient(self._client.bootstrap, timeout_s=_CHECK_S) as client:
             client.topics()
         self._session = ZooKeeperSession.connect(self._zookeeper)
-        self._book, self._mirrors = TurnBook(self._session), Mirrors(self._session, self._client)
+        self._book = TurnBook(self._session, cluster_name(self._session, self._client))
+        self._mirrors = Mirrors(self._session, self._client)
 
     def run(self, stop: threading.Event) -> None:
         """After `check`: apply what comes until `stop` is set; what goes wrong is logged and tried again."""

@@ -45,9 +45,9 @@ from millrace_audit.reports.messages import (
     Unreadable,
     now_ms,
 )
-from millrace_audit.reports.mirrors import Mirrors
+from millrace_audit.reports.mirrors import Mirrors, cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
-from millrace_audit.reports.turns import Turn, TurnBook, read_turns
+from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 log = logging.getLogger("millrace.audit.reader")
@@ -97,7 +97,8 @@ class AuditReader:
             cluster_id = self._client.cluster_id
             self._session = Session.connect(config.zookeeper)
             opened.callback(self._session.close)
-            self._taker = TurnTaker(self._session, config.tier, cluster_id)
+            self._seat = self._find_seat()
+            self._taker = TurnTaker(self._session, self._seat, cluster_id)
             self._check_cluster()
             opened.pop_all()
         self._rules = OffsetRules.of_cluster(cluster_id, None)
@@ -152,6 +153,14 @@ class AuditReader:
 
     # Turns.
 
+    def _find_seat(self) -> Seat:
+        name, at = self._config.cluster, self._config.bootstrap
+        if self._config.tier == OFFLINE and (found := cluster_name(self._session, self._client)) != name:
+            raise MillraceError(
+                f"the cluster at {at} is {found}, not {name}: give the right --cluster and --bootstrap"
+            )
+        return Seat.of(self._config.tier, name)
+
     def _check_cluster(self) -> None:
         if not self._config.new_cluster:
             self._taker.check_cluster()
@@ -182,8 +191,8 @@ class AuditReader:
         self._beats = 0
         self._send([Heartbeat(time=NOTHING, tier=tier)])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
-        book = TurnBook(self._session)
-        before = max((n for n in read_turns(self._session, tier) if n < turn.number), default=None)
+        book = TurnBook(self._session, self._seat.cluster)
+        before = max((n for n in read_turns(self._session, self._seat) if n < turn.number), default=None)
         self._covered = coverage.covered(
             self._client, topic, tier, self._codec, book, turn.number, before, there
         )

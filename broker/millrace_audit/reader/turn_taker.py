@@ -24,7 +24,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError
 from millrace_audit.reports.messages import now_ms
-from millrace_audit.reports.turns import HOLDERS, TURN_PREFIX, Turn, holder_path, read_turns, turns_path
+from millrace_audit.reports.turns import TURN_PREFIX, Seat, Turn, read_turns
 
 log = logging.getLogger("millrace.audit.reader")
 
@@ -44,15 +44,15 @@ class Holder:
 class TurnTaker:
     """Takes turns at one tier; `lost` is set when the session that held the last one has ended."""
 
-    def __init__(self, session: Session, tier: str, cluster_id: str) -> None:
-        self._session, self._tier, self._cluster_id = session, tier, cluster_id
-        self._turns, self._holder = turns_path(tier), holder_path(tier)
+    def __init__(self, session: Session, seat: Seat, cluster_id: str) -> None:
+        self._session, self._seat, self._cluster_id = session, seat, cluster_id
+        self._tier, self._turns, self._holder = seat.tier, seat.turns, seat.holder
         self.lost = threading.Event()
         session.client.add_listener(lambda state: self.lost.set() if state == KazooState.LOST else None)
 
     def check_cluster(self) -> None:
         """MillraceError if the tier's newest turn counted another cluster than this one."""
-        turns = read_turns(self._session, self._tier)
+        turns = read_turns(self._session, self._seat)
         if turns and (newest := turns[max(turns)]).cluster_id != self._cluster_id:
             raise MillraceError(
                 f"tier {self._tier} is another cluster: {newest.host} counted {newest.cluster_id} for it, and"
@@ -62,7 +62,7 @@ class TurnTaker:
 
     def take(self) -> Turn | Holder:
         """A new turn, or who has it."""
-        for folder in (self._turns, HOLDERS):
+        for folder in (self._turns, self._holder.rpartition("/")[0]):
             self._session.call(self._session.client.ensure_path_async, folder)
         self.lost.clear()
         turn = Turn(

@@ -37,21 +37,27 @@ class Mirrors:
         return self._origins[key]
 
     def _cluster(self) -> str:
-        """The cluster's name: what its registries in ZooKeeper are below."""
         if self._name is None:
-            wanted = self._client.cluster_id
-            for name in self._session.children("/"):
-                node = self._session.get(f"/{name}/id")
-                if node is not None and node[0].decode() == wanted:
-                    self._name = name
-                    return name
-            raise MillraceError(
-                f"no cluster in ZooKeeper at {self._session.zookeeper} is that of {self._client.bootstrap}:"
-                " give --zookeeper of the aggregate cluster"
-            )
+            self._name = cluster_name(self._session, self._client)
         return self._name
 
     def position(self, topic: str, origin: Origin) -> MirrorPosition | None:
         """How far the mirror of the origin has come, by its leader; None before its first append."""
         describe = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
         return self._client.mirror_append(topic, describe).position
+
+
+def cluster_name(session: Session, client: ClusterClient) -> str:
+    """The name of the client's cluster: what its registries in ZooKeeper are below.
+
+    MillraceError when ZooKeeper has no such cluster.
+    """
+    wanted = client.cluster_id
+    for name in session.children("/"):
+        node = session.get(f"/{name}/id")
+        if node is not None and node[0].decode() == wanted:
+            return name
+    raise MillraceError(
+        f"no cluster in ZooKeeper at {session.zookeeper} is that of {client.bootstrap}: give --zookeeper of"
+        " the aggregate cluster"
+    )

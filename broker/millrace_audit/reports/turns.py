@@ -1,9 +1,12 @@
 """The turns of readers in ZooKeeper: who may count a tier, since when, with which secret.
 
-    /audit/turns/TIER/turn-NNNNNNNNNN   persistent, sequence: JSON {secret, cluster_id, host, pid, began}
-    /audit/holders/TIER                 ephemeral: the same without the secret, of the reader that counts now
+    /audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN
+        persistent, sequence: JSON {secret, cluster_id, host, pid, began}
+    /audit/holders/CLUSTER/TIER
+        ephemeral: the same without the secret, of the reader that counts now
 
-All in the aggregate cluster's ZooKeeper. A reader makes its turn before it publishes, the auditor knows
+All in the aggregate cluster's ZooKeeper. CLUSTER is the one that is told the counts: several aggregate
+clusters have tiers of the same name. A reader makes its turn before it publishes, the auditor knows
 by it whose word a count is. What an older reader left in the network is told by its turn: in the order of a
 partition, records of a turn count until one of a newer turn is there. Who may produce to an audit topic
 cannot count; who may write here can. Reads only.
@@ -15,23 +18,37 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 from urllib.parse import quote
 
 from kazoo.exceptions import NoNodeError
 
 from millrace.coordination.session import Session
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
 
 TURN_PREFIX = "turn-"
-HOLDERS = "/audit/holders"
 
 
-def turns_path(tier: str) -> str:
-    return f"/audit/turns/{quote(tier, safe='')}"
+class Seat(NamedTuple):
+    """What one reader at a time counts: a tier, and the cluster in which it tells the counts."""
 
+    cluster: str
+    tier: str
 
-def holder_path(tier: str) -> str:
-    return f"{HOLDERS}/{quote(tier, safe='')}"
+    @classmethod
+    def of(cls, tier: str, aggregate: str) -> Seat:
+        """That of a tier, given the aggregate cluster's name; an origin is told its own counts."""
+        return cls(aggregate if tier in (OFFLINE, WAREHOUSE) else tier, tier)
+
+    @property
+    def turns(self) -> str:
+        """The node that the turns are below."""
+        return f"/audit/turns/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
+
+    @property
+    def holder(self) -> str:
+        return f"/audit/holders/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +86,12 @@ class Turn:
         return sign(self.number, self.secret, value)
 
 
-def read_turns(session: Session, tier: str) -> dict[int, Turn]:
+def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
     """Every turn of a tier by number, also one that began just now.
 
     RequestTimedOut when ZooKeeper does not answer.
     """
-    path = turns_path(tier)
+    path = seat.turns
     with suppress(NoNodeError):
         session.call(session.client.sync_async, path)  # else a server that lags behind may answer
     nodes = session.read_all(f"{path}/{name}" for name in session.children(path))
@@ -83,10 +100,10 @@ def read_turns(session: Session, tier: str) -> dict[int, Turn]:
 
 
 class TurnBook:
-    """The turns of all tiers, for who verifies. For one thread."""
+    """The turns of all tiers around one aggregate cluster, for who verifies. For one thread."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, aggregate: str) -> None:
+        self._session, self._aggregate = session, aggregate
         self._turns: dict[str, Mapping[int, Turn]] = {}
         self._read_for: dict[str, object] = {}
 
@@ -101,7 +118,7 @@ class TurnBook:
             return None
         turn = self._turns.get(tier, {}).get(number)
         if turn is None and self._read_for.get(tier) != fetch:
-            self._turns[tier] = read_turns(self._session, tier)
+            self._turns[tier] = read_turns(self._session, Seat.of(tier, self._aggregate))
             self._read_for[tier] = fetch
             turn = self._turns[tier].get(number)
         return number if turn is not None and is_signed(key, turn.secret, value) else None

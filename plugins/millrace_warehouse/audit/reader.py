@@ -23,8 +23,9 @@ from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord
+from millrace_audit.reports.mirrors import cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
-from millrace_audit.reports.turns import Turn, read_turns
+from millrace_audit.reports.turns import Seat, Turn, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
@@ -53,11 +54,15 @@ class WarehouseReader:
         with ExitStack() as opened:
             self._session = Session.connect(request.zookeeper)
             opened.callback(self._session.close)
-            self._taker = TurnTaker(self._session, WAREHOUSE, self._storage.root)
-            self._check_warehouse()
-            if not self._storage.root.startswith("file://"):
-                connect(self._storage, request.catalog).close()  # else each round would say that it has none
-            _ensure_topic(request.bootstrap)
+            with ClusterClient(request.bootstrap, timeout_s=_TIMEOUT_S) as client:
+                self._seat = Seat(cluster_name(self._session, client), WAREHOUSE)
+                self._taker = TurnTaker(self._session, self._seat, self._storage.root)
+                self._check_warehouse()
+                if not self._storage.root.startswith("file://"):
+                    connect(
+                        self._storage, request.catalog
+                    ).close()  # else each round would say that it has none
+                _ensure_topic(client)
             registry = opened.enter_context(SchemaRegistryClient(request.registry))
             self._codec = AuditCodec(registry)
             publisher = AuditPublisher(request.bootstrap, OFFLINE_AUDIT_TOPIC, timeout_s=_TIMEOUT_S)
@@ -97,7 +102,7 @@ class WarehouseReader:
         self._opened.close()
 
     def _check_warehouse(self) -> None:
-        turns = read_turns(self._session, WAREHOUSE)
+        turns = read_turns(self._session, self._seat)
         root = self._storage.root
         if not turns or self._request.new_warehouse or (newest := turns[max(turns)]).cluster_id == root:
             return
@@ -168,8 +173,7 @@ class WarehouseReader:
         self._publisher.publish(values, keys=[self._turn.key(value) for value in values])
 
 
-def _ensure_topic(bootstrap: str) -> None:
-    with ClusterClient(bootstrap, timeout_s=_TIMEOUT_S) as client:
-        if OFFLINE_AUDIT_TOPIC not in client.topics():
-            with suppress(TopicAlreadyExists):
-                client.create_topic(OFFLINE_AUDIT_TOPIC, 1, AUDIT_TOPIC_SETTINGS)
+def _ensure_topic(client: ClusterClient) -> None:
+    if OFFLINE_AUDIT_TOPIC not in client.topics():
+        with suppress(TopicAlreadyExists):
+            client.create_topic(OFFLINE_AUDIT_TOPIC, 1, AUDIT_TOPIC_SETTINGS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace_audit.reports.seals import fingerprint, is_signed, new_key, seal_of, sign, signed_turn, wrapped
-from millrace_audit.reports.turns import Turn, holder_path, turns_path
+from millrace_audit.reports.turns import Seat, Turn
 
 
 def test_a_fingerprint_is_what_other_languages_compute() -> None:
@@ -46,5 +46,5 @@ def test_a_turn_is_read_back_from_its_node() -> None:
 
 
 def test_the_name_of_a_tier_cannot_leave_its_folder() -> None:
-    assert turns_path("../x") == "/audit/turns/..%2Fx"
-    assert holder_path("dc 1") == "/audit/holders/dc%201"
+    assert Seat.of("../x", "offline").turns == "/audit/turns/..%2Fx/..%2Fx"
+    assert Seat.of("offline", "dc 1").holder == "/audit/holders/dc%201/offline"
