@@ -138,11 +138,12 @@ def auditor(
         fold_after_ms=fold_after_h * 3_600_000,
         keep_ms=keep_days * 24 * 3_600_000,
     )
-    store = AuditStore(database_url)
-    worker = Auditor(store, rules, bootstrap, registry, zookeeper)
-    worker.check()
-    server = WebServer(build_app(store, rules, worker), listen, "auditor")
-    with closing(store):
+    with (
+        closing(AuditStore(database_url)) as store,
+        closing(Auditor(store, rules, bootstrap, registry, zookeeper)) as worker,
+    ):
+        worker.check()
+        server = WebServer(build_app(store, rules, worker), listen, "auditor")
         _serve_while_applying(server, worker)
 
 

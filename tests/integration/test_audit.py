@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -686,6 +687,7 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
     bad_log = tmp_path / "bad.log"
     bad_log.write_text("nonsense\n")
     offline = world.clusters["offline"].bootstrap
+    threads = set(threading.enumerate())
     for arguments, said in (
         (
             ["audit", "PageView", "--from", "2015-05-18", "--to", "2015-05-17", "--auditor", world.url],
@@ -747,6 +749,8 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
         assert isinstance(result.exception, MillraceError), (arguments, result.output)
         assert said in str(result.exception), arguments
         assert "\n" not in str(result.exception), arguments
+        left = set(threading.enumerate()) - threads
+        assert {thread.name for thread in left} <= {"signals"}, arguments
     ended = run_millrace("audit", "PageView", "--from", "2015-05-18", "--to", "2015-05-17")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("millrace: --from 2015-05-18 is not before --to 2015-05-17")

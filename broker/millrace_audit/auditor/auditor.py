@@ -159,6 +159,9 @@ class Auditor:
                 log.warning("%s; trying again", self.trouble)
                 self._readings.clear()  # what was fetched and not applied is fetched again
                 stop.wait(_RETRY_S)
+
+    def close(self) -> None:
+        """Close every connection."""
         self._client.close()
         self._registry.close()
         if self._session is not None:

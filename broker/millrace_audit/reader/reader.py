@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
@@ -123,6 +123,10 @@ class AuditReader:
 
         What goes wrong is logged and tried again. The turn stays while its session with ZooKeeper does.
         """
+        with closing(self):
+            self._run(ready)
+
+    def _run(self, ready: Callable[[], None]) -> None:
         began_first = False
         while not self._stop.is_set():
             began, pause = time.monotonic(), self._config.interval_ms / 1000
@@ -141,7 +145,6 @@ class AuditReader:
                 log.warning("%s; trying again", error)
                 pause = _RETRY_S
             self._stop.wait(max(0.0, began + pause - time.monotonic()))
-        self.close()
 
     def close(self) -> None:
         """Give the turn back and close every connection."""

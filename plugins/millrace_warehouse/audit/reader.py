@@ -59,9 +59,8 @@ class WarehouseReader:
                 self._taker = TurnTaker(self._session, self._seat, self._storage.root)
                 self._check_warehouse()
                 if not self._storage.root.startswith("file://"):
-                    connect(
-                        self._storage, request.catalog
-                    ).close()  # else each round would say that it has none
+                    # Else each round would say that it has none.
+                    connect(self._storage, request.catalog).close()
                 _ensure_topic(client)
             registry = opened.enter_context(SchemaRegistryClient(request.registry))
             self._codec = AuditCodec(registry)
