@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_unh
 from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Circumstances, judge
-from millrace_audit.reports.counts import WINDOW_MS, window_start
+from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 _SETTLING = (Verdict.INCOMPLETE, Verdict.CARRIED, Verdict.COMPLETE)
@@ -248,6 +249,9 @@ def tidy(session: Session, rules: AuditRules) -> bool:
         row = session.get_one(TopicRow, topic)
         row.kept_from = max(row.kept_from, last + WINDOW_MS)
         session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
+    far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # a stranger's
+    session.execute(delete(WindowRow).where(*far))
+    _forget_producers(session, now, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
     still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
     complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
@@ -269,6 +273,28 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     if heard:
         beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
     return len(folded) == _AT_ONCE
+
+
+def _forget_producers(session: Session, now: int, kept_from: int) -> None:
+    """Delete producers that have ended and of whom no window holds anything, and topics of nobody."""
+    table = ProducerRow
+    ended = (
+        or_(table.done, table.accepted.is_not(None), ~table.announced),
+        or_(table.last_window < kept_from, table.last_window > now + MOST_AHEAD_MS),
+        or_(table.heard_at < kept_from, table.heard_at > now + MOST_AHEAD_MS),
+    )
+    candidates = session.execute(select(table.producer, table.first_window, table.last_window).where(*ended))
+    rows = candidates.all()
+    if not rows:
+        return
+    there = session.scalars(select(WindowRow.window).distinct().order_by(WindowRow.window)).all()
+    forgotten = [one for one, first, last in rows if bisect_left(there, first) >= bisect_right(there, last)]
+    link = store.ProducerTopicRow
+    for some in store.slices(forgotten):
+        session.execute(delete(link).where(link.producer.in_(some)))
+        session.execute(delete(table).where(table.producer.in_(some)))
+    named = (select(CoverageRow.topic), select(link.topic), select(WindowRow.topic))
+    session.execute(delete(TopicRow).where(*(TopicRow.topic.not_in(topics) for topics in named)))
 
 
 def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> list[Bad]:

@@ -133,6 +133,7 @@ class Counted:
         for key, producer in self._producers.get_all(origin, keys).items():
             change = self._changes.window(topic, key.window)
             change.counts.append((tier, producer.producer, counts.tallies[key]))
+            producer.be_in(key.window)
             change.positions["counted", tier] = serial
             change.positions["origins", origin] = 1
             if tier == origin and not producer.counted:
@@ -290,6 +291,7 @@ class Counted:
         for key, producer in self._producers.get_all("", keys).items():
             change = self._changes.window(table.topic, key.window)
             change.table.append((producer.producer, table.counts.tallies[key]))
+            producer.be_in(key.window)
 
     def _load(self, load: LoadCount, entry: Heard) -> None:
         if not self._is_next_part(load, entry):
@@ -301,6 +303,7 @@ class Counted:
                 change = self._changes.window(load.topic, key.window)
                 held = (WAREHOUSE, producer.producer, counts.tallies[key])
                 (change.removed if removed else change.counts).append(held)
+                producer.be_in(key.window)
                 change.positions["counted", WAREHOUSE] = self._place.serial(entry.offset)
         self._changes.topic(load.topic)
         if source.part == source.parts:

@@ -166,6 +166,7 @@ class Said:
                 self._join(row, news.topic)
                 change = self._changes.window(news.topic, news.window)
                 change.reports.append((row.producer, news))
+                row.be_in(news.window)
                 change.positions["reported", self._place.tier] = entry.at
                 change.positions["origins", self._place.tier] = 1
                 change.late |= promised >= news.window + WINDOW_MS  # it had said that nothing would follow

@@ -93,6 +93,14 @@ class ProducerRow(Row):
     accepted: Mapped[LongText | None] = mapped_column(default=None)
     disowned: Mapped[bool] = mapped_column(default=False)
     """An operator has accepted it as nobody: what it says counts for nothing, and it is done."""
+    first_window: Mapped[int] = mapped_column(default=FOR_EVER)
+    last_window: Mapped[int] = mapped_column(default=NOTHING, index=True)
+    """No window before the first one or behind the last one holds anything of it."""
+
+    def be_in(self, window: int) -> None:
+        """Note that there is something of it in that window."""
+        self.first_window = min(self.first_window, window)
+        self.last_window = max(self.last_window, window)
 
 
 class ProducerTopicRow(Row):

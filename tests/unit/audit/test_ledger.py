@@ -14,7 +14,7 @@ from millrace_audit.answer import iso
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.said import MOST_RANGES
-from millrace_audit.auditor.store import AuditStore, BeatRow, MarkRow, Row, WindowRow
+from millrace_audit.auditor.store import AuditStore, BeatRow, MarkRow, ProducerRow, Row, WindowRow
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -313,6 +313,42 @@ def test_topics_that_nobody_counts_are_judged_only_as_long_as_they_are_few(
     quick.count("dc1", found((0, 9), instance=1005), topic="A05", partition=7)
     quick.beats(NOW + 6000)
     assert quick.apply().window(topic="A05")["acknowledged"] == 10, "a reader names it"
+
+
+def known_producers(story: Story) -> list[tuple[str, int]]:
+    with story.store.reading() as session:
+        names = select(ProducerRow.origin, ProducerRow.instance).order_by(ProducerRow.producer)
+        return [(origin, instance) for origin, instance in session.execute(names)]
+
+
+def test_an_instance_that_ended_is_forgotten_with_the_last_of_its_windows(story: Story) -> None:
+    later, days = W + WINDOW_MS, 24 * 3_600_000
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=later, closed=later)  # has not ended
+    story.hello(3, topic="Other")
+    story.report(0, (0, 4), instance=3, topic="Other", window=later)  # is incomplete, which is kept
+    story.count("dc1", found((0, 4), instance=4, window=later), topic="Other", partition=1)  # beside it
+    story.hello(5, topic="Nobody's", time=1 << 60)
+    story.report(0, (0, 4), instance=5, topic="Nobody's", window=W + 100_000 * WINDOW_MS, time=1 << 60)
+    story.hello(6)
+    story.report(0, instance=6)  # no events
+    story.beats()
+    story.beats(NOW + 6000)
+    story.apply()
+    assert len(known_producers(story)) == 7
+    for now, kept in ((NOW + 89 * days, 7), (NOW + 92 * days, 3)):
+        story.rules = replace(RULES, clock_ms=lambda now=now: now)  # type: ignore[misc]
+        with story.store.writing() as session:
+            answers.tidy(session, story.rules)
+        assert len(known_producers(story)) == kept
+    assert known_producers(story) == [("dc1", 2), ("dc1", 3), ("dc1", 4)]
+    with story.store.reading() as session:
+        assert [one.topic for one in answers.topics(session, story.rules)] == ["Other", TOPIC]
+    assert [f["kind"] for f in story.window(later, topic="Other")["findings"]] == ["missing"]
+    story.count("offline", found((0, 4), instance=3, window=later), topic="Other")
+    story.beats(NOW + 92 * days)
+    assert story.apply().window(later, topic="Other")["tiers"]["offline"] == 5, "it can still be judged"
 
 
 def test_turns_that_begin_at_0_again_are_said_to_be_over(story: Story) -> None:
