@@ -53,7 +53,7 @@ def covered(
         start = client.list_offsets(topic, int((time.time() - seconds) * 1000), [0])[0]
         # An older turn's word may come late, and before `start` there may be a newer one's that ends it.
         ends = _follow((turn, record) for turn, record in before_own(start) if turn == before)
-        if ends.keys() >= set(partitions):
+        if ends and ends.keys() >= set(partitions):  # a listing may lack some
             return ends
     return _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
 

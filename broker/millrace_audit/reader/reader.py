@@ -56,6 +56,8 @@ COUNT_BYTES = 1 << 20
 """A partition whose counts grow larger is published before the round is over."""
 IDLE_HEARTBEAT_S = 5.0
 _PARTITIONS_PER_FETCH = 200
+GONE_S = 10.0
+"""A partition that was counted is deleted when no listing has named it for so long."""
 _RETRY_S = 1.0
 _CLUSTER_S = 10.0
 _LEFT_OUT = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
@@ -117,6 +119,7 @@ class AuditReader:
         self._beats = 0
         self._reported_through = 0
         self._beat_due = self._all_positions_due = 0.0
+        self._unlisted_since: float | None = None  # when a listing first lacked what was counted before
 
     def run(self, ready: Callable[[], None]) -> None:
         """Count until it is told to stop; `ready` is called when the first turn has begun.
@@ -191,7 +194,7 @@ class AuditReader:
         self._partitions.clear()
         self._unsent.clear()
         self._changed.clear()
-        self._beats = 0
+        self._beats, self._unlisted_since = 0, None
         self._send([Heartbeat(time=NOTHING, tier=tier)])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
         book = TurnBook(self._session, self._seat.cluster)
@@ -213,11 +216,11 @@ class AuditReader:
     def count_once(self) -> None:
         """Count all that is visible now, publish it, and beat when it is time or there was news."""
         self._send([])  # what the last round could not
-        topics = self._topics()
-        # In this order: what is reported before that offset is visible now, so it is counted below.
+        # In this order: what is reported before that offset is visible now, so it is counted below; its topic
+        # may have begun a moment ago.
         self._note_reported()
         now = now_ms()
-        leaders = self._follow(topics)
+        leaders = self._follow(self._topics())
         stuck = {key for key, partition in self._partitions.items() if partition.stuck is not None}
         for leader, partitions in leaders.items():
             self._note_ends(leader, partitions)
@@ -228,7 +231,10 @@ class AuditReader:
         news = self._publish(self._partitions.values())
         changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
         changed |= any(partition.truncated is not None for partition in self._partitions.values())
-        if news or changed or self._changed or time.monotonic() >= self._beat_due:
+        is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
+        # Nobody can tell what is deleted from what a broker that has just started does not know yet: until it
+        # can be told, nothing is said to be counted.
+        if is_due and self._unlisted_since is None:
             self._beat(now)
 
     def _topics(self) -> list[TopicMetadata]:
@@ -246,7 +252,7 @@ class AuditReader:
                 self._reported_through = self._client.list_offsets(AUDIT_TOPIC, LATEST, [0])[0]
 
     def _follow(self, topics: Iterable[TopicMetadata]) -> dict[int, list[Partition]]:
-        """Begin partitions that are new, forget those that are gone; all that may be read, by leader."""
+        """Begin partitions that are new, forget those that stay away; all that may be read, by leader."""
         leaders: defaultdict[int, list[Partition]] = defaultdict(list)
         there = set[PartitionKey]()
         for topic in topics:
@@ -261,14 +267,22 @@ class AuditReader:
                         self._changed[key] = partition.topic
                 if partition.is_due():
                     leaders[leader].append(partition)
-        for key in self._partitions.keys() - there:
-            self._forget(key)
+        is_first = self._all_positions_due == 0
+        unlisted = (self._partitions.keys() | (self._covered.keys() if is_first else set())) - there
+        if not unlisted:
+            self._unlisted_since = None
+        elif self._unlisted_since is None:
+            self._unlisted_since = time.monotonic()
+        if unlisted and time.monotonic() >= (self._unlisted_since or 0) + GONE_S:
+            self._unlisted_since = None
+            for key in unlisted & self._partitions.keys():
+                self._forget(key)
         return dict(leaders)
 
     def _forget(self, key: PartitionKey) -> None:
         partition = self._partitions.pop(key)
         self._changed[key] = partition.topic
-        if partition.told is not None:  # a listing may lack it only once
+        if partition.told is not None:  # if it is listed again, it is counted on
             self._covered[key] = partition.told
 
     def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
@@ -377,9 +391,9 @@ class AuditReader:
             return False
         # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
         there = {topic.topic_id.hex for topic in self._topics()}
-        for key in [key for key in self._partitions if key.topic_id not in there]:
-            self._forget(key)
-        read = [p for p in partitions if p.has_news and p.key in self._partitions]
+        if any(key.topic_id not in there for key in self._partitions) and self._unlisted_since is None:
+            self._unlisted_since = time.monotonic()
+        read = [p for p in partitions if p.has_news and p.key.topic_id in there]
         now = now_ms()
         counts = [self._count_of(partition, now) for partition in read]
         for partition in read:

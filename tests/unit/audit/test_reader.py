@@ -17,7 +17,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
 from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
-from millrace_audit.reader.partition import Partition
+from millrace_audit.reader.partition import Partition, PartitionKey
 from millrace_audit.reader.reader import AuditReader, ReaderConfig
 from millrace_audit.reports.messages import AuditRecord, Count, Heartbeat
 from millrace_audit.reports.turns import Turn
@@ -125,14 +125,65 @@ def count(record: AuditRecord) -> tuple[int, int, int]:
     return record.start, record.end, sum(foreign.messages for foreign in record.foreign)
 
 
-def test_a_topic_that_one_listing_lacks_is_counted_on_from_where_it_was(
+def test_nothing_is_said_to_be_counted_while_a_listing_lacks_what_was_counted_before(
     cluster: Cluster, reading: AuditReader
 ) -> None:
     cluster.append(Message(0, None, b"plain"))
     reading.count_once()
+    cluster.news()
+    cluster.listed = False  # a broker that has just started knows no topics yet
+    reading._beat_due = 0
+    reading.count_once()
+    assert cluster.news() == []
+    cluster.listed = True
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    second, back = cluster.news()
+    assert count(second) == (1, 2, 1)
+    assert isinstance(back, Heartbeat)
+    assert not back.positions
+
+
+def test_a_turn_says_nothing_before_all_is_listed_that_was_counted_in_the_one_before(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading._covered = {PartitionKey(TOPIC_ID.hex, 0): 0, PartitionKey("d" * 32, 0): 5}
+    reading.count_once()
+    assert cluster.news() == []
+    monkeypatch.setattr(reader, "GONE_S", 0)
+    reading.count_once()
+    (beat,) = cluster.news()
+    assert isinstance(beat, Heartbeat)
+    assert [position.topic_id for position in beat.positions] == [TOPIC_ID.hex]
+
+
+def test_a_topic_is_looked_for_behind_the_end_of_what_is_reported(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.listed = False
+    cluster.append(Message(0, None, b"plain"))
+
+    def begins_now(*_: object) -> dict[int, int]:
+        cluster.listed = True
+        return {0: 700}
+
+    monkeypatch.setattr(cluster, "list_offsets", begins_now)
+    reading.count_once()
+    counted, beat = cluster.news()
+    assert count(counted) == (0, 1, 1)
+    assert isinstance(beat, Heartbeat)
+    assert beat.reported_through == 700
+
+
+def test_a_topic_that_listings_lack_for_long_is_gone_and_counted_on_when_it_is_back(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "GONE_S", 0)
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
     first, _ = cluster.news()
     assert count(first) == (0, 1, 1)
-    cluster.listed = False  # a broker that has just started knows no topics yet
+    cluster.listed = False
     reading.count_once()
     (gone,) = cluster.news()
     assert isinstance(gone, Heartbeat)
