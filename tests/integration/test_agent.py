@@ -23,9 +23,10 @@ import pytest
 
 from millrace_audit.agent.intake import MAX_BATCH, MAX_EVENT_BYTES
 from millrace_audit.reports.event import PREFIX_BYTES, read_header
-from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, FOR_EVER, Hello, Report, schema_file
+from millrace_audit.reports.messages import FOR_EVER, Hello, Report, schema_file
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_registry.client import SchemaRegistryClient
+from tests.audit_world import audit_of_one_origin
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.integration.test_audit import World as AuditWorld
 from tests.integration.test_audit_producer import World as ProducerWorld
@@ -141,23 +142,25 @@ def test_events_in_json_one_and_many_arrive_numbered_and_are_reported(world: Wor
     agent = world.agent(topic)
     process = agent.run()
     assert agent.post(topic, event("/0", key="k")).json() == {"accepted": 1}
+    upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAA"}
+    assert agent.post(topic, event("/java"), headers=upgrade).json() == {"accepted": 1}
     many = [event(f"/{n}", time=START + n * 1000) for n in range(1, 1500)]
     assert agent.post(topic, many).json() == {"accepted": 1499}
     agent.await_sent()
-    assert world.urls(topic) == sorted(f"/{n}" for n in range(1500))
+    assert world.urls(topic) == sorted(["/java", *(f"/{n}" for n in range(1500))])
     (instance,) = world.instances(topic)
-    assert sorted(header.sequence for header in world.events(topic)) == list(range(1500))
+    assert sorted(header.sequence for header in world.events(topic)) == list(range(1501))
     assert {(header.server, header.service) for header in world.events(topic)} == {("web-1", "shop")}
     with world.cluster.client() as client:
         records = [r for contents in read_topic(client, topic).values() for r in contents.records]
     assert [r.key for r in records if body(r.value or b"")["url"] == "/0"] == [b"k"]
     assert all(record.timestamp == read_header(record.value or b"").time for record in records)
     assert httpx.get(f"{agent.url}/healthz").json() == {"healthy": True, "problems": []}
-    assert agent.metric("taken_events_total") == agent.metric("acknowledged_events_total") == 1500
+    assert agent.metric("taken_events_total") == agent.metric("acknowledged_events_total") == 1501
     assert process.stop() == 0
     hello, *reports = world.said(instance)
     assert isinstance(hello, Hello)
-    assert told(world.reports(instance))[0].pairs() == [[0, 1499]]
+    assert told(world.reports(instance))[0].pairs() == [[0, 1500]]
     assert world.reports(instance)[-1].closed_through == FOR_EVER
     assert world.reports(instance) == reports
 
@@ -415,28 +418,8 @@ AUDITED = ["agent-kills", "agent-left", "agent-rounds"]
 
 @pytest.fixture(scope="module")
 def audited(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> AgentAudit:
-    folder, run = tmp_path_factory.mktemp("agent-audit"), uuid4().hex[:6]
-    registry = start_for_module(
-        "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
-    )
-    log = "[log]\nflush_ms = 20\n"
-    dc1 = TestCluster(start_for_module, f"dc1-{run}", folder, zookeeper, log).start_brokers(1)
-    topics = [*AUDITED, AUDIT_TOPIC, COUNTS_TOPIC]
-    with dc1.client() as client:
-        for topic in topics:
-            client.create_topic(topic, 2 if topic in AUDITED else 1)
-    mirror = f"[mirror.dc1]\nbootstrap = {json.dumps(dc1.bootstrap)}\ntopics = {json.dumps(topics)}\n"
-    offline = TestCluster(start_for_module, f"offline-{run}", folder, zookeeper, log + mirror)
-    clusters = {"dc1": dc1, "offline": offline.start_brokers(1)}
-    world = AgentAudit(start_for_module, clusters, f"http://{registry.ready()}", zookeeper, folder)
-    for name in clusters:
-        world.start_reader(name)
-    world.auditor = world.start_auditor()
-    for process in (*world.readers.values(), world.auditor):
-        process.ready()
-    with SchemaRegistryClient(world.registry) as schemas:
-        schemas.register("PageView", schema_file("PageView"))
-    return world
+    folder = tmp_path_factory.mktemp("agent-audit")
+    return audit_of_one_origin(AgentAudit, start_for_module, zookeeper, folder, AUDITED)
 
 
 def assert_nothing_lost_and_complete(world: AgentAudit, topic: str, accepted: list[str]) -> None:

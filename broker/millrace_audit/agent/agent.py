@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.repeated_lines import RepeatedLines
 from millrace.service.web import WebServer
 from millrace_audit.agent.app import build_app
 from millrace_audit.agent.carrier import BrokersTopics, Carrier
@@ -75,7 +76,9 @@ class Agent:
             taken = Taken()
             numbers = AgentNumbers(self._spool, self._carrier, taken, self._follower.files)
             app = build_app(intake, self._spool, taken, numbers, self._problems)
-            self._server = WebServer(app, config.listen, "agent")
+            # httptools loses the body of a request that offers an upgrade to HTTP/2, as Java's client does.
+            self._server = WebServer(app, config.listen, "agent", http="h11")
+            logging.getLogger("uvicorn.error").addFilter(RepeatedLines())  # each of these offers is logged
         except BaseException:
             self._spool.close()
             raise
