@@ -1242,6 +1242,18 @@ def test_a_deleted_partition_is_awaited_nowhere(story: Story) -> None:
 # Loads.
 
 
+def test_what_readers_and_loads_said_counts_once_though_it_is_read_again_from_a_topic_made_again(
+    quick: Story,
+) -> None:
+    quick.whole()
+    before = quick.apply().answer()
+    with quick.store.writing() as session:
+        place = replace(quick.place((OWN, "offline")), topic_id="another")
+        ledger.apply(session, place, quick.partitions[OWN, "offline"], NOW)
+    quick.settle()
+    assert quick.answer() == before
+
+
 def test_a_later_edition_of_a_load_takes_the_place_of_the_one_before(story: Story) -> None:
     story.hello()
     story.report(0, (0, 9))
