@@ -7,7 +7,7 @@ PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load bench-registry clean setup kcat fault-load
+.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -69,11 +69,18 @@ mutants: setup ## Faults put into a copy, one at a time: the test of each row of
 fault-load: setup ## 100 loads while every part is killed at random, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
 	$(BIN)/python -m tests.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
 
+fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (25 min) [WINDOWS=n] [ONLY=name] [SEED=n]
+	$(BIN)/python -m tests.faultaudit $(if $(WINDOWS),--windows $(WINDOWS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+
 bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchmarks.md (25 min, 40 GB) [QUICK=1] [ONLY=millrace,...] [CELLS=consume,...]
 	$(BIN)/python -m tests.bench.broker $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
 
 bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
 	$(BIN)/python -m tests.bench.load $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
+
+bench-audit: setup ## What the audit costs a producer, a reader and the auditor: docs/benchmarks.md (5 min) [EVENTS=n]
+	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))
+	$(BIN)/python -m tests.bench.bench_auditor
 
 bench-registry: setup ## Look-ups of a registry on one core, SQLite and PostgreSQL: docs/benchmarks.md (2 min)
 	$(BIN)/python -m tests.bench.bench_registry --page

@@ -9,12 +9,19 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 
 from millrace.client.cluster_client import ClusterClient
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.at import quiet
+from millrace_warehouse.history.schemas import pin_first, pinned
+from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
+from millrace_warehouse.load.task import write_cut
+from millrace_warehouse.load.writing import Pinned, Writing
+from millrace_warehouse.storage import open_storage
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, Process, wait_until
 
@@ -32,6 +39,33 @@ EMPTY_EVENT: dict[str, Any] = {
     "status": 200,
     "bytes": None,
 }
+
+
+def load_here(
+    bootstrap: str, registry: str, warehouse: Path, topic: str, *, subject: str = "PageView"
+) -> LoadResult:
+    """Load what is new of a topic as `millrace load` does, its tasks in this process."""
+    storage = open_storage(str(warehouse))
+    connect = partial(ClusterClient, bootstrap)
+    with connect() as client, SchemaRegistryClient(registry) as schemas:
+
+        def pin(topic: str, used: int) -> Pinned:
+            record = pinned(storage, topic, used)
+            if record is None:
+                latest = schemas.latest(subject)
+                record = pin_first(storage, topic, latest.schema_id, latest.schema)
+            return Pinned.of(record, connect, schemas.find_schema)
+
+        writing = Writing(
+            storage=storage,
+            client=client,
+            run=lambda tasks: [write_cut(task) for task in tasks],
+            run_id=uuid4().hex,
+            cut_bytes=64 << 20,
+            pin=pin,
+            progress=quiet,
+        )
+        return load_topic(LoadRun(writing=writing), topic)
 
 
 def _knows(address: str, topic: str) -> bool:

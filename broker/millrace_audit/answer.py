@@ -13,28 +13,34 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any
 
-from millrace_audit.reports.messages import NOTHING, OFFLINE, WAREHOUSE
-from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
 
 DOWNSTREAM = (OFFLINE, WAREHOUSE)
-"""The tiers behind the cluster that an event was produced to, in the order it reaches them."""
+"""The tiers behind the cluster that an event was produced to, in the order it reaches them; a published
+hour has TABLE behind them."""
 LAST_MS = 253_402_300_799_999
 """The last time that Python and ISO 8601 can write, in 9999. The window around it is said to end there."""
 _FIRST_MS = -62_135_596_800_000
 
 
 class Verdict(StrEnum):
-    """The three answers; `unknown` is an answer, never a yes."""
+    """The five answers, the worst one first; neither `unknown` nor `pending` is ever a yes."""
 
-    COMPLETE = "complete"
     INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
+    PENDING = "pending"
+    """On its way: nothing is wrong, something is not over or not read yet."""
+    CARRIED = "carried"
+    """What the first cluster held is everywhere; not everything was reported by who sent it."""
+    COMPLETE = "complete"
+
+
+_WORST_FIRST = tuple(Verdict)
 
 
 def overall(verdicts: Iterable[str]) -> Verdict:
-    """The worst of several: incomplete before unknown before complete."""
-    worst_first = (Verdict.INCOMPLETE, Verdict.UNKNOWN, Verdict.COMPLETE)
-    return min(map(Verdict, verdicts), key=worst_first.index, default=Verdict.COMPLETE)
+    """The worst of several."""
+    return min(map(Verdict, verdicts), key=_WORST_FIRST.index, default=Verdict.COMPLETE)
 
 
 def iso(time_ms: int) -> str:
@@ -56,7 +62,12 @@ def _text(time: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Sequences of one producer instance that are `missing`, `duplicate` or `unexpected` at a tier."""
+    """Sequences of one producer instance that are wrong at a tier, the first one where they are.
+
+    `missing`, `duplicate`, `unexpected` (there, and neither reported nor in the tier before) or `altered`
+    (the same sequences with other content). Messages without an audit header have no sequences, server "",
+    service "messages without a header" and instance 0.
+    """
 
     kind: str
     tier: str
@@ -83,26 +94,35 @@ class Window:
     """Messages counted at each tier, repeats included."""
     findings: Sequence[Finding]
     reasons: Sequence[str]
-    """Why the verdict is unknown, and which silent instances an operator has accepted."""
+    """Why the verdict is unknown or pending, and which silent instances an operator has accepted."""
+    carried: int = 0
+    """Messages that nobody reported: counted from the first cluster on."""
+    foreign: Mapping[str, int] = field(default_factory=dict)
+    """Of these the ones without an audit header, at each tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """The verdict on [start, end): `complete`, `incomplete` or `unknown`, as bad as its worst window."""
+    """The verdict on [start, end): as bad as its worst window."""
 
     topic: str
     start: datetime = field(metadata={"name": "from"})
     end: datetime = field(metadata={"name": "to"})
     verdict: str
     watermark: datetime | None
-    """Every window before it is complete, without a hole; None when not even the first one is."""
+    """Every window before it is complete or carried, without a hole; None when not even the first one is."""
+    held_by: str | None = field(default=None, kw_only=True)
+    """Why the watermark is not later."""
     foreign: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Messages without an audit header at each tier."""
+    enough: str = field(default=Verdict.COMPLETE, kw_only=True)
+    """Which proof the topic needs: `complete`, or `carried`, as the auditor was told."""
     windows: Sequence[Window]
 
     @property
-    def complete(self) -> bool:
-        return self.verdict == Verdict.COMPLETE
+    def proven(self) -> bool:
+        """True if the verdict is the proof that the topic needs, or a better one."""
+        return self.verdict in (Verdict.COMPLETE, self.enough)
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
@@ -114,12 +134,14 @@ class Completeness:
             end=datetime.fromisoformat(answer["to"]),
             verdict=answer["verdict"],
             watermark=None if watermark is None else datetime.fromisoformat(watermark),
+            held_by=answer.get("held_by"),
             foreign=answer.get("foreign", {}),
-            windows=[_window(window) for window in answer["windows"]],
+            enough=answer.get("enough", Verdict.COMPLETE),
+            windows=[window_from_json(window) for window in answer["windows"]],
         )
 
 
-def _window(value: Mapping[str, Any]) -> Window:
+def window_from_json(value: Mapping[str, Any]) -> Window:
     times = {key: datetime.fromisoformat(value[key]) for key in ("start", "end")}
     findings = [Finding(**finding) for finding in value["findings"]]
     return Window(**{**value, **times, "findings": findings})
@@ -132,19 +154,28 @@ class Instance:
     instance: int
     server: str
     service: str
-    cluster: str | None
-    """Where it produces to; None when it was never heard of and only its events are there."""
+    cluster: str
+    """Where it produces to."""
+    announced: bool = True
+    """It has said hello; without it nobody knows what it sent."""
+    heard_at: int = field(default=NOTHING, metadata={"write": iso})
     closed_through: int = field(default=NOTHING, metadata={"write": iso})
-    missing_reports: SequenceRanges = field(
-        default_factory=SequenceRanges, metadata={"write": SequenceRanges.pairs}
-    )
+    missing_reports: Sequence[Sequence[int]] = ()
+    first_report: int = 0
+    """Number of its first report that was heard: what it had reported before is not known."""
+    idle: bool = False
+    """It said hello, and then for so long nothing that nothing is awaited of it."""
     accepted: str | None = None
     """Why an operator goes on without its word."""
 
     @property
+    def disowned(self) -> bool:
+        """True when what it has said does not count, either: it has announced nothing."""
+        return self.accepted is not None and not self.announced
+
+    @property
     def name(self) -> str:
-        where = f" in {self.cluster}" if self.cluster else ""
-        return f"instance {self.instance} ({self.service} on {self.server}{where})"
+        return f"instance {self.instance} ({self.service} on {self.server} in {self.cluster})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +184,7 @@ class Topic:
 
     topic: str
     watermark: datetime | None
+    held_by: str | None
     instances: Sequence[Instance]
 
 
@@ -179,8 +211,10 @@ def by_hour(windows: Iterable[Window]) -> list[Window]:
 
 def _as_one(start: datetime, windows: Sequence[Window]) -> Window:
     tiers: Counter[str] = Counter()
+    foreign: Counter[str] = Counter()
     for window in windows:
         tiers.update(window.tiers)
+        foreign.update(window.foreign)
     return Window(
         start=start,
         end=windows[-1].end,
@@ -191,10 +225,13 @@ def _as_one(start: datetime, windows: Sequence[Window]) -> Window:
         tiers=tiers,
         findings=[*chain.from_iterable(window.findings for window in windows)],
         reasons=[*chain.from_iterable(window.reasons for window in windows)],
+        carried=sum(window.carried for window in windows),
+        foreign=foreign,
     )
 
 
 def tiers_of(windows: Iterable[Window]) -> list[str]:
     """The tiers that windows name: clusters by name, then the tiers behind them in the order of the way."""
     names = {tier for window in windows for tier in window.tiers}
-    return [*sorted(names.difference(DOWNSTREAM)), *(tier for tier in DOWNSTREAM if tier in names)]
+    behind = (*DOWNSTREAM, TABLE)
+    return [*sorted(names.difference(behind)), *(tier for tier in behind if tier in names)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +12,7 @@ import httpx
 
 from millrace.errors import MillraceError
 from millrace.urls import address_and_auth, without_secret
-from millrace_audit.answer import Completeness
+from millrace_audit.answer import Completeness, Window, window_from_json
 
 TIMEOUT_S = 30.0
 
@@ -25,16 +27,71 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
     return Completeness.from_json(_ask("GET", path, params=query))
 
 
-def accept(url: str, instance: int, reason: str) -> dict[str, Any]:
-    """Accept that a silent instance will never report; the reason stays visible beside its windows."""
-    return _ask("POST", f"{url.rstrip('/')}/v1/instances/{instance}/accept", json={"reason": reason})
+def bad(url: str, topic: str | None, limit: int) -> list[tuple[str, Window]]:
+    """The windows that are not complete, of one topic or of all, the worst first: (topic, window)."""
+    params = {"limit": limit} | ({} if topic is None else {"topic": topic})
+    return [
+        (found["topic"], window_from_json(found["window"]))
+        for found in _ask("GET", f"{url.rstrip('/')}/v1/bad", params=params)
+    ]
+
+
+def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """What operators said of a topic, and how final verdicts of [start, end) changed."""
+    query = {"from": _iso(start), "to": _iso(end)}
+    found: list[dict[str, Any]] = _ask(
+        "GET", f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}/history", params=query
+    )
+    return found
+
+
+def accept(url: str, instance: int, reason: str, *, disown: bool = False) -> Any:
+    """Accept that a silent instance will never report; the reason stays visible beside its windows.
+
+    With `disown` what it has reported does not count, either: it was nobody.
+    """
+    said = {"reason": reason, "who": _me(), "disown": disown}
+    return _ask("POST", f"{url.rstrip('/')}/v1/instances/{instance}/accept", json=said)
+
+
+def accept_service(
+    url: str,
+    service: str,
+    reason: str,
+    *,
+    server: str | None = None,
+    before: datetime | None = None,
+    disown: bool = False,
+) -> list[int]:
+    """The same of every silent instance of a service that was last heard of before a time; which.
+
+    With `disown` of those, too, that have ended.
+    """
+    said = {
+        "service": service,
+        "server": server,
+        "before": None if before is None else _iso(before),
+        "reason": reason,
+        "who": _me(),
+        "disown": disown,
+    }
+    instances: list[int] = _ask("POST", f"{url.rstrip('/')}/v1/accept", json=said)["instances"]
+    return instances
+
+
+def _me() -> str:
+    """Who asks, for the auditor's history: it believes it."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):
+        return f"somebody@{socket.gethostname()}"
 
 
 def _iso(time: datetime) -> str:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
 
 
-def _ask(method: str, url: str, **options: Any) -> dict[str, Any]:
+def _ask(method: str, url: str, **options: Any) -> Any:
     address, auth = address_and_auth(url)
     try:
         response = httpx.request(method, address, auth=auth, timeout=TIMEOUT_S, **options)
@@ -47,7 +104,7 @@ def _ask(method: str, url: str, **options: Any) -> dict[str, Any]:
         raise MillraceError(
             f"{without_secret(url)} is no auditor: it answers {response.status_code} without JSON"
         ) from None
-    if response.is_error or not isinstance(answer, dict):
+    if response.is_error or not isinstance(answer, dict | list):
         text = answer.get("error") if isinstance(answer, dict) else None
         raise MillraceError(f"the auditor refuses: {text or answer}")
     return answer

@@ -1,7 +1,8 @@
 """What became of the events one producer instance sent: pending, acknowledged or failed, as ranges.
 
 Pure bookkeeping; the producer says when an event was handed over, when a failure came back and when nothing
-was outstanding. Cheap for the common case: an event in the same window as the one before costs a comparison.
+was outstanding. The common case, an event in the window of the one before, is the producer's own: it adds one
+to `next_sequence` and the message's fingerprint to the run's.
 
 An event is *pending* from the hand-over until its outcome is certain. There is no word for a success, so the
 outcome of everything sent before some moment is certain when nothing was outstanding at that moment, or when
@@ -13,11 +14,22 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from millrace_audit.reports.counts import window_start
-from millrace_audit.reports.messages import FOR_EVER, ReportedWindow
+from millrace_audit.reports.counts import WINDOW_MS, window_start
+from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, ReportedWindow
 from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.seals import wrapped
 
-_Windows = defaultdict[tuple[str, int], SequenceRanges]
+
+@dataclass(slots=True)
+class _Told:
+    """Sequences of one topic and window, and the sum of their messages' fingerprints."""
+
+    ranges: SequenceRanges = field(default_factory=SequenceRanges)
+    fingerprint: int = 0
+
+
+_Key = tuple[str, int]
+_Windows = defaultdict[_Key, _Told]
 
 
 @dataclass(slots=True)
@@ -26,8 +38,11 @@ class TopicOutcomes:
 
     topic: str
     next_sequence: int = 0
-    run_window: int | None = None
+    run_from: int = 0
+    """Events of [run_from, run_until) belong to the run; without a run there are no such times."""
+    run_until: int = 0
     run_first: int = 0
+    run_fingerprint: int = 0
     acknowledged: SequenceRanges = field(default_factory=SequenceRanges)
     """Since the producer started, all windows together."""
     failed: SequenceRanges = field(default_factory=SequenceRanges)
@@ -38,31 +53,40 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicOutcomes] = {}
-        self._sent: _Windows = defaultdict(SequenceRanges)
+        self._sent: _Windows = defaultdict(_Told)
         self._epochs: list[tuple[float, _Windows]] = []
-        self._acknowledged: _Windows = defaultdict(SequenceRanges)
-        self._failed: _Windows = defaultdict(SequenceRanges)
+        self._acknowledged: _Windows = defaultdict(_Told)
+        self._failed: _Windows = defaultdict(_Told)
+        self._in_doubt: defaultdict[_Key, list[tuple[int, int]]] = defaultdict(list)
+        """Failed sequences and fingerprints that the epoch they were sent in still counts as sent."""
 
     def topic(self, topic: str) -> TopicOutcomes:
         return self.topics.setdefault(topic, TopicOutcomes(topic))
 
-    def sent(self, state: TopicOutcomes, time_ms: int) -> None:
-        """The event with the topic's next sequence was handed over."""
-        window = window_start(time_ms)
-        if window != state.run_window:
-            self._end_run(state)
-            state.run_window, state.run_first = window, state.next_sequence
-        state.next_sequence += 1
+    def begin_run(self, state: TopicOutcomes, time_ms: int, most_ms: int) -> None:
+        """The topic's next event is of that time; those after it belong to the run up to `most_ms`."""
+        self._end_run(state)
+        state.run_from = window_start(time_ms)
+        state.run_until = min(state.run_from + WINDOW_MS, most_ms + 1)
+        state.run_first = state.next_sequence
 
     def _end_run(self, state: TopicOutcomes) -> None:
-        if state.run_window is not None:
-            self._sent[state.topic, state.run_window].add(state.run_first, state.next_sequence - 1)
-            state.run_window = None
+        if state.next_sequence > state.run_first and state.run_until:
+            told = self._sent[state.topic, state.run_from]
+            told.ranges.add(state.run_first, state.next_sequence - 1)
+            told.fingerprint += state.run_fingerprint
+        state.run_from = state.run_until = state.run_fingerprint = 0
 
-    def fail(self, topic: str, time_ms: int, sequence: int) -> None:
+    def fail(self, topic: str, time_ms: int, sequence: int, fingerprint: int) -> None:
         """The event's delivery failed: it may be in the log or not."""
-        self._failed[topic, window_start(time_ms)].add(sequence, sequence)
-        self.topic(topic).failed.add(sequence, sequence)
+        key, state = (topic, window_start(time_ms)), self.topic(topic)
+        self._failed[key].ranges.add(sequence, sequence)
+        self._failed[key].fingerprint += fingerprint
+        state.failed.add(sequence, sequence)
+        if sequence in state.acknowledged:  # that was told, or will be: take it back
+            self._acknowledged[key].fingerprint -= fingerprint
+        else:
+            self._in_doubt[key].append((sequence, fingerprint))
 
     def cut(self, now: float) -> None:
         """Everything sent so far was sent before `now`."""
@@ -70,43 +94,56 @@ class Outcomes:
             self._end_run(state)
         if self._sent:
             self._epochs.append((now, self._sent))
-            self._sent = defaultdict(SequenceRanges)
+            self._sent = defaultdict(_Told)
 
     def resolve(self, sent_before: float) -> None:
         """What was cut off at or before that time has its outcome: what did not fail is acknowledged."""
         while self._epochs and self._epochs[0][0] <= sent_before:
             _, windows = self._epochs.pop(0)
             for key, sent in windows.items():
-                state = self.topics[key[0]]
-                for first, last in sent - state.failed:
-                    self._acknowledged[key].add(first, last)
+                state, told = self.topics[key[0]], self._acknowledged[key]
+                told.fingerprint += sent.fingerprint
+                for sequence, fingerprint in self._in_doubt.pop(key, ()):
+                    if sequence in sent.ranges:
+                        told.fingerprint -= fingerprint
+                    else:
+                        self._in_doubt[key].append((sequence, fingerprint))
+                for first, last in sent.ranges - state.failed:
+                    told.ranges.add(first, last)
                     state.acknowledged.add(first, last)
 
     @property
     def open_from(self) -> int:
         """Start (ms) of the earliest window with a pending event; FOR_EVER when there is none."""
-        starts = [state.run_window for state in self.topics.values() if state.run_window is not None]
+        starts = [state.run_from for state in self.topics.values() if state.run_until]
         for windows in (self._sent, *(windows for _, windows in self._epochs)):
             starts += [window for _, window in windows]
         return min(starts, default=FOR_EVER)
 
     def take_news(self, most_ranges: int) -> list[list[ReportedWindow]]:
-        """All that was learnt since the last call, in portions of about `most_ranges` ranges; [] for none."""
+        """All that was learnt since the last call, in portions that a report may hold; [] for none.
+
+        A portion has at most `most_ranges` ranges and MOST_WINDOWS windows.
+        """
         portions: list[list[ReportedWindow]] = []
         room = 0
         for key in sorted({*self._acknowledged, *self._failed}):
-            failed = list(self._failed.get(key, ()))
-            acknowledged = list(self._acknowledged.get(key, ()))
-            while failed or acknowledged:
-                if room <= 0:
+            told = self._acknowledged.get(key, _Told()), self._failed.get(key, _Told())
+            acknowledged, failed = (list(some.ranges) for some in told)
+            # In the first portion that tells of the window: what counts is their sum.
+            fingerprints = [wrapped(some.fingerprint) for some in told]
+            while failed or acknowledged or any(fingerprints):
+                if room <= 0 or len(portions[-1]) == MOST_WINDOWS:
                     portions.append([])
                     room = most_ranges
-                part = ReportedWindow(
-                    *key, SequenceRanges(acknowledged[:room]), SequenceRanges(failed[:room])
+                now = acknowledged[:room]
+                also = failed[: room - len(now)]
+                del acknowledged[: len(now)], failed[: len(also)]
+                room -= len(now) + len(also)
+                portions[-1].append(
+                    ReportedWindow(*key, SequenceRanges(now), SequenceRanges(also), *fingerprints)
                 )
-                del acknowledged[:room], failed[:room]
-                portions[-1].append(part)
-                room -= part.acknowledged.range_count + part.failed.range_count + 1
+                fingerprints = [0, 0]
         self._acknowledged.clear()
         self._failed.clear()
         return portions

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from xxhash import xxh64_intdigest
 
 from millrace.client.confluent import text_of
 from millrace.errors import ConfigError, MillraceError
+from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
-from millrace_audit.reports.counts import window_start
-from millrace_audit.reports.event import EventSchema, NotAudited, read_header
+from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS, window_start
+from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
     FOR_EVER,
@@ -38,12 +40,16 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
+from millrace_audit.reports.seals import fingerprint, new_key, seal_of
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_registry.directory import problem_of
 
 log = logging.getLogger("millrace.producer")
 
 DELIVERY_TIMEOUT_MS = 60_000
 REPORT_INTERVAL_S = 10.0
+ANY_PARTITION = -1
+"""By the key, or without one at random."""
 RANGES_PER_REPORT = 20_000
 """A report with more is sent in portions: this many ranges stay well below the largest message."""
 _POLL_S = 0.1
@@ -82,6 +88,7 @@ class _Encoders:
     def encoder(self, schema: str | Mapping[str, Any], timeout_s: float) -> EventSchema:
         """The encoder for a parsed schema, or for the latest version of a subject."""
         if not isinstance(schema, str):
+            self._check(schema)
             subject = str(schema.get("name", "")).rpartition(".")[2]
             return self._of(schema, self._registry.register(subject, schema, timeout_s=timeout_s))
         if schema not in self._cached:
@@ -95,8 +102,16 @@ class _Encoders:
 
     def _of(self, schema: Mapping[str, Any], schema_id: int) -> EventSchema:
         if schema_id not in self._cached:
+            self._check(schema)
             self._cached[schema_id] = EventSchema(schema, schema_id)
         return self._cached[schema_id]
+
+    @staticmethod
+    def _check(schema: Mapping[str, Any]) -> None:
+        """MillraceError for a schema that `millrace schemas check` refuses, before anybody registers it."""
+        name = str(schema.get("name", "")).rpartition(".")[2]
+        if (problem := problem_of(schema, name)) is not None:
+            raise MillraceError(f"schema {name or '?'} cannot be audited: {problem}")
 
 
 class _Reports:
@@ -109,13 +124,16 @@ class _Reports:
         self._number = 0
         self._unsent: deque[Report] = deque()
         self._said = NOTHING  # how far the last hello or report closes
+        self._key = new_key()  # of the next report; its seal is in what was said before
 
     def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
         """Announce a topic; with None the hello closes no time."""
+        self._send_reports(give_up_at)  # a hello between a report and its seal would be nobody's
         if closed_through is not None:
             self._said = closed_through
         promised = NOTHING if closed_through is None else closed_through
-        hello = Hello(time=now_ms(), topic=topic, closed_through=promised, **self._names)
+        seal = seal_of(self._key)
+        hello = Hello(time=now_ms(), topic=topic, closed_through=promised, seal=seal, **self._names)
         message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
         self.publisher.publish([message], give_up_at=give_up_at)
 
@@ -127,13 +145,23 @@ class _Reports:
             # A portion closes no window that one behind it still tells of.
             untold = [window.window for portion in news[index + 1 :] for window in portion]
             self._said = min(self._said, closed_through, *untold) if untold else closed_through
+            key, self._key = self._key, new_key()
             report = Report(
-                time=now_ms(), number=self._number, closed_through=self._said, windows=windows, **self._names
+                time=now_ms(),
+                number=self._number,
+                key=key,
+                seal=seal_of(self._key),
+                closed_through=self._said,
+                windows=windows,
+                **self._names,
             )
             self._unsent.append(report)
             self._number += 1
+        self._send_reports()
+
+    def _send_reports(self, give_up_at: float = math.inf) -> None:
         while self._unsent:
-            self.publisher.publish([self._codec.encode(self._unsent[0])])
+            self.publisher.publish([self._codec.encode(self._unsent[0])], give_up_at=give_up_at)
             self._unsent.popleft()
 
 
@@ -167,6 +195,9 @@ class AuditedProducer:
         lateness_ms: int | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
+        for name in (server, service):
+            if len(name.encode()) > MAX_NAME_BYTES:
+                raise ConfigError(f"the name {name[:20]}... has more than {MAX_NAME_BYTES} bytes: shorten it")
         self.instance = secrets.randbits(63)
         self.server = server
         who = {"server": server, "service": service, "instance": self.instance}
@@ -187,6 +218,7 @@ class AuditedProducer:
         self._topics: dict[str, _Topic] = {}
         self._lateness_ms = lateness_ms
         self._promised = NOTHING
+        self._advised = False
         self._waiting: list[int] = []  # times of the events that wait in `send`, not yet handed over
         self._raised = 0  # how many failed events were raised
         self._closed = False  # nothing is sent any more
@@ -204,35 +236,34 @@ class AuditedProducer:
         *,
         time_ms: int,
         key: bytes | str | None = None,
-        partition: int | None = None,
+        partition: int = ANY_PARTITION,
         timeout_s: float = math.inf,
     ) -> int:
         """Hand one event over; its sequence number. Without key and partition the partition is random.
 
         `schema` is a parsed Avro schema, or a subject whose latest version is looked up once; `event` has
-        its fields without the header; `time_ms` is the event's time. The first event of a topic waits until
+        its fields without the header; `time_ms` is the event's time, from 2000 on and at most a day ahead of
+        this machine's clock: others have no hour in the warehouse. The first event of a topic waits until
         the hello is acknowledged, and every event for room in the queue; `timeout_s` bounds both together,
         and without it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is
         over. Whatever it raises, nothing was sent, and an event that is refused leaves no gap in the numbers.
         """
-        give_up_at = time.monotonic() + timeout_s
-        if type(time_ms) is not int or not 0 < time_ms < 1 << 63:
-            raise MillraceError(f"topic {topic}: time_ms {time_ms!r} is no time in ms since the epoch")
-        options: dict[str, Any] = {} if partition is None else {"partition": partition}
         announced = self._topics.get(topic)
-        if announced is not None and announced.schema is not schema and announced.schema != schema:
-            announced = None
-        if announced is not None:
+        if announced is not None and (announced.schema is schema or announced.schema == schema):
             try:  # not suppress(): it costs a microsecond, and this is done for every event
-                return self._hand_over(announced, event, time_ms, key, options)
+                return self._hand_over(announced, event, time_ms, key, partition)
             except BufferError:
                 pass
+        else:
+            announced = None
+        give_up_at = time.monotonic() + timeout_s
+        _check_time(topic, time_ms)
         with self._held_open(time_ms):
             announced = announced or self._use(topic, schema, give_up_at)
             full_since = time.monotonic()
             while True:
                 try:
-                    return self._hand_over(announced, event, time_ms, key, options)
+                    return self._hand_over(announced, event, time_ms, key, partition)
                 except BufferError:
                     self._wait_for_room(topic, full_since, give_up_at)
 
@@ -253,22 +284,32 @@ class AuditedProducer:
         event: Mapping[str, Any],
         time_ms: int,
         key: bytes | str | None,
-        options: Mapping[str, Any],
+        partition: int,
     ) -> int:
         """Give the event to librdkafka; its sequence number. BufferError when the queue is full."""
-        topic = announced.outcomes.topic
+        state, header = announced.outcomes, self._header
         try:
             with self._lock:
                 if self._closed:
-                    raise MillraceError(f"topic {topic}: this producer is closed, start a new one")
-                sequence = announced.outcomes.next_sequence
-                self._header["time"], self._header["sequence"] = time_ms, sequence
-                message = announced.encoder.encode(self._header, event)
-                self._producer.produce(topic, message, key, timestamp=time_ms, **options)
-                self._outcomes.sent(announced.outcomes, time_ms)
+                    raise MillraceError(f"topic {state.topic}: this producer is closed, start a new one")
+                if not state.run_from <= time_ms < state.run_until:
+                    most_ms = _check_time(state.topic, time_ms)
+                    self._outcomes.begin_run(state, time_ms, most_ms)
+                sequence = state.next_sequence
+                header["time"], header["sequence"] = time_ms, sequence
+                message = announced.encoder.encode(header, event)
+                # By position: names would cost more than the fingerprint.
+                self._producer.produce(state.topic, message, key, partition, None, None, time_ms)
+                state.run_fingerprint += xxh64_intdigest(message)
+                state.next_sequence = sequence + 1
                 return sequence
         except KafkaException as error:
-            raise MillraceError(f"topic {topic}: not sent to {self._where}: {text_of(error)}") from error
+            raise MillraceError(
+                f"topic {state.topic}: not sent to {self._where}: {text_of(error)}"
+            ) from error
+        except TypeError:
+            _check_time(state.topic, time_ms)  # which says it in words
+            raise
 
     def _wait_for_room(self, topic: str, full_since: float, give_up_at: float) -> None:
         """Wait a little for room in the queue, which has been full since then; NotSent when time is up."""
@@ -386,11 +427,22 @@ class AuditedProducer:
             with self._lock:
                 self._resolve()
             if time.monotonic() >= due and self._topics:
+                self._advise()
                 try:
                     self._report()
                 except Exception as error:  # whatever it is, the next interval tries again
                     log.warning("%s", error)
                 due = time.monotonic() + self._interval_s
+
+    def _advise(self) -> None:
+        """Say once what follows when nothing is ever said to be over."""
+        if self._lateness_ms is None and self._promised == NOTHING and not self._advised:
+            log.warning(
+                "instance %d (%s on %s) has closed no time: every window of %s stays unknown until it does;"
+                " call closed_through(), or give lateness_ms (docs/audit.md)",
+                *(self.instance, self._header["service"], self.server, ", ".join(self._topics)),
+            )
+            self._advised = True
 
     def _resolve(self) -> None:
         """Under the lock, so that nothing is sent meanwhile: settle what has an outcome for certain."""
@@ -403,7 +455,8 @@ class AuditedProducer:
                 header = read_header(message.value() or b"")
             except NotAudited:
                 continue
-            self._outcomes.fail(message.topic() or "", header.time, header.sequence)
+            digest = fingerprint(message.value() or b"")
+            self._outcomes.fail(message.topic() or "", header.time, header.sequence, digest)
         self._outcomes.resolve(now if nothing_outstanding else now - self._timeout_s - EXPIRY_MARGIN_S)
 
     def _settle(self) -> None:
@@ -445,6 +498,17 @@ class AuditedProducer:
                 f" be there or not: sequences {named} of instance {self.instance}",
                 failed,
             )
+
+
+def _check_time(topic: str, time_ms: int) -> int:
+    """The last time that an event may have now; MillraceError when `time_ms` is later, too early or none."""
+    most_ms = now_ms() + MOST_AHEAD_MS
+    if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= most_ms:
+        raise MillraceError(
+            f"topic {topic}: time_ms {time_ms!r} is no time in ms since the epoch between"
+            f" {iso(FIRST_EVENT_MS)} and {iso(most_ms)}, a day ahead of the clock here: nothing was sent"
+        )
+    return most_ms
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:

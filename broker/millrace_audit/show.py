@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from rich.console import Console
 from rich.table import Table
 
 from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
+from millrace_audit.reports.messages import TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import in_words
 
-STYLES = {"complete": "green", "incomplete": "red", "unknown": "yellow"}
+STYLES = {
+    "complete": "green",
+    "carried": "green",
+    "pending": "cyan",
+    "unknown": "yellow",
+    "incomplete": "red",
+}
 _WIDE = 250
 
 
@@ -21,36 +29,83 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     if not console.is_terminal:
         console.width = _WIDE  # in a file or a pipe nothing is cut off
     tiers = tiers_of(answer.windows)
+    # Messages without a header have columns of their own where there are any.
+    foreign = [tier for tier in tiers_of([_foreign(answer)]) if answer.foreign.get(tier)]
     table = Table(title=f"{answer.topic}, times in UTC")
     table.add_column("window" if by_window else "hour", no_wrap=True)
-    for name in ("acknowledged", "failed", *tiers, "revision"):
+    more = [f"no header: {tier}" for tier in foreign]
+    for name in ("acknowledged", "failed", "unreported", *tiers, *more, "revision"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for row in answer.windows if by_window else by_hour(answer.windows):
         time = _minute(row.start) if by_window else row.start.strftime("%Y-%m-%d %H")
-        counts = (row.acknowledged, row.failed, *(row.tiers.get(tier, 0) for tier in tiers), row.revision)
-        table.add_row(time, *map(str, counts), styled(row.verdict))
+        counts = (row.acknowledged, row.failed, row.carried, *(row.tiers.get(tier, 0) for tier in tiers))
+        without = (row.foreign.get(tier, 0) for tier in foreign)
+        table.add_row(time, *map(str, (*counts, *without, row.revision)), styled(row.verdict))
     console.print(table)
     for line in [*_findings(answer.windows), *_reasons(answer.windows)]:
         console.print(line, markup=False)
-    before = "not even the first window yet" if answer.watermark is None else _minute(answer.watermark)
-    console.print(
-        f"{answer.topic}: {styled(answer.verdict)}; from its beginning it is complete up to: {before}"
-    )
+    console.print(_watermark(answer), markup=False)
+    enough = ", which is enough for this topic" if answer.proven and answer.verdict == "carried" else ""
+    console.print(f"{answer.topic}: {styled(answer.verdict)}{enough}{_empty(answer)}")
+
+
+def _foreign(answer: Completeness) -> Window:
+    return replace(answer.windows[0], tiers=answer.foreign)
+
+
+def _empty(answer: Completeness) -> str:
+    if any(window.acknowledged or window.failed or any(window.tiers.values()) for window in answer.windows):
+        return ""
+    return ", and without any event" if not answer.foreign else ""
+
+
+def _watermark(answer: Completeness) -> str:
+    if answer.watermark is None:
+        return f"nothing of it is proven from its beginning on: {answer.held_by}"
+    held = f"; what follows is held by: {answer.held_by}" if answer.held_by else ""
+    return f"proven from its beginning up to {_minute(answer.watermark)}{held}"
+
+
+def print_bad(windows: Sequence[tuple[str, Window]], limit: int) -> None:
+    """One line for each window that is not complete, then what to do about each kind of cause."""
+    console = Console(soft_wrap=True, highlight=False)
+    for topic, window in windows:
+        causes = [*_findings([window]), *window.reasons]
+        more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+        cause = causes[0].removeprefix(f"{_minute(window.start)}: ") if causes else ""
+        console.print(f"{styled(window.verdict)} {topic} {_minute(window.start)}", end=": ")
+        console.print(f"{cause}{more}", markup=False)
+    if not windows:
+        console.print("every window that is over is complete")
+    elif len(windows) == limit:
+        console.print(f"the first {limit}: --limit shows more", markup=False)
 
 
 def styled(verdict: str) -> str:
     return f"[{STYLES.get(verdict, '')}]{verdict}[/]"
 
 
+_WHAT_TO_DO = {
+    "missing": "look at {tier}'s mirror and disks: `millrace mirror status`, `millrace log verify`",
+    "duplicate": "the producer sent it twice, or {tier} took it twice: `millrace log dump` shows both",
+    "unexpected": "somebody used its name, or its report is lost: see /v1/strangers of the auditor",
+    "altered": "compare the record with `millrace log dump` in the clusters before and at {tier}",
+}
+_OF_TIER = {
+    WAREHOUSE: "`millrace verify` compares the warehouse's files; `millrace reload` reads its offsets again",
+    TABLE: "`millrace verify` says what was changed; `millrace publish --rebuild` makes the table again",
+}
+
+
 def _findings(windows: Sequence[Window]) -> Iterable[str]:
     for window in windows:
         for finding in window.findings:
-            yield (
-                f"{_minute(window.start)}: {finding.count} {finding.kind} at tier {finding.tier}:"
-                f" server {finding.server}, service {finding.service}, instance {finding.instance},"
-                f" sequences {in_words(finding.sequences)}"
-            )
+            who = f"server {finding.server}, service {finding.service}, instance {finding.instance}"
+            what = f"{who}, sequences {in_words(finding.sequences)}" if finding.server else finding.service
+            remedy = _OF_TIER.get(finding.tier) or _WHAT_TO_DO[finding.kind].format(tier=finding.tier)
+            where = f"{finding.count} {finding.kind} at tier {finding.tier}"
+            yield f"{_minute(window.start)}: {where}: {what}; {remedy}"
 
 
 def _reasons(windows: Sequence[Window]) -> Iterable[str]:

@@ -189,7 +189,7 @@ def _prepare(cluster: ClusterConfig, name: str) -> None:
             if topic not in existing:
                 # Apache Kafka goes by the events' own times, and those of a log file may be years back.
                 client.create_topic(topic, partitions, {"retention.ms": "-1"})
-        topics = (*cluster.topics, cluster.audit_topic)
+        topics = (*cluster.topics, *cluster.audit_topics)
         for topic in existing.keys() & topics:
             if client.list_offsets(topic, EARLIEST) != client.list_offsets(topic, LATEST):
                 raise MillraceError(
@@ -215,6 +215,7 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
     return replace(
         config,
         data_dir=str(data_dir),
+        warehouse=str(data_dir / "warehouse"),
         zookeeper="127.0.0.1:0",
         registry="127.0.0.1:0",
         auditor="127.0.0.1:0",

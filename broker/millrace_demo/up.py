@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.config import LogConfig, parse_address
+from millrace.config import OFFLINE_AUDIT_TOPIC, LogConfig, parse_address
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
-from millrace_audit.reports.messages import OFFLINE
+from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
 
 READY_TIMEOUT_S = 60.0
@@ -54,10 +54,13 @@ class ClusterConfig:
     example. Nothing of it is started or stopped."""
     topics: Mapping[str, int] = field(default_factory=dict)
     """Topics to create at the start, with their number of partitions."""
-    audit_topic: str = "audit"
-    """Where this cluster's auditing reader reports: `audit` is mirrored, `audit-offline` is not."""
     log: LogConfig = field(default_factory=LogConfig)
     mirror: MirrorConfig | None = None
+
+    @property
+    def audit_topics(self) -> tuple[str, ...]:
+        """What producers and the auditing reader say here; only the aggregate cluster's is not mirrored."""
+        return (AUDIT_TOPIC, COUNTS_TOPIC) if self.mirror is None else (OFFLINE_AUDIT_TOPIC,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,8 @@ class UpConfig:
     zookeeper: str = "127.0.0.1:2181"
     registry: str = "127.0.0.1:8081"
     auditor: str = "127.0.0.1:8082"
+    warehouse: str = ""
+    """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
     """How often auditing readers report."""
     grace_s: int = 60
@@ -195,7 +200,7 @@ class Deployment:
             self._bootstraps[name] = bootstrap
             _create_topics(bootstrap, cluster)
         registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
-        auditor_url = self._start_audit(registry_url)
+        auditor_url = self._start_audit(registry_url, zookeeper_address)
         return Endpoints(zookeeper_address, registry_url, auditor_url, self._bootstraps, self._aggregate)
 
     def _run(self, name: str, command: str, *options: str, again: Sequence[str] = ()) -> Child:
@@ -233,18 +238,21 @@ class Deployment:
                 lines += [f"[mirror.{origin}]", *_toml(bootstrap=self._bootstraps[origin]), *topics]
         return lines
 
-    def _start_audit(self, registry_url: str) -> str:
-        """Start the auditor and one auditing reader for each cluster; the auditor's URL."""
-        config, registry = self._config, ("--registry", registry_url)
+    def _start_audit(self, registry_url: str, zookeeper: str) -> str:
+        """Start the auditor and an auditing reader for each cluster and the warehouse; the auditor's URL."""
+        config, registry = self._config, ("--registry", registry_url, "--zookeeper", zookeeper)
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *registry]
         options += ["--bootstrap", self._bootstraps[self._aggregate], "--grace-s", str(config.grace_s)]
         options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
         auditor = self._run("auditor", "auditor", *options, again=_LISTEN)
         for name, bootstrap in self._bootstraps.items():
             options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name, *registry]
-            options += ["--bootstrap", bootstrap, "--audit-topic", config.clusters[name].audit_topic]
-            options += ["--interval-ms", str(config.audit_interval_ms)]
+            options += ["--bootstrap", bootstrap, "--interval-ms", str(config.audit_interval_ms)]
             self._run(f"{name}-reader", "audit-reader", *options)
+        if config.warehouse:
+            options = ["--warehouse", config.warehouse, "--bootstrap", self._bootstraps[self._aggregate]]
+            options += [*registry, "--interval-ms", str(config.audit_interval_ms)]
+            self._run("warehouse-reader", "audit-warehouse", *options)
         return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
 
 
@@ -291,7 +299,7 @@ def _create_topics(bootstrap: str, cluster: ClusterConfig) -> None:
     with ClusterClient(bootstrap) as client:
         existing = client.topics()
         # A mirrored audit topic is made by the mirror, one target partition for each origin partition.
-        for topic, partitions in {**cluster.topics, cluster.audit_topic: 1}.items():
+        for topic, partitions in {**cluster.topics, **dict.fromkeys(cluster.audit_topics, 1)}.items():
             if topic not in existing:
-                settings = AUDIT_TOPIC_SETTINGS if topic == cluster.audit_topic else {}
+                settings = AUDIT_TOPIC_SETTINGS if topic in cluster.audit_topics else {}
                 client.create_topic(topic, partitions, settings)

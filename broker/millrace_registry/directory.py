@@ -228,6 +228,14 @@ def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchem
             taken.update(types[name])
 
 
+def problem_of(schema: Mapping[str, Any], subject: str) -> str | None:
+    """What `check` says of a schema in a file named like the subject; None when it finds nothing."""
+    try:
+        return _problem(parse(json.dumps(schema)).tree, subject)
+    except InvalidSchema as error:
+        return str(error)
+
+
 def _problem(tree: Any, subject: str) -> str | None:
     if not isinstance(tree, dict) or tree["type"] != "record":
         return "is not a record"

@@ -52,17 +52,17 @@ def ask(
 def judge(
     answer: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
 ) -> Judgement:
-    """The step at `now`, if the wait ends at `until` and an unknown verdict will do from `unknown_until` on.
+    """The step at `now`, if the wait ends at `until`; from `unknown_until` on unknown or carried will do.
 
     Missing messages can still arrive and an unknown producer can still report: both are waited for. A
     duplicate can not go away again, in a log or in a load: it ends the wait at once.
     """
     reason = describe(answer)
-    if answer.verdict == "complete":
+    if answer.proven:
         return Judgement(Step.GO_ON, reason)
     if any(finding.kind == DUPLICATE for window in answer.windows for finding in window.findings):
         return Judgement(Step.GIVE_UP, reason)
-    if answer.verdict == "unknown" and unknown_until is not None and now >= unknown_until:
+    if answer.verdict in ("unknown", "carried") and unknown_until is not None and now >= unknown_until:
         return Judgement(Step.GO_ON, reason)
     return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, reason)
 
@@ -75,7 +75,7 @@ def describe(answer: Completeness) -> str:
     findings.sort(key=lambda pair: pair[1].kind != DUPLICATE)  # what ends the wait is said first
     details = [_finding(window, finding) for window, finding in findings]
     details += _reasons(answer.windows)
-    if not details and answer.verdict != "complete":
+    if not details and not answer.proven:
         details = ["the audit gives no reason"]
     if len(details) > SHOWN:
         details = [*details[:SHOWN], f"and {len(details) - SHOWN} more"]

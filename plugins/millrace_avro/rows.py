@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from millrace.records.row_cursor import Faults, Longs, PaddedBuffer
 from millrace_avro import resolution
 from millrace_avro import schema as avro
-from millrace_avro.cursor import Faults, Longs, PaddedBuffer
 from millrace_avro.schema import NULL
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]

@@ -12,10 +12,10 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from millrace.records.row_cursor import Faults, Longs, Mask, PaddedBuffer, RowCursor
 from millrace_avro import columns, resolution, wide_values
 from millrace_avro import schema as avro
 from millrace_avro.columns import Column
-from millrace_avro.cursor import Faults, Longs, Mask, PaddedBuffer, RowCursor
 from millrace_avro.schema import NULL, arrow_type
 
 Step: TypeAlias = Callable[[RowCursor], Column]

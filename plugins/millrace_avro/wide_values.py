@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millrace_avro.cursor import Longs, Mask, PaddedBuffer, Words
+from millrace.records.row_cursor import Longs, Mask, PaddedBuffer, Words
 
 _WORD_BITS = 64
 _MOST = (1 << 128) - 1

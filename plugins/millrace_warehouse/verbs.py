@@ -159,7 +159,7 @@ class Publish:
     start: str = option("--from TIME", "Publish every hour from this whole hour on ...", default="")
     end: str = option("--to TIME", "... up to, and without, this one.", default="")
     proven: bool = option(
-        "--proven", "Also publish every hour that waits and that the auditor calls complete.", default=False
+        "--proven", "Also publish every hour that waits and that the auditor calls proven.", default=False
     )
     unproven_after_s: float | None = option(
         "--unproven-after AGE",
@@ -290,6 +290,29 @@ class Verify:
         default=None,
     )
     catalog: str = option(*CATALOG, default="")
+
+
+@verb
+class AuditWarehouse:
+    """`millrace audit-warehouse`."""
+
+    warehouse: str = option(*WAREHOUSE)
+    bootstrap: str = option(
+        "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", words.checked_addresses
+    )
+    zookeeper: str = option(
+        "--zookeeper HOST:PORT", "The aggregate cluster's: whose turn it is.", envvar="MILLRACE_ZOOKEEPER"
+    )
+    registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
+    interval_ms: int = option(
+        "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
+    )
+    catalog: str = option(*CATALOG, default="")
+    new_warehouse: bool = option(
+        "--new-warehouse",
+        "The warehouse was moved here: without it another one than the last is refused.",
+        default=False,
+    )
 
 
 @verb

@@ -22,17 +22,17 @@ import fastavro
 
 from millrace.records import Message
 from millrace.records.compression import Codec
+from millrace.records.framing import Frames, frame_batches
 from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, parse
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import check_table_schema
 from millrace_warehouse.history.iceberg_types import arrow_schema, iceberg_schema
 from millrace_warehouse.load.hour_files import HourFiles
-from millrace_warehouse.load.sequences import count_sequences
-from millrace_warehouse.log.framing import Frames, frame_batches
 from millrace_warehouse.log.messages import SLICE_ROWS, Decoder, Filing
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches
+from millrace_warehouse.sequences import count_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
 from tests.bench.direct_task import direct_task, topic_of_page_views, written_bytes

@@ -26,12 +26,12 @@ from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.hour_files import HourFiles
-from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.load.task import CutTask, write_cut
 from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing, frames_of
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches, read_cut
+from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage import open_storage
 from tests.bench.bench_hot_path import broker
 from tests.bench.page_views import PAGE_VIEW, SCHEMA_ID, batches_of, page_views

@@ -30,6 +30,7 @@ from millrace_audit.reports.messages import (
     schema_file,
 )
 from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.support import Process, wait_until
@@ -195,7 +196,7 @@ def test_closing_again_sends_the_last_report_that_did_not_get_through(
     producer = world.producer()
     producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
 
-    def refuse(messages: object) -> None:
+    def refuse(messages: object, **options: object) -> None:
         raise MillraceError("no broker takes it")
 
     with monkeypatch.context() as patched:
@@ -245,6 +246,93 @@ def test_an_event_that_does_not_fit_leaves_no_hole(world: World) -> None:
             producer.send(topic, PAGE_VIEW, {**EVENT, "url": "/" * 2_000_000}, time_ms=START)
         assert producer.send(topic, PAGE_VIEW, EVENT, time_ms=START) == 1
     assert sequences(world.events(topic), producer.instance) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "time_ms", [0, 1_431_856_800, 946_684_799_999, 1 << 62, -5, 1.5e12, None, "now", float("inf")]
+)
+def test_a_time_that_has_no_hour_in_the_warehouse_is_refused_and_leaves_no_hole(
+    world: World, time_ms: Any
+) -> None:
+    topic = world.topic()
+    with world.producer() as producer:
+        for _ in range(2):  # before the first event, and behind it
+            with pytest.raises(MillraceError, match=r"time_ms .* is no time .*2000-01-01.*nothing was sent"):
+                producer.send(topic, PAGE_VIEW, EVENT, time_ms=time_ms)
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+        day = 24 * 3600 * 1000
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=int(time.time() * 1000) + day - MINUTE_MS)
+        with pytest.raises(MillraceError, match="a day ahead of the clock"):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=int(time.time() * 1000) + day + MINUTE_MS)
+    assert sequences(world.events(topic), producer.instance) == [0, 1, 2]
+
+
+def test_reports_carry_the_fingerprint_of_what_is_in_the_log_and_seal_the_next_one(world: World) -> None:
+    topic = world.topic()
+    with world.producer(report_interval_s=0.1) as producer:
+        for n in range(2000):
+            producer.send(topic, PAGE_VIEW, {**EVENT, "url": f"/{n}"}, time_ms=START + n * 1000)
+            if n % 500 == 0:
+                producer.flush()
+    with world.cluster.client() as client:
+        values = [
+            value or b"" for contents in read_topic(client, topic).values() for value in contents.values
+        ]
+    there: dict[int, int] = {}
+    for value in values:
+        window = read_header(value).time // WINDOW_MS * WINDOW_MS
+        there[window] = there.get(window, 0) + fingerprint(value)
+    told: dict[int, int] = {}
+    for said in (w for report in world.reports(producer.instance) for w in report.windows):
+        told[said.window] = told.get(said.window, 0) + said.fingerprint
+    assert {w: wrapped(total) for w, total in told.items()} == {w: wrapped(t) for w, t in there.items()}
+    hello, *reports = world.said(producer.instance)
+    seal = hello.seal  # type: ignore[union-attr]
+    assert len(reports) > 4
+    for report in reports:
+        assert isinstance(report, Report)
+        assert seal_of(report.key) == seal
+        seal = report.seal
+    assert len({report.key for report in reports if isinstance(report, Report)}) == len(reports)
+
+
+def test_a_schema_that_schemas_check_refuses_is_neither_registered_nor_sent(world: World) -> None:
+    topic = world.topic()
+    header = {**PAGE_VIEW["fields"][0]["type"], "namespace": "elsewhere"}
+    name = f"Other{uuid4().hex[:6]}"
+    fields = [{**PAGE_VIEW["fields"][0], "type": header}, *PAGE_VIEW["fields"][1:]]
+    wrong = {**PAGE_VIEW, "name": name, "fields": fields}
+    with world.producer() as producer, SchemaRegistryClient(world.registry) as registry:
+        with pytest.raises(MillraceError, match=r"is not the record millrace\.events\.AuditHeader"):
+            producer.send(topic, wrong, EVENT, time_ms=START)
+        assert registry.versions(name) == []
+        registry.register(name, wrong)
+        with pytest.raises(MillraceError, match=r"is not the record millrace\.events\.AuditHeader"):
+            producer.send(topic, name, EVENT, time_ms=START)
+    assert world.events(topic) == []
+
+
+def test_a_producer_that_closes_no_time_says_once_what_follows(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = world.topic()
+    with world.producer(report_interval_s=0.05) as silent:
+        silent.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+        wait_until("it is said", lambda: "call closed_through(), or give lateness_ms" in caplog.text)
+        time.sleep(0.3)
+    with world.producer(report_interval_s=0.05, lateness_ms=MINUTE_MS) as closing:
+        closing.send(topic, PAGE_VIEW, EVENT, time_ms=int(time.time() * 1000))
+        wait_until("it reports", lambda: world.reports(closing.instance))
+    said = [record.getMessage() for record in caplog.records if "lateness_ms" in record.getMessage()]
+    assert len(said) == 1
+    assert f"instance {silent.instance}" in said[0]
+
+
+def test_a_name_that_counts_could_not_hold_is_refused(world: World) -> None:
+    with pytest.raises(ConfigError, match="255 bytes"):
+        AuditedProducer(
+            world.cluster.bootstrap, world.registry, cluster="dc1", server="x" * 256, service="shop"
+        )
 
 
 def test_an_unknown_topic_ends_in_one_line_and_nothing_is_sent(world: World) -> None:

@@ -70,6 +70,7 @@ ROWS = {
     ),
     "an auditor on a taken port": Row(
         command="auditor --origins dc1 --bootstrap {broker} --registry {registry} --listen {taken}"
+        " --zookeeper {zookeeper}"
         " --database-url sqlite:///{own}/auditor.db",
         says="cannot listen on {taken}: Address already in use; choose another --listen",
     ),
@@ -145,6 +146,7 @@ ROWS = {
     ),
     "no broker for an auditor": Row(
         command="auditor --origins dc1 --bootstrap {nobody} --registry {registry} --listen 127.0.0.1:0"
+        " --zookeeper {zookeeper}"
         " --database-url sqlite:///{own}/auditor.db",
         says="cannot reach a broker at {nobody}",
     ),
@@ -239,6 +241,7 @@ def places(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield {
             "broker": broker.address,
             "registry": site.registry,
+            "zookeeper": site.cluster.zookeeper,
             "nobody": nobody,
             "taken": f"127.0.0.1:{taken.getsockname()[1]}",
             "config": str(broker.config),
@@ -318,6 +321,8 @@ def test_an_audit_of_an_unknown_topic_is_never_complete(site: TestSite, start: S
         site.cluster.bootstrap,
         "--registry",
         site.registry,
+        "--zookeeper",
+        site.cluster.zookeeper,
     )
     asked = run_millrace("audit", "Missing", *SPAN.split(), "--auditor", f"http://{auditor.ready()}")
     assert (asked.returncode, asked.stderr) == (1, "")

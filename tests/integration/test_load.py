@@ -17,7 +17,6 @@ import pytest
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.jobs.submit import submit
@@ -31,7 +30,6 @@ from millrace_warehouse.log.ranges import Range, cut_ranges
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Load
 from tests.access_log import AccessLog
-from tests.brokers import read_topic
 from tests.jobs import kill_at_a_step, load_topics
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite, loaded_rows
@@ -173,25 +171,6 @@ def test_runs_of_so_many_bytes_take_a_topic_part_by_part_and_say_what_is_left(
     assert len(loaded_rows(tmp_path, topic)) == 600
     verified = run_millrace("verify", str(tmp_path), "--no-catalog", "--bootstrap", site.cluster.bootstrap)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-
-
-def test_every_load_tells_the_auditor_what_it_holds_and_the_next_one_says_it_again(
-    spark: SparkSession, site: TestSite, tmp_path: Path
-) -> None:
-    topic = site.topic("Counted", 2)
-    for count in (50, 1):
-        site.publish(topic, [START_MS + n for n in range(count)])
-        load(spark, site, tmp_path, topic)
-    with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
-        (told,) = read_topic(client, "audit-offline").values()
-        found = [AuditCodec(registry).decode(value) for value in told.values]
-    counts = [each for each in found if isinstance(each, Count) and each.topic == topic]
-    assert {each.tier for each in counts} == {"warehouse"}
-    assert [(each.source, each.counts.total) for each in counts] == [
-        (LoadNumber(1), 50),
-        (LoadNumber(1), 50),
-        (LoadNumber(2), 1),
-    ]
 
 
 def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(

@@ -37,7 +37,7 @@ def commands(
     with cluster.client() as client:
         for topic in ("audit", "audit-offline", "events"):
             client.create_topic(topic, 1)
-    common = ("--bootstrap", cluster.bootstrap, "--registry", f"http://{registry}")
+    common = ("--bootstrap", cluster.bootstrap, "--registry", f"http://{registry}", "--zookeeper", zookeeper)
     config = folder / "other.toml"
     config.write_text(
         f"broker_id = 1\ncluster = 'stop-other'\nlisten = '127.0.0.1:{free_port()}'\n"
@@ -45,7 +45,15 @@ def commands(
         f"log_dir = {json.dumps(str(folder / 'other'))}\n"
     )
     return {
-        "audit-reader": lambda: ("audit-reader", "--cluster", "dc1", "--interval-ms", "10", *common),
+        "audit-reader": lambda: (
+            "audit-reader",
+            "--cluster",
+            "dc1",
+            "--interval-ms",
+            "10",
+            "--new-cluster",  # other tests have a tier of that name, too, and the same ZooKeeper
+            *common,
+        ),
         "auditor": lambda: (
             "auditor",
             "--listen",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from millrace.errors import CorruptMessage
 from millrace.records import header as layout
-from millrace.records.compression import Buffer, Codec, compress, decompress
+from millrace.records.compression import MAX_PLAIN_BYTES, Buffer, Codec, compress, decompress
 from millrace.records.header import BatchHeader
 
 
@@ -63,9 +63,12 @@ def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
     return bytes(data[position:end]), end
 
 
-def iter_records(header: BatchHeader, batch: Buffer) -> Iterator[Record]:
-    """Every record of a whole batch, in order; CorruptMessage when the framing is broken."""
-    data = decompress(header.codec, memoryview(batch)[layout.HEADER_BYTES :])
+def iter_records(header: BatchHeader, batch: Buffer, limit: int = MAX_PLAIN_BYTES) -> Iterator[Record]:
+    """Every record of a whole batch, in order; CorruptMessage when the framing is broken.
+
+    Also when the records are larger than `limit` bytes.
+    """
+    data = decompress(header.codec, memoryview(batch)[layout.HEADER_BYTES :], limit)
     position = 0
     try:
         for _ in range(header.records_count):

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import click
 import uvicorn
@@ -24,7 +24,9 @@ _STOP_TIMEOUT_S = 5
 class WebServer(uvicorn.Server):
     """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
 
-    def __init__(self, app: Any, listen: str, what: str) -> None:
+    def __init__(
+        self, app: Any, listen: str, what: str, http: Literal["h11", "httptools"] = "httptools"
+    ) -> None:
         host, port = parse_address(listen, "--listen")
         shown_host = f"[{host}]" if ":" in host else host
         try:
@@ -42,7 +44,7 @@ class WebServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http="httptools",
+            http=http,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,225 +1,452 @@
-"""From the database to verdicts: gathers the evidence, has it judged, and says what the answer is.
+"""From the database to verdicts: has windows judged where something has changed, and says what the answer is.
 
-Reads only, but for `settle`, which notes the verdicts of final windows so that a later change is noticed.
+`settle` judges what needs it and notes the verdicts; all else reads them. A window is judged again only when
+its evidence or its circumstances are others than at its last verdict.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+import hashlib
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, case, delete, func, or_, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from millrace_audit.answer import Completeness, Instance, Topic, Verdict, Window, iso, overall, utc
-from millrace_audit.auditor import store
-from millrace_audit.auditor.store import CountedRow, InstanceRow, ReportedRow, TierRow, TopicRow, WindowRow
-from millrace_audit.auditor.verdict import Evidence, Gap, TopicView, judge, unheard
-from millrace_audit.reports.counts import WINDOW_MS, SequenceTally, window_start
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, now_ms
-from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.answer import (
+    Completeness,
+    Instance,
+    Topic,
+    Verdict,
+    Window,
+    iso,
+    overall,
+    to_json,
+    utc,
+    window_from_json,
+)
+from millrace_audit.auditor import beats, store
+from millrace_audit.auditor.beats import Progress
+from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_unheard, to_instance, views
+from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
+from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.verdict import Circumstances, judge
+from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
+
+_SETTLING = (Verdict.INCOMPLETE, Verdict.CARRIED, Verdict.COMPLETE)
+_AT_ONCE = 1000
+"""Windows that are folded in one transaction."""
+MOST_UNCOUNTED = 100
+"""Topics that are judged though no reader names them: who may produce to `audit` may make up any number."""
+Settled = Callable[[Window, Circumstances, str], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRules:
-    """What the operator says about the installation."""
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A window that is not complete."""
 
-    origins: Sequence[str]
-    """Clusters that are produced to; each must be heard of before anything is final."""
-    grace_ms: int = 60_000
-    """How far clocks may differ: a window can be final this long after its end at the earliest."""
-    clock_ms: Callable[[], int] = now_ms
-    """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
+    topic: str
+    window: Window
 
 
 def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> Completeness:
     """The answer about [start, end), ms: a verdict on each window it touches and on all together."""
     first, last = window_start(start), window_start(end - 1)
     starts = range(first, last + WINDOW_MS, WINDOW_MS)
-    row = session.get(TopicRow, topic)
-    watermark = None
-    if row is None:
+    watermark, held_by = None, None
+    known = session.get(TopicRow, topic)
+    if known is None:
         # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
-        reason = f"no producer and no reader has spoken of topic {topic}"
-        windows = [unheard(window, reason) for window in starts]
+        held_by = f"no producer and no reader has spoken of topic {topic}"
+        unheard = Circumstances(waiting=[(Verdict.UNKNOWN, held_by)])
+        windows = [judge(window, Evidence(), {}, unheard) for window in starts]
     else:
-        view = _view(session, rules, topic)
+        (view,) = views(session, rules, Progress(session), [topic])
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
-        revisions = {row.window: row.revision for row in session.scalars(select(WindowRow).where(*here))}
+        rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
         windows = [
-            replace(window, revision=revisions.get(at, 0))
-            for at, window in zip(starts, _judge(session, view, starts), strict=True)
+            _judged(rows[at])
+            if at in rows
+            else judge(at, Evidence(), {}, _EXPIRED if at < known.kept_from else view.around(at, None))
+            for at in starts
         ]
-        watermark = _watermark(session, view)
+        watermark, held_by = _watermark(session, view)
+    foreign: Counter[str] = Counter()
+    for window in windows:
+        foreign.update(window.foreign)
     return Completeness(
         topic=topic,
         start=utc(start),
         end=utc(end),
         verdict=overall(window.verdict for window in windows),
         watermark=watermark,
-        foreign=row.foreign if row else {},
+        held_by=held_by,
+        foreign=foreign,
+        enough=Verdict.CARRIED if re.fullmatch(rules.carried, topic) else Verdict.COMPLETE,
         windows=windows,
     )
 
 
-def settle(session: Session, rules: AuditRules) -> None:
-    """Note the verdict of every window that has become final; call it when all that was said is applied."""
-    for topic in session.scalars(select(TopicRow)):
-        view = _view(session, rules, topic.topic)
-        topic.settled_through = max(topic.settled_through, view.final_through)
-        ended = WindowRow.window <= max(view.final_through, NOTHING + WINDOW_MS) - WINDOW_MS
-        open_windows = select(WindowRow).where(WindowRow.topic == topic.topic, WindowRow.settled.is_(None))
-        rows = session.scalars(open_windows.where(ended).order_by(WindowRow.window)).all()
-        judged = _judge(session, view, [row.window for row in rows])
-        for row, window in zip(rows, judged, strict=True):
-            if window.verdict != Verdict.UNKNOWN:  # as it is while the window is not final
-                row.settled = window.verdict
+_IN_HAND = Circumstances(waiting=[(Verdict.PENDING, "news of it is being judged")])
+_EXPIRED = Circumstances(
+    waiting=[(Verdict.UNKNOWN, "it is older than --keep-days, and what was known of it is deleted")]
+)
+_TOO_MUCH = (
+    f"more than {MOST_RANGES_KEPT} ranges of sequences were reported or counted in it: look for who sends"
+    " sequences out of order, or in others' names"
+)
+_COLUMNS = select(
+    WindowRow.window, WindowRow.revision, WindowRow.dirty, WindowRow.positions, WindowRow.judged
+)
+
+
+def _judged(row: Any) -> Window:
+    """The window as it was judged last; nothing of which there is news is complete."""
+    if row.judged is None:
+        return replace(judge(row.window, Evidence(), {}, _IN_HAND), revision=row.revision)
+    window = replace(window_from_json(row.judged), revision=row.revision)
+    if not row.dirty:
+        return window
+    verdict = overall((window.verdict, Verdict.PENDING))
+    return replace(
+        window, verdict=verdict, reasons=[*window.reasons, *(text for _, text in _IN_HAND.waiting)]
+    )
+
+
+class _Judge:
+    """Judges windows of a topic, and reads of every producer once who it is."""
+
+    def __init__(
+        self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int], topic: str
+    ) -> None:
+        self._session, self._rules, self._heartbeats = session, rules, heartbeats
+        self._topic = topic
+        self._instances: dict[int, Instance] = {}
+
+    def judge(self, start: int, around: Circumstances) -> Window:
+        here = (WindowRow.topic == self._topic, WindowRow.window == start)
+        evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
+        link = store.ProducerTopicRow
+        named = (link.producer == ProducerRow.producer) & (link.topic == self._topic)
+        rows = select(ProducerRow, link.topic).outerjoin(link, named)
+        for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
+            for row, topic in self._session.execute(rows.where(ProducerRow.producer.in_(some))):
+                heartbeat = self._heartbeats.get(row.origin, NOTHING)
+                self._instances[row.producer] = to_instance(
+                    row, heartbeat, self._rules, is_of_topic=topic is not None
+                )
+        if evidence.is_too_much:
+            around.waiting.append((Verdict.UNKNOWN, _TOO_MUCH))
+        return judge(start, evidence, self._instances, around)
+
+
+def is_listed(topic: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """True for a topic that a reader or a load names, and for the first few others."""
+    counted = select(CoverageRow.topic)
+    others = select(TopicRow.topic).where(TopicRow.topic.not_in(counted))
+    return or_(topic.in_(counted), topic.in_(others.order_by(TopicRow.topic).limit(MOST_UNCOUNTED)))
+
+
+def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: None) -> int:
+    """Judge every window whose verdict may have changed; call it when all that was said is applied.
+
+    Returns how many were judged; `settled` hears of those that are final for the first time.
+    """
+    progress = Progress(session)
+    _note_hellos(session, progress)
+    note_unheard(session, progress)
+    judged = 0
+    listed = select(TopicRow).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
+    topics = {row.topic: row for row in session.scalars(listed)}
+    for view in views(session, rules, progress, [*topics]):
+        topic = topics[view.topic]
+        if view.announced:
+            topic.final_through = max(topic.final_through, view.final_through)
+        judging = _Judge(session, rules, progress.heartbeats, topic.topic)
+        judged += _settle(session, judging, view, settled)
+    return judged
+
+
+def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled) -> int:
+    columns = select(
+        WindowRow.window,
+        WindowRow.revision,
+        WindowRow.dirty,
+        WindowRow.positions,
+        WindowRow.signature,
+        WindowRow.last_settled,
+    )
+    # What is still to come nobody can have sent, whatever clocks say: it waits for its time.
+    still_open = columns.where(
+        ~WindowRow.settled, WindowRow.topic == view.topic, WindowRow.window <= view.now
+    )
+    changes = []
+    for row in session.execute(still_open.order_by(WindowRow.window)).all():
+        around = view.around(row.window, row.positions)
+        signature = _signature(around)
+        if not row.dirty and signature == row.signature:
+            continue
+        window = judging.judge(row.window, around)
+        is_final = window.verdict in _SETTLING and all(v in _SETTLING for v, _ in around.waiting)
+        change = {
+            "topic": view.topic,
+            "window": row.window,
+            "verdict": window.verdict,
+            "settled": is_final,
+            "last_settled": window.verdict if is_final else row.last_settled,
+            "dirty": False,
+            "signature": signature,
+            "judged": to_json(window),
+        }
+        changes.append(change)
+        if is_final and row.last_settled is None:
+            settled(window, around, view.topic)
+        elif is_final and row.last_settled != window.verdict:
+            what = f"{row.last_settled} became {window.verdict} at revision {row.revision}"
+            _remember(session, view.now, view.topic, row.window, "the auditor", what)
+    if changes:
+        session.execute(update(WindowRow), changes)
+    return len(changes)
+
+
+def _signature(around: Circumstances) -> str:
+    a = around
+    sets = (sorted(s) for s in (a.past, a.ahead, a.unheard, a.doubted, a.lost.items(), a.lacks.items()))
+    return hashlib.blake2b(repr((a.waiting, *sets, a.notes)).encode(), digest_size=16).hexdigest()
+
+
+def _note_hellos(session: Session, progress: Progress) -> None:
+    """Note of new instances from when on they are awaited: their cluster's heartbeat behind the hello."""
+    new = (ProducerRow.announced, ~ProducerRow.done, ProducerRow.next_report == 0, ~ProducerRow.counted)
+    for row in session.scalars(select(ProducerRow).where(*new, ProducerRow.awaited_from == NOTHING)):
+        if beat := progress.beats[row.origin].first(reported_at=row.hello_at):
+            row.awaited_from = beat.time
+
+
+def _remember(
+    session: Session, time: int, topic: str | None, window: int | None, who: str, what: str
+) -> None:
+    session.add(HistoryRow(time=time, topic=topic, window=window, who=who, what=what))
+
+
+def tidy(session: Session, rules: AuditRules) -> bool:
+    """Fold complete windows that no longer change, delete expired ones; True if there is more to do."""
+    now = rules.clock_ms()
+    kept_from = window_start(now - rules.keep_ms)
+    old = (
+        WindowRow.touched < kept_from,
+        WindowRow.window < kept_from,
+        WindowRow.verdict != Verdict.INCOMPLETE,
+    )
+    newest = select(WindowRow.topic, func.max(WindowRow.window)).where(*old).group_by(WindowRow.topic)
+    for topic, last in session.execute(newest).all():
+        row = session.get_one(TopicRow, topic)
+        row.kept_from = max(row.kept_from, last + WINDOW_MS)
+        session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
+    far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # a stranger's
+    session.execute(delete(WindowRow).where(*far))
+    _forget_producers(session, now, kept_from)
+    session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
+    still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
+    complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
+    columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
+    folded = [
+        {
+            "topic": row.topic,
+            "window": row.window,
+            "folded": True,
+            "evidence": Evidence.unpack(row.evidence).pack(fold=True),
+        }
+        for row in session.execute(columns.limit(_AT_ONCE)).all()
+    ]
+    if folded:
+        session.execute(update(WindowRow), folded)
+    still_open = select(func.min(WindowRow.window)).where(~WindowRow.settled, is_listed(WindowRow.topic))
+    first_open = session.scalar(still_open)
+    heard = heartbeats(session).values()
+    if heard:
+        beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
+    return len(folded) == _AT_ONCE
+
+
+def _forget_producers(session: Session, now: int, kept_from: int) -> None:
+    """Delete producers that have ended and of whom no window holds anything, and topics of nobody."""
+    table = ProducerRow
+    ended = (
+        or_(table.done, table.accepted.is_not(None), ~table.announced),
+        or_(table.last_window < kept_from, table.last_window > now + MOST_AHEAD_MS),
+        or_(table.heard_at < kept_from, table.heard_at > now + MOST_AHEAD_MS),
+    )
+    candidates = session.execute(select(table.producer, table.first_window, table.last_window).where(*ended))
+    rows = candidates.all()
+    if not rows:
+        return
+    there = session.scalars(select(WindowRow.window).distinct().order_by(WindowRow.window)).all()
+    forgotten = [one for one, first, last in rows if bisect_left(there, first) >= bisect_right(there, last)]
+    link = store.ProducerTopicRow
+    for some in store.slices(forgotten):
+        session.execute(delete(link).where(link.producer.in_(some)))
+        session.execute(delete(table).where(table.producer.in_(some)))
+    named = (select(CoverageRow.topic), select(link.topic), select(WindowRow.topic))
+    session.execute(delete(TopicRow).where(*(TopicRow.topic.not_in(topics) for topics in named)))
+
+
+def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> list[Bad]:
+    """Windows that are over and not complete, of one topic or of all, the worst first."""
+    over = WindowRow.window < rules.clock_ms() - rules.grace_ms - WINDOW_MS
+    worst = case({str(verdict): at for at, verdict in enumerate(Verdict)}, value=WindowRow.verdict)
+    rows = (
+        select(WindowRow.topic, *_COLUMNS.selected_columns)
+        .where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.dirty))
+        .where(or_(over, WindowRow.verdict == Verdict.INCOMPLETE))
+        .order_by(worst, WindowRow.topic, WindowRow.window)
+        .limit(most)
+    )
+    rows = rows.where(is_listed(WindowRow.topic) if topic is None else WindowRow.topic == topic)
+    return [Bad(row.topic, _judged(row)) for row in session.execute(rows)]
 
 
 def topics(session: Session, rules: AuditRules) -> list[Topic]:
     """Every topic the auditor knows, with its watermark and the instances that have not ended."""
-    names = session.scalars(select(TopicRow.topic).order_by(TopicRow.topic))
-    views = [_view(session, rules, name) for name in names]
-    return [Topic(view.topic, _watermark(session, view), [*view.instances.values()]) for view in views]
+    progress = Progress(session)
+    listed = select(TopicRow.topic).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
+    names = session.scalars(listed).all()
+    return [
+        Topic(view.topic, *_watermark(session, view), view.instances)
+        for view in views(session, rules, progress, names)
+    ]
 
 
-def heartbeats(session: Session) -> dict[str, str]:
+def heartbeats(session: Session) -> dict[str, int]:
     """Tier -> time up to which it is counted."""
-    return {row.tier: iso(row.heartbeat) for row in session.scalars(select(TierRow).order_by(TierRow.tier))}
+    return {
+        row.tier: row.heartbeat for row in session.scalars(select(store.TierRow)) if row.heartbeat != NOTHING
+    }
 
 
-def _view(session: Session, rules: AuditRules, topic: str) -> TopicView:
-    link = store.InstanceTopicRow
-    instances = (
-        select(InstanceRow)
-        .join(link, link.instance == InstanceRow.instance)
-        .where(link.topic == topic, ~InstanceRow.done)
-        .order_by(InstanceRow.instance)
-    )
-    anyone = select(link.instance).where(link.topic == topic).limit(1)
+def strangers(session: Session) -> list[dict[str, Any]]:
+    """Records that have no effect, because who wrote them cannot be who they say; the newest first."""
+    table = store.StrangerRow
+    return [
+        {
+            "place": row.place,
+            "kind": row.kind,
+            "cause": row.cause,
+            "who": row.who,
+            "count": row.count,
+            "first": iso(row.first),
+            "last": iso(row.last),
+        }
+        for row in session.scalars(select(table).order_by(table.last.desc()))
+    ]
+
+
+def history(session: Session, topic: str, start: int, end: int) -> list[dict[str, Any]]:
+    """What operators said of a topic, and how final verdicts of [start, end) changed; the oldest first."""
+    table = HistoryRow
+    here = or_(table.window.between(window_start(start), end - 1), table.window.is_(None))
+    rows = session.scalars(select(table).where(table.topic == topic, here).order_by(table.number))
+    return [
+        {
+            "time": iso(row.time),
+            "window": None if row.window is None else iso(row.window),
+            "who": row.who,
+            "what": row.what,
+        }
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """Without whose word an operator goes on: of one instance, or of a service up to a time."""
+
+    instance: int | None = None
+    service: str | None = None
+    server: str | None = None
+    before: int = FOR_EVER
+    """Only those that were last heard of before (ms)."""
+    disown: bool = False
+    """They are nobody: what they have reported does not count, either."""
+    reason: str
+    who: str
+
+
+def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instance]:
+    """Go on without the word of silent or false instances from now on; returns them.
+
+    A later reason takes over.
+    """
+    table = ProducerRow
+    rows = select(table).where(table.announced, table.heard_at < said.before)
+    if said.instance is not None:
+        rows = rows.where(table.instance == said.instance)
+    else:
+        rows = rows.where(table.service == said.service)
+        if not said.disown:
+            rows = rows.where(~table.done, table.accepted.is_(None))
+        if said.server is not None:
+            rows = rows.where(table.server == said.server)
+    accepted = []
     now = rules.clock_ms()
-    tiers = session.scalars(select(TierRow).where(TierRow.heartbeat > NOTHING))
-    return TopicView(
-        topic=topic,
-        announced=session.scalar(anyone) is not None,
-        instances={row.instance: _instance(row) for row in session.scalars(instances)},
-        origins=tuple(rules.origins),
-        grace_ms=rules.grace_ms,
-        heartbeats={row.tier: min(row.heartbeat, now) for row in tiers},
-        gaps=_gaps(session, topic),
-    )
-
-
-def _gaps(session: Session, topic: str) -> list[Gap]:
-    gaps = []
-    for row in session.scalars(select(store.UncountedRow).where(store.UncountedRow.topic == topic)):
-        reason = (
-            f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
-            f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
+    link = store.ProducerTopicRow
+    topics: Counter[str] = Counter()
+    for row in session.scalars(rows.order_by(table.instance)).all():
+        row.accepted = said.reason
+        if said.disown:
+            row.disowned = row.done = True
+        accepted.append(to_instance(row, NOTHING, rules))
+        topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
+    for topic, count in topics.items():
+        gap = store.UnheardRow  # it stays, without a time: who was not heard may speak from now on
+        crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))
+        session.execute(crowd.values(to=gap.at, since=0, until=0))
+        if said.disown:  # what it said may be in any window, and have made it incomplete
+            again = update(WindowRow).where(WindowRow.topic == topic)
+            session.execute(again.values(dirty=True, settled=False))
+        whom = (
+            f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
         )
-        gaps.append(Gap(row.tier, row.since, row.until, reason))
-    for lost in session.scalars(select(store.UnheardRow)):
-        reason = (
-            f"audit records expired before the auditor read them (offsets {lost.start} to {lost.end}): it"
-            f" does not know who sent what from {iso(lost.since)} to {iso(lost.until)}"
-        )
-        gaps.append(Gap(None, lost.since, lost.until, reason))
-    return gaps
+        done = "disowned" if said.disown else "accepted"
+        _remember(session, now, topic, None, said.who, f"{done} {whom}: {said.reason}")
+    return accepted
 
 
-def _instance(row: InstanceRow) -> Instance:
-    reports = SequenceRanges(row.reports)
-    numbers = SequenceRanges([(0, reports.last)] if reports else [])
-    return Instance(
-        instance=row.instance,
-        server=row.server,
-        service=row.service,
-        cluster=row.cluster,
-        closed_through=row.closed_through,
-        missing_reports=numbers - reports,
-        accepted=row.accepted,
-    )
-
-
-def _judge(session: Session, view: TopicView, windows: Sequence[int]) -> list[Window]:
-    evidence = _evidence(session, view, windows)
-    return [judge(window, evidence[window], view) for window in windows]
-
-
-def _evidence(session: Session, view: TopicView, windows: Sequence[int]) -> defaultdict[int, list[Evidence]]:
-    """Window -> what is known of each instance in it."""
-    reported: dict[tuple[int, int], tuple[Any, Any, int]] = {}
-    counted: defaultdict[tuple[int, int], dict[str, SequenceTally]] = defaultdict(dict)
-    named: dict[tuple[int, int], tuple[str, str]] = {}
-    # Columns, not objects: a day of a hundred instances is a hundred thousand rows.
-    R, C = ReportedRow, CountedRow
-    reports = select(R.window, R.instance, R.acknowledged, R.failed, R.reported_at)
-    counts = select(C.window, C.instance, C.tier, C.server, C.service, C.ranges).order_by(C.tier)
-    for some in store.slices(windows):
-        rows = session.execute(reports.where(R.topic == view.topic, R.window.in_(some)))
-        for window, number, acknowledged, failed, at in rows:
-            reported[window, number] = (acknowledged, failed, at)
-        more = session.execute(counts.where(C.topic == view.topic, C.window.in_(some)))
-        for window, number, tier, server, service, ranges in more:
-            counted[window, number][tier] = SequenceTally(ranges)
-            named.setdefault((window, number), (server, service))
-    instances = _instances(session, view, {number for _, number in (*reported, *counted)})
-    evidence: defaultdict[int, list[Evidence]] = defaultdict(list)
-    for key in sorted({*reported, *counted}):
-        window, number = key
-        instance = instances.get(number)
-        if instance is None or instance.cluster is None:  # not announced: it is who its messages say it is
-            server, service = named[key]
-            accepted = instance.accepted if instance else None
-            instance = Instance(
-                instance=number, server=server, service=service, cluster=None, accepted=accepted
-            )
-        acknowledged, failed, reported_at = reported.get(key, ((), (), NOTHING))
-        said = (SequenceRanges(acknowledged), SequenceRanges(failed), reported_at)
-        evidence[window].append(Evidence(instance, *said, counted.get(key, {})))
-    return evidence
-
-
-def _instances(session: Session, view: TopicView, numbers: Collection[int]) -> dict[int, Instance]:
-    """The view's instances and those of `numbers` that are known besides: ended, or of another topic."""
-    instances = dict(view.instances)
-    for some in store.slices(sorted(set(numbers) - instances.keys())):
-        for row in session.scalars(select(InstanceRow).where(InstanceRow.instance.in_(some))):
-            instances[row.instance] = _instance(row)
-    return instances
-
-
-def _watermark(session: Session, view: TopicView) -> datetime | None:
-    """The time before which every window is complete; None when not even the first one is."""
-    first = session.scalar(select(func.min(WindowRow.window)).where(WindowRow.topic == view.topic))
-    through = view.final_through
+def _watermark(session: Session, view: TopicView) -> tuple[datetime | None, str | None]:
+    """The time before which every window is complete or carried, and what holds it there."""
+    here = WindowRow.topic == view.topic
+    first = session.scalar(select(func.min(WindowRow.window)).where(here))
+    through, held_by = view.final_through, view.holding()
     for gap in view.gaps:
-        if gap.tier is None and gap.since == NOTHING and first is not None:  # what is known begins behind it
+        if gap.since == NOTHING and first is not None:  # what is known begins behind it
+            if gap.until == FOR_EVER:
+                return None, gap.reason
             first = max(first, window_start(gap.until - 1) + WINDOW_MS)
-        elif gap.tier is None:
-            through = min(through, gap.since)
-    if first is None or through < first + WINDOW_MS:
-        return None
-    end = _first_doubt(session, view, first, window_start(min(through, FOR_EVER - WINDOW_MS)))
-    return utc(end) if end > first else None
+        elif gap.is_of_all and gap.since < through:
+            through, held_by = gap.since, gap.reason
+    if first is None:
+        return None, "nothing was reported or counted yet"
+    doubtful = or_(~WindowRow.settled, WindowRow.verdict == Verdict.INCOMPLETE)
+    bad = select(WindowRow.window, WindowRow.verdict, WindowRow.judged).where(here, doubtful)
+    row = session.execute(bad.where(WindowRow.window >= first).order_by(WindowRow.window).limit(1)).first()
+    end = window_start(max(min(through, FOR_EVER - WINDOW_MS), 0))
+    if row is not None and row.window < end:
+        end, held_by = row.window, f"{row.verdict}: {_first_cause(row.judged)}"
+    return (utc(end) if end > first else None), held_by
 
 
-def _first_doubt(session: Session, view: TopicView, first: int, end: int) -> int:
-    """The first window of [first, end) that is not complete; `end` when all are."""
-    doubtful = session.scalars(
-        select(WindowRow.window)
-        .where(
-            WindowRow.topic == view.topic,
-            WindowRow.window.between(first, end - 1),
-            or_(WindowRow.settled.is_(None), WindowRow.settled != Verdict.COMPLETE),
-        )
-        .order_by(WindowRow.window)
-    ).all()
-    for some in store.slices(doubtful):
-        for start, window in zip(some, _judge(session, view, some), strict=True):
-            if window.verdict != Verdict.COMPLETE:
-                return start
-    return end
+def _first_cause(judged: Mapping[str, Any] | None) -> str:
+    """What is wrong with a window first, in one sentence."""
+    if judged is None:
+        return "it is being judged"
+    for finding in judged["findings"]:
+        who = f"{finding['service']} on {finding['server']}" if finding["server"] else finding["service"]
+        return f"{finding['count']} {finding['kind']} at {finding['tier']} ({who})"
+    reasons: Sequence[str] = judged["reasons"]
+    return reasons[0] if reasons else "it is not final yet"

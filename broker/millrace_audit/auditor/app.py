@@ -1,20 +1,24 @@
-"""The auditor's REST service: verdicts as JSON, and the one thing an operator may say.
+"""The auditor's REST service: verdicts as JSON, and what an operator may say.
 
     GET  /v1/topics/{topic}/completeness?from=ISO&to=ISO
+    GET  /v1/topics/{topic}/history?from=ISO&to=ISO   acceptances, and changes of final verdicts
     GET  /v1/topics                          watermarks and instances
+    GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, the worst first
+    GET  /v1/strangers                       records without effect
     GET  /v1/health                          up to when every tier is counted; 503 while that is behind
-    POST /v1/instances/{instance}/accept     {"reason": "..."}
+    GET  /metrics                            for Prometheus
+    POST /v1/instances/{instance}/accept     {"reason": "...", "who": "...", "disown": false}
+    POST /v1/accept                          the same and {"service": "...", "server": ..., "before": ...}
 
 An error is {"error": "one line"} with status 400, or 503 when the database fails. Knows no verdict by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -24,40 +28,76 @@ from millrace import __version__
 from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace.service.database import reason_of
-from millrace_audit.answer import to_json
-from millrace_audit.auditor import answers, auditor
-from millrace_audit.auditor.answers import AuditRules
+from millrace_audit.answer import iso, to_json
+from millrace_audit.auditor import answers
+from millrace_audit.auditor.answers import Acceptance
+from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import FOR_EVER, OFFLINE
 
 MOST_WINDOWS = 10_000
 """In one answer: about 69 days."""
+BEHIND_S = 60.0
+"""A tier that was not counted for longer makes the auditor unhealthy."""
 
 
-class Acceptance(BaseModel):
-    """Why an operator goes on without an instance's word."""
+class Reason(BaseModel):
+    """Why an operator goes on without an instance's word, and who says so."""
 
     reason: str = Field(min_length=1, max_length=1000)
+    who: str = Field(default="somebody", max_length=200)
+    disown: bool = False
+    """What it has reported does not count, either."""
 
 
-def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | None]) -> FastAPI:
-    """The application on a database that something else fills; `trouble` says why that is behind, or None."""
+class ServiceReason(Reason):
+    """The same of all silent instances of a service, of one server of it, up to a time."""
+
+    service: str
+    server: str | None = None
+    before: str | None = None
+
+
+class Worker(Protocol):
+    """What fills the database."""
+
+    trouble: str | None
+    numbers: AuditNumbers
+
+
+def build_app(store: AuditStore, rules: AuditRules, worker: Worker) -> FastAPI:
+    """The application on a database that a worker fills."""
     app = FastAPI(title="Millrace auditor", version=__version__)
     _say_errors_in_one_line(app)
+
+    @app.get("/")
+    def index() -> dict[str, Any]:
+        """What can be asked."""
+        paths = sorted({getattr(route, "path", "/") for route in app.routes})
+        return {"service": "millrace auditor", "version": __version__, "paths": paths}
 
     @app.get("/v1/topics/{topic}/completeness")
     def completeness(
         topic: str, start: Annotated[str, Query(alias="from")], end: Annotated[str, Query(alias="to")]
     ) -> dict[str, Any]:
         """The verdict on [from, to) and on each of its ten-minute windows."""
-        first, last = _ms(start, "from"), _ms(end, "to")
-        if first >= last:
-            raise MillraceError(f"from {start} is not before to {end}: give the earlier time first")
+        first, last = _span(start, end)
         if (last - first) // WINDOW_MS > MOST_WINDOWS:
             raise MillraceError(f"more than {MOST_WINDOWS} windows between {start} and {end}: ask for less")
         with store.reading() as session:
             answer: dict[str, Any] = to_json(answers.completeness(session, rules, topic, first, last))
             return answer
+
+    @app.get("/v1/topics/{topic}/history")
+    def history(
+        topic: str, start: Annotated[str, Query(alias="from")], end: Annotated[str, Query(alias="to")]
+    ) -> list[dict[str, Any]]:
+        """Who accepted what, and how final verdicts on windows of [from, to) changed."""
+        first, last = _span(start, end)
+        with store.reading() as session:
+            return answers.history(session, topic, first, last)
 
     @app.get("/v1/topics")
     def topics() -> list[dict[str, Any]]:
@@ -65,26 +105,98 @@ def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | 
         with store.reading() as session:
             return [to_json(topic) for topic in answers.topics(session, rules)]
 
+    @app.get("/v1/bad")
+    def bad(
+        topic: str | None = None, limit: Annotated[int, Query(ge=1, le=MOST_WINDOWS)] = 100
+    ) -> list[dict[str, Any]]:
+        """Windows that are not complete, over all time, the worst first."""
+        with store.reading() as session:
+            return [to_json(window) for window in answers.bad(session, rules, topic, limit)]
+
+    @app.get("/v1/strangers")
+    def strangers() -> list[dict[str, Any]]:
+        """Records of the audit topics that have no effect, and why."""
+        with store.reading() as session:
+            return answers.strangers(session)
+
     @app.get("/v1/health")
     def health() -> JSONResponse:
-        """Up to when each tier is counted; 503 until the audit topics are read, and when they cannot be."""
+        """How far behind each tier is; 503 with the reason while that is more than a minute."""
         with store.reading() as session:
             counted = answers.heartbeats(session)
-        answer = {"trouble": trouble(), "counted_through": counted, "origins": list(rules.origins)}
-        return JSONResponse(answer, status_code=503 if answer["trouble"] else 200)
+        now = rules.clock_ms()
+        behind = {tier: max(now - time, 0) / 1000 for tier, time in counted.items()}
+        troubles = [worker.trouble] if worker.trouble else []
+        for tier in (*rules.origins, OFFLINE):
+            if tier not in counted:
+                troubles.append(f"{tier} has sent no heartbeat: is its audit-reader running?")
+            elif behind[tier] > BEHIND_S:
+                troubles.append(
+                    f"{tier} is counted through {iso(counted[tier])}, {behind[tier]:.0f} s ago: look at its"
+                    " audit-reader"
+                )
+        answer = {
+            "trouble": "; ".join(troubles) or None,
+            "counted_through": {tier: iso(time) for tier, time in sorted(counted.items())},
+            "behind_s": behind,
+            "unapplied_bytes": worker.numbers.unapplied,
+            "origins": list(rules.origins),
+        }
+        return JSONResponse(answer, status_code=503 if troubles else 200)
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        """All numbers for Prometheus."""
+        return Response(worker.numbers.text(), media_type="text/plain; version=0.0.4")
 
     @app.post("/v1/instances/{instance}/accept")
-    def accept(instance: int, acceptance: Acceptance) -> dict[str, Any]:
-        """Go on without the word of a silent instance; the reason stays visible beside its windows."""
-        reason = acceptance.reason.strip()
-        if not reason:
-            raise MillraceError("an acceptance needs a reason: say why the instance will never report")
+    def accept(instance: int, said: Reason) -> dict[str, Any]:
+        """Go on without the word of an instance; the reason stays visible beside its windows."""
         if not -(1 << 63) <= instance < 1 << 63:
             raise MillraceError(f"{instance} is no instance number")
-        auditor.accept(store, instance, reason)
+        reason = _reason(said)
+        acceptance = Acceptance(instance=instance, disown=said.disown, reason=reason, who=said.who)
+        with store.writing() as session:
+            if not answers.accept(session, rules, acceptance):
+                raise MillraceError(
+                    f"nobody has heard of instance {instance}: the reasons beside a window name those that"
+                    " are silent"
+                )
+            answers.settle(session, rules)
         return {"instance": instance, "accepted": reason}
 
+    @app.post("/v1/accept")
+    def accept_service(said: ServiceReason) -> dict[str, Any]:
+        """Go on without the word of a service's silent instances that were last heard of before a time."""
+        reason = _reason(said)
+        before = FOR_EVER if said.before is None else _ms(said.before, "before")
+        acceptance = Acceptance(
+            service=said.service,
+            server=said.server,
+            before=before,
+            disown=said.disown,
+            reason=reason,
+            who=said.who,
+        )
+        with store.writing() as session:
+            accepted = answers.accept(session, rules, acceptance)
+            answers.settle(session, rules)
+        return {"instances": [instance.instance for instance in accepted], "accepted": reason}
+
     return app
+
+
+def _reason(said: Reason) -> str:
+    if not (reason := said.reason.strip()):
+        raise MillraceError("an acceptance needs a reason: say why the instance will never report")
+    return reason
+
+
+def _span(start: str, end: str) -> tuple[int, int]:
+    first, last = _ms(start, "from"), _ms(end, "to")
+    if first >= last:
+        raise MillraceError(f"from {start} is not before to {end}: give the earlier time first")
+    return first, last
 
 
 def _say_errors_in_one_line(app: FastAPI) -> None:

@@ -1,57 +1,154 @@
 """The auditor's reading thread: applies the audit topics of the aggregate cluster to the database.
 
-Every message is applied in the same transaction as the position behind it, so a kill at any moment loses and
-repeats nothing. Reads `audit` (one partition for each origin partition, as the mirror makes them) and
-`audit-offline`. Passes over what is no audit record.
+Every batch is applied in the same transaction as the position behind it, so a kill at any moment loses and
+repeats nothing. Whose word a partition is, the cluster says whose mirror it is, never its records: `audit`
+and `audit-counts` have a partition for each origin, `audit-offline` is the aggregate cluster's own.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
 from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
+from millrace.coordination.session import Session as ZooKeeperSession
 from millrace.errors import MillraceError
-from millrace.records import iter_records
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
 from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.answers import AuditRules
+from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditPosition, AuditStore
-from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, AuditRecord, now_ms
+from millrace_audit.reports.batches import AuditMessage, messages_of
+from millrace_audit.reports.messages import (
+    AUDIT_TOPIC,
+    COUNTS_TOPIC,
+    OF_THE_WAREHOUSE,
+    OFFLINE,
+    SIGNED,
+    WAREHOUSE,
+    AuditCodec,
+    AuditRecord,
+    Count,
+    Heartbeat,
+    Hello,
+    Report,
+)
+from millrace_audit.reports.mirrors import Mirrors, cluster_name
+from millrace_audit.reports.turns import TurnBook
 from millrace_registry.client import SchemaRegistryClient
 
 log = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
+_TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
+    AUDIT_TOPIC: (Hello, Report),
+    COUNTS_TOPIC: (Count, Heartbeat),
+    OFFLINE_AUDIT_TOPIC: (Count, Heartbeat, *OF_THE_WAREHOUSE),
+}
 _PAUSE_S = 0.2
 _CHECK_S = 3.0
 _RETRY_S = 1.0
+_SETTLE_S = 5.0
+_TIDY_S = 60.0
 _FETCH_WAIT_MS = 100
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One partition: what is fetched of it and not applied yet."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    fetch_at: int
+    origin: Origin | None
+    """What it is a mirror of."""
+    mirrored: int | None = None
+    """Records that the mirror had copied behind what is applied; None when that is not known."""
+    held: list[AuditMessage] = field(default_factory=list)
+    """Messages that wait for the position batch behind them."""
+    ready: list[tuple[AuditMessage, int]] = field(default_factory=list)
+    """Those to be applied, and what they lie before in their origin's log."""
+    apply_to: int = 0
+    """The offset behind the last one of them."""
+
+    @property
+    def place(self) -> Place:
+        takes, tier = _TAKES[self.topic], OFFLINE
+        if self.origin is not None:
+            tier = self.origin.cluster
+            if self.origin.partition != 0:
+                takes = ()  # publishers write to the first one alone
+        elif self.topic == COUNTS_TOPIC:
+            takes = ()  # nobody counts there but the readers of origins
+        return Place(self.topic, self.topic_id, self.partition, tier, takes)
+
+    def take(self, fetched: FetchedPartition) -> None:
+        """Sort what was fetched into what may be applied and what waits for a position batch."""
+        if fetched.error:
+            where = f"{self.topic}-{self.partition}"
+            raise MillraceError(f"{where} cannot be read at {self.fetch_at}: {error_name(fetched.error)}")
+        for header, batch, readable in batches_from(fetched, self.fetch_at):
+            if readable:
+                self.held += [m for m in messages_of(header, batch) if m.offset >= self.fetch_at]
+            elif (position := MirrorPosition.from_batch(header, batch)) is not None:
+                self.release(position.cursor.next_offset, header.next_offset)
+                self.mirrored = position.records
+            self.fetch_at = header.next_offset
+        # A count is ordered by its offset here; a report must not seem earlier than it was in its origin.
+        if self.origin is None or self.topic != AUDIT_TOPIC:
+            self.release(self.fetch_at, self.fetch_at)
+
+    def release(self, at: int, apply_to: int) -> None:
+        """What is held lies before `at` in its origin's log."""
+        self.ready += [(message, at) for message in self.held]
+        self.held.clear()
+        self.apply_to = apply_to
 
 
 class Auditor:
     """Applies the audit topics until it is told to stop."""
 
-    def __init__(self, store: AuditStore, rules: AuditRules, bootstrap: str, registry_url: str) -> None:
+    def __init__(
+        self, store: AuditStore, rules: AuditRules, bootstrap: str, registry_url: str, zookeeper: str
+    ) -> None:
         self._store = store
         self._rules = rules
         self._client = ClusterClient(bootstrap, client_id="millrace-auditor")
         self._registry = SchemaRegistryClient(registry_url)
         self._codec = AuditCodec(self._registry)
+        self._zookeeper = zookeeper
+        self._session: ZooKeeperSession | None = None
+        self._book: TurnBook | None = None
+        self._mirrors: Mirrors | None = None
+        self._readings: dict[tuple[str, int], _Reading] = {}
+        self._fetches = itertools.count()
+        self._settle_due = self._tidy_due = 0.0
+        self._is_stale = True  # something was applied that is not settled
+        self.numbers = AuditNumbers(store, rules)
         self.trouble: str | None = "the audit topics are not read to their end yet"
         """Why the database is behind what was said; None while it is not."""
 
     def check(self) -> None:
-        """MillraceError in one line when no broker answers soon."""
+        """MillraceError in one line when no broker or no ZooKeeper answers soon."""
         with ClusterClient(self._client.bootstrap, timeout_s=_CHECK_S) as client:
             client.topics()
+        self._session = ZooKeeperSession.connect(self._zookeeper)
+        self._book = TurnBook(self._session, cluster_name(self._session, self._client))
+        self._mirrors = Mirrors(self._session, self._client)
 
     def run(self, stop: threading.Event) -> None:
-        """Apply what comes until `stop` is set; what goes wrong is logged and tried again."""
+        """After `check`: apply what comes until `stop` is set; what goes wrong is logged and tried again."""
         while not stop.is_set():
             try:
                 news = self.apply_all()
@@ -60,89 +157,132 @@ class Auditor:
             except (MillraceError, SQLAlchemyError) as error:
                 self.trouble = " ".join(str(error).split())
                 log.warning("%s; trying again", self.trouble)
+                self._readings.clear()  # what was fetched and not applied is fetched again
                 stop.wait(_RETRY_S)
+
+    def close(self) -> None:
+        """Close every connection."""
         self._client.close()
         self._registry.close()
+        if self._session is not None:
+            self._session.close()
 
     def apply_all(self) -> bool:
-        """Apply everything up to the high watermarks, then settle what is final; True if there was news."""
+        """Apply everything up to the high watermarks, then settle what may have changed; True for news."""
         news = False
-        topics = self._client.topics()
-        for name in (AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC):
+        topics = self._client.topics(_TAKES)
+        unapplied = 0
+        for name in _TAKES:
             if name in topics:
-                news |= self._apply_topic(name, topics[name].topic_id.hex)
+                new, left = self._apply_topic(name, topics[name].topic_id.hex)
+                news |= new
+                unapplied += left
+        self.numbers.unapplied = unapplied
         # Only now: half-read topics could look final although the other half says otherwise.
-        if news:
+        now = time.monotonic()
+        self._is_stale |= news
+        if now >= self._settle_due and (self._is_stale or now >= self._settle_due + _SETTLE_S):
             with self._store.writing() as session:
-                answers.settle(session, self._rules)
+                answers.settle(session, self._rules, self.numbers.settled)
+            self._is_stale = False
+            took = time.monotonic() - now
+            self._settle_due = now + min(5 * took, _SETTLE_S)  # a fifth of a core at the most
+        if now >= self._tidy_due:
+            with self._store.writing() as session:
+                more = answers.tidy(session, self._rules)
+            self._tidy_due = now if more else now + _TIDY_S
         return news
 
-    def _apply_topic(self, topic: str, topic_id: str) -> bool:
-        positions = self._positions(topic, topic_id)
+    def _apply_topic(self, topic: str, topic_id: str) -> tuple[bool, int]:
         ends = self._client.list_offsets(topic, LATEST)
-        for partition, at in positions.items():
-            if at > ends.get(partition, at):
+        readings = self._readings_of(topic, topic_id)
+        for partition, reading in readings.items():
+            if reading.fetch_at > ends.get(partition, reading.fetch_at):
                 raise MillraceError(
-                    f"{topic}-{partition} ends at {ends[partition]}, but was applied up to {at}:"
-                    " its log was lost"
+                    f"{topic}-{partition} ends at {ends[partition]}, but was applied up to"
+                    f" {reading.fetch_at}: its log was lost"
                 )
         news = False
-        while behind := {p: at for p, at in positions.items() if at < ends.get(p, 0)}:
+        while behind := {p: r.fetch_at for p, r in readings.items() if r.fetch_at < ends.get(p, 0)}:
             fetched = self._client.fetch(topic, behind, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS)
             for partition, part in fetched.items():
-                records, end = self._decode(f"{topic}-{partition}", behind[partition], part)
-                self._apply(topic_id, partition, records, end)
-                positions[partition] = end
-                news |= bool(records)
-            if all(positions[p] == at for p, at in behind.items()):
+                readings[partition].take(part)
+            news |= self._apply(readings)
+            if all(readings[p].fetch_at == at for p, at in behind.items()):
                 break
+        for reading in readings.values():
+            # The newest position is not visible before the next append: its leader tells it.
+            if reading.held and reading.origin is not None and self._mirrors is not None:
+                position = self._mirrors.position(topic, reading.origin)
+                if position is not None:
+                    copied = (reading.mirrored or 0) + len(reading.held)
+                    reading.mirrored = copied if copied == position.records else None
+                    reading.release(position.cursor.next_offset, reading.fetch_at)
+        news |= self._apply(readings)
+        return news, sum(max(ends.get(p, 0) - r.apply_to, 0) for p, r in readings.items())
+
+    def _readings_of(self, topic: str, topic_id: str) -> dict[int, _Reading]:
+        """Where to read on in every partition: as the database stands, or earliest."""
+        earliest = self._client.list_offsets(topic, EARLIEST)
+        readings = {}
+        for partition, start in earliest.items():
+            reading = self._readings.get((topic_id, partition))
+            if reading is None or reading.apply_to < start:
+                origin = None
+                if topic != OFFLINE_AUDIT_TOPIC and self._mirrors is not None:
+                    origin = self._mirrors.origin(topic, topic_id, partition)
+                with self._store.writing() as session:
+                    row = session.get(AuditPosition, (topic_id, partition))
+                    if row is None:
+                        row = AuditPosition(topic_id=topic_id, partition=partition)
+                        session.add(row)
+                    if row.next_offset < start and self._is_all_applied(topic, origin, row.mirrored):
+                        row.next_offset = start  # nothing but a position batch has expired
+                    if row.next_offset < start:
+                        expired = (topic, partition, row.next_offset, start)
+                        log.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
+                        place = _Reading(topic, topic_id, partition, start, origin).place
+                        ledger.lose(session, place, row.next_offset, start)
+                        row.next_offset = start
+                        row.mirrored = None
+                    at = row.next_offset
+                    reading = _Reading(topic, topic_id, partition, at, origin, row.mirrored, apply_to=at)
+                self._readings[topic_id, partition] = reading
+            readings[partition] = reading
+        return readings
+
+    def _is_all_applied(self, topic: str, origin: Origin | None, mirrored: int | None) -> bool:
+        """True if the mirror has copied nothing since that many records were applied."""
+        if topic != AUDIT_TOPIC or origin is None or mirrored is None or self._mirrors is None:
+            return False
+        position = self._mirrors.position(topic, origin)
+        return mirrored == (0 if position is None else position.records)
+
+    def _apply(self, readings: Mapping[int, _Reading]) -> bool:
+        """Apply what is ready, a partition in a transaction; True if there was any."""
+        fetch = next(self._fetches)
+        news = False
+        for reading in readings.values():
+            place = reading.place
+            heard = [self._heard(place, fetch, *message) for message in reading.ready]
+            with self._store.writing() as session:
+                row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
+                if row.next_offset == reading.apply_to:
+                    continue
+                ledger.apply(session, place, heard, self._rules.clock_ms())
+                row.next_offset, row.mirrored = reading.apply_to, reading.mirrored
+            reading.ready.clear()
+            news |= bool(heard)
         return news
 
-    def _positions(self, topic: str, topic_id: str) -> dict[int, int]:
-        """Partition -> next offset to apply: where the database stands, or earliest."""
-        positions = self._client.list_offsets(topic, EARLIEST)
-        with self._store.writing() as session:
-            for partition, earliest in positions.items():
-                row = session.get(AuditPosition, (topic_id, partition))
-                if row is None:
-                    row = AuditPosition(topic_id=topic_id, partition=partition, next_offset=0)
-                    session.add(row)
-                if row.next_offset < earliest:
-                    expired = (topic, partition, row.next_offset, earliest)
-                    log.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
-                    ledger.unheard(session, topic_id, partition, row.next_offset, earliest)
-                    row.next_offset = earliest
-                positions[partition] = row.next_offset
-        return positions
-
-    def _decode(self, where: str, offset: int, part: FetchedPartition) -> tuple[list[AuditRecord], int]:
-        """The records from `offset` on, and the offset behind them."""
-        if part.error:
-            raise MillraceError(f"{where} cannot be read at {offset}: {error_name(part.error)}")
-        records: list[AuditRecord] = []
-        end = offset
-        for header, batch, readable in batches_from(part, offset):
-            for message in iter_records(header, batch) if readable else ():
-                if message.offset < offset:
-                    continue
-                if (record := self._codec.decode(message.value)) is not None:
-                    records.append(record)
-                else:
-                    log.warning("%s: offset %d holds no audit record", where, message.offset)
-            end = header.next_offset
-        return records, end
-
-    def _apply(self, topic_id: str, partition: int, records: list[AuditRecord], end: int) -> None:
-        with self._store.writing() as session:
-            for record in records:
-                ledger.apply(session, record)
-            ledger.heard_again(session, topic_id, partition, records)
-            session.get_one(AuditPosition, (topic_id, partition)).next_offset = end
-
-
-def accept(store: AuditStore, instance: int, reason: str) -> None:
-    """Note that an operator goes on without the word of an instance."""
-    with store.reading() as session:
-        ledger.check_known(session, instance)  # here, because it may read every count
-    with store.writing() as session:
-        ledger.accept(session, instance, reason, now_ms())
+    def _heard(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Heard:
+        key, value, offset = message
+        kind = self._codec.kind(value, fetch)
+        turn = None
+        if kind in SIGNED and self._book is not None:
+            tier = WAREHOUSE if kind in OF_THE_WAREHOUSE else place.tier
+            turn = self._book.signed(tier, key, value, fetch)
+        # Not before it is known that it counts: reading costs more than writing, for whoever means harm.
+        counts = kind in place.takes and (kind not in SIGNED or turn is not None)
+        record = self._codec.decode(value) if counts else None
+        return Heard(record, offset, value, at, turn, kind)

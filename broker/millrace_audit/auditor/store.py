@@ -1,7 +1,7 @@
 """The auditor's database: what was read from the audit topics, and how far, in one transaction.
 
-Rows only; what they mean is decided in `ledger` and `verdict`. SQLite by default, or PostgreSQL.
-Sets of sequences are JSON lists of [first, last]. Times are ms since the epoch.
+Rows only; what they mean is decided in `ledger` and `verdict`. SQLite by default, or PostgreSQL. Times are ms
+since the epoch; offsets are those of the log that is named.
 """
 
 from __future__ import annotations
@@ -9,34 +9,41 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
-from sqlalchemy import JSON, BigInteger, String, Text, event
+from sqlalchemy import JSON, BigInteger, Engine, Index, Integer, String, Text, inspect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
-from millrace.service.database import open_database
+from millrace.errors import MillraceError
+from millrace.service.database import BEGIN, open_database
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 Ranges = list[list[int]]
+Vector = dict[str, list[Any]]
 TopicName = Annotated[str, mapped_column(String(249))]
 TopicKey = Annotated[str, mapped_column(String(249), primary_key=True)]
 TopicIdKey = Annotated[str, mapped_column(String(32), primary_key=True)]
+TierName = Annotated[str, mapped_column(String(255))]
 TierKey = Annotated[str, mapped_column(String(255), primary_key=True)]
 NumberKey = Annotated[int, mapped_column(primary_key=True, autoincrement=False)]
+CountedKey = Annotated[
+    int, mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
+]
 LongText = Annotated[str, mapped_column(Text)]
+T = TypeVar("T")
 _IN_ONE_QUERY = 500
 
 
-def slices(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The numbers in portions that one query may name."""
-    for index in range(0, len(numbers), _IN_ONE_QUERY):
-        yield numbers[index : index + _IN_ONE_QUERY]
+def slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The values in portions that one query may name."""
+    for index in range(0, len(values), _IN_ONE_QUERY):
+        yield values[index : index + _IN_ONE_QUERY]
 
 
 class Row(MappedAsDataclass, DeclarativeBase, kw_only=True, eq=False, repr=False):
     """Every table of the auditor."""
 
-    type_annotation_map = {int: BigInteger, Ranges: JSON}  # noqa: RUF012  # SQLAlchemy's own convention
+    type_annotation_map = {int: BigInteger, Ranges: JSON, Vector: JSON}  # noqa: RUF012  # SQLAlchemy's own way
 
 
 class AuditPosition(Row):
@@ -46,48 +53,83 @@ class AuditPosition(Row):
     topic_id: Mapped[TopicIdKey]
     partition: Mapped[NumberKey]
     next_offset: Mapped[int] = mapped_column(default=0)
+    mirrored: Mapped[int | None] = mapped_column(default=0)
+    """Records that its mirror had copied by then, as its position says; None when that is not known."""
+
+
+class ProducerRow(Row):
+    """Who sent messages of a cluster: as they name themselves, and what of it a hello has announced."""
+
+    __tablename__ = "producers"
+    __table_args__ = (Index("producer_names", "origin", "instance", "names", unique=True),)
+    producer: Mapped[CountedKey] = mapped_column(init=False)
+    origin: Mapped[TierName]
+    """The cluster that it produces to; empty for what a load counts, which knows no cluster."""
+    instance: Mapped[int]
+    names: Mapped[str] = mapped_column(String(32))
+    """A hash of server and service: an index takes no text of any length."""
+    server: Mapped[LongText]
+    service: Mapped[LongText]
+    announced: Mapped[bool] = mapped_column(default=False, index=True)
+    hello_at: Mapped[int] = mapped_column(default=NOTHING)
+    """An offset of its cluster's audit topic behind its hello."""
+    heard_at: Mapped[int] = mapped_column(default=NOTHING)
+    """When its newest hello or report was written."""
+    closed_through: Mapped[int] = mapped_column(default=NOTHING)
+    first_report: Mapped[int] = mapped_column(default=0)
+    """Number of its first one that had an effect."""
+    next_report: Mapped[int] = mapped_column(default=0)
+    seal: Mapped[bytes | None] = mapped_column(default=None)
+    last_report: Mapped[bytes | None] = mapped_column(default=None)
+    """Hash of its newest report: the same one again is a repeat."""
+    missing: Mapped[Ranges] = mapped_column(default_factory=list)
+    """[first, last] numbers of the reports that are missing before what may be its next one."""
+    counted: Mapped[bool] = mapped_column(default=False)
+    """An event of it was counted in its own cluster."""
+    awaited_from: Mapped[int] = mapped_column(default=NOTHING)
+    """Its cluster's heartbeat time when the hello was surely there."""
+    done: Mapped[bool] = mapped_column(default=False)
+    """It has closed for ever and no report is missing: nothing of it is awaited."""
+    accepted: Mapped[LongText | None] = mapped_column(default=None)
+    disowned: Mapped[bool] = mapped_column(default=False)
+    """An operator has accepted it as nobody: what it says counts for nothing, and it is done."""
+    first_window: Mapped[int] = mapped_column(default=FOR_EVER)
+    last_window: Mapped[int] = mapped_column(default=NOTHING, index=True)
+    """No window before the first one or behind the last one holds anything of it."""
+
+    def be_in(self, window: int) -> None:
+        """Note that there is something of it in that window."""
+        self.first_window = min(self.first_window, window)
+        self.last_window = max(self.last_window, window)
+
+
+class ProducerTopicRow(Row):
+    """An instance has announced events of a topic."""
+
+    __tablename__ = "producer_topics"
+    topic: Mapped[TopicKey]
+    producer: Mapped[NumberKey]
 
 
 class UnheardRow(Row):
-    """Records of an audit topic's partition that expired before they were applied: offsets [start, end).
+    """What producers of a cluster said between two offsets of its audit topic had no effect.
 
-    Who sent what in event times [since, until) is not known in full; nothing then may be called complete.
+    Of every topic: it had expired before it was applied. Of one topic: more instances said hello than may be
+    open, until an operator accepts some. What was sent in event times [since, until) is not known in full.
     """
 
     __tablename__ = "unheard"
-    topic_id: Mapped[TopicIdKey]
-    partition: Mapped[NumberKey]
-    start: Mapped[NumberKey]
-    end: Mapped[int]
-    since: Mapped[int] = mapped_column(default=NOTHING)
-    until: Mapped[int] = mapped_column(default=FOR_EVER)
-    """The first heartbeat behind the gap; for ever until there is one."""
-
-
-class InstanceRow(Row):
-    """One producer instance, or one that an operator has accepted without ever having heard of it."""
-
-    __tablename__ = "instances"
-    instance: Mapped[NumberKey]
-    cluster: Mapped[LongText | None] = mapped_column(default=None)
-    server: Mapped[LongText] = mapped_column(default="?")
-    service: Mapped[LongText] = mapped_column(default="?")
-    heard_at: Mapped[int] = mapped_column(default=NOTHING)
-    closed_through: Mapped[int] = mapped_column(default=NOTHING)
-    reports: Mapped[Ranges] = mapped_column(default_factory=list)
-    """Numbers of the reports that were applied."""
-    done: Mapped[bool] = mapped_column(default=False, index=True)
-    """It has closed for ever and no report is missing: nothing of it is awaited."""
-    accepted: Mapped[LongText | None] = mapped_column(default=None)
-    accepted_at: Mapped[int | None] = mapped_column(default=None)
-
-
-class InstanceTopicRow(Row):
-    """An instance sends events of a topic."""
-
-    __tablename__ = "instance_topics"
+    origin: Mapped[TierKey]
     topic: Mapped[TopicKey]
-    instance: Mapped[NumberKey]
+    """Empty for every topic."""
+    at: Mapped[NumberKey]
+    """All before it had its effect."""
+    to: Mapped[int | None] = mapped_column(default=None)
+    """All behind it has; None until something is heard again."""
+    since: Mapped[int | None] = mapped_column(default=None)
+    """Time of the cluster's newest heartbeat that was written before `at`; None until the next is known."""
+    until: Mapped[int] = mapped_column(default=FOR_EVER)
+    """That of the first one behind `to`; for ever until there is one."""
 
 
 class TopicRow(Row):
@@ -95,67 +137,87 @@ class TopicRow(Row):
 
     __tablename__ = "topics"
     topic: Mapped[TopicKey]
-    settled_through: Mapped[int] = mapped_column(default=NOTHING)
+    final_through: Mapped[int] = mapped_column(default=NOTHING)
     """Windows before this were final once, even those without a row."""
-    foreign: Mapped[dict[str, int]] = mapped_column(JSON, default_factory=dict)
-    """Tier -> messages without an audit header."""
+    kept_from: Mapped[int] = mapped_column(default=NOTHING)
+    """Windows before this have expired from the database."""
 
 
 class WindowRow(Row):
-    """A window with events, and how often it changed after a final verdict."""
+    """A window with events: its evidence, the verdict, and how often that changed after it was final."""
 
     __tablename__ = "windows"
+    __table_args__ = (Index("open_windows", "settled", "topic"), Index("verdicts", "verdict", "topic"))
     topic: Mapped[TopicKey]
     window: Mapped[NumberKey]
     revision: Mapped[int] = mapped_column(default=0)
-    settled: Mapped[str | None] = mapped_column(String(16), default=None)
-    """The verdict when the window was last seen final; None when it was not, or has changed since."""
-
-
-class ReportedRow(Row):
-    """What an instance reported of a window."""
-
-    __tablename__ = "reported"
-    topic: Mapped[TopicKey]
-    window: Mapped[NumberKey]
-    instance: Mapped[NumberKey]
-    acknowledged: Mapped[Ranges] = mapped_column(default_factory=list)
-    failed: Mapped[Ranges] = mapped_column(default_factory=list)
-    reported_at: Mapped[int] = mapped_column(default=NOTHING)
-
-
-class CountedRow(Row):
-    """What a tier holds of an instance in a window; ranges that overlap are there more than once."""
-
-    __tablename__ = "counted"
-    topic: Mapped[TopicKey]
-    window: Mapped[NumberKey]
-    instance: Mapped[NumberKey]
-    tier: Mapped[TierKey]
-    server: Mapped[LongText]
-    service: Mapped[LongText]
-    ranges: Mapped[Ranges] = mapped_column(default_factory=list)
+    verdict: Mapped[str] = mapped_column(String(16), default="unknown")
+    settled: Mapped[bool] = mapped_column(default=False)
+    """The verdict is final: nothing more is awaited."""
+    last_settled: Mapped[str | None] = mapped_column(String(16), default=None)
+    """The last verdict that was final."""
+    dirty: Mapped[bool] = mapped_column(default=True)
+    """The evidence has changed since the verdict."""
+    signature: Mapped[str] = mapped_column(String(32), default="")
+    """Of everything beside the evidence that the verdict rests on."""
+    touched: Mapped[int] = mapped_column(default=NOTHING)
+    """When the evidence was last changed, by the auditor's clock."""
+    folded: Mapped[bool] = mapped_column(default=False)
+    positions: Mapped[dict[str, dict[str, int]]] = mapped_column(JSON, default_factory=dict)
+    """`reported`: origin -> an offset of its audit topic behind the last report on the window; `counted`:
+    tier -> serial of the last count of it; `origins`: those that its events come from."""
+    evidence: Mapped[bytes] = mapped_column(default=b"")
+    """An `Evidence`, packed."""
+    judged: Mapped[dict[str, Any] | None] = mapped_column(JSON, default=None)
+    """The answer's JSON of the window."""
 
 
 class TierRow(Row):
-    """A tier that readers count: whose turn it is and up to when everything is counted."""
+    """A tier that readers count."""
 
     __tablename__ = "tiers"
     tier: Mapped[TierKey]
+    turn: Mapped[int] = mapped_column(default=-1)
+    """Whose word counts; that of older turns no longer does."""
+    beaten_turn: Mapped[int] = mapped_column(default=-1)
+    """The turn of the newest heartbeat."""
+    beaten_number: Mapped[int] = mapped_column(default=0)
+    """Its number in that turn."""
     heartbeat: Mapped[int] = mapped_column(default=NOTHING)
-    reader: Mapped[int | None] = mapped_column(default=None)
+    kept: Mapped[int] = mapped_column(default=NOTHING)
+    """Time of the newest heartbeat that is kept as a beat."""
+    unmarked: Mapped[list[str]] = mapped_column(JSON, default_factory=list)
+    """Topics that were counted on since then."""
+    heard_through: Mapped[int] = mapped_column(default=0)
+    """An offset of the cluster's audit topic: what its producers said before it is applied."""
 
 
-class EndedReaderRow(Row):
-    """A reader whose turn is over: it is not listened to again."""
+class BeatRow(Row):
+    """A heartbeat that is kept: by then everything was counted that is in the log."""
 
-    __tablename__ = "ended_readers"
+    __tablename__ = "beats"
     tier: Mapped[TierKey]
-    reader: Mapped[NumberKey]
+    serial: Mapped[NumberKey]
+    """Orders what a tier has said."""
+    time: Mapped[int]
+    reported_through: Mapped[int | None]
+
+
+class MarkRow(Row):
+    """How far a topic's partitions were counted at a beat, and at the beats behind it up to the next mark.
+
+    Partition -> [end] or, where it is a mirror, [end, origin cluster, origin partition, origin end].
+    """
+
+    __tablename__ = "marks"
+    tier: Mapped[TierKey]
+    topic: Mapped[TopicKey]
+    serial: Mapped[NumberKey]
+    ends: Mapped[Vector]
 
 
 class CoverageRow(Row):
-    """Up to which offset a partition of a tier is counted."""
+    """Up to which offset a partition of a tier is counted; of tier `warehouse`: is loaded."""
 
     __tablename__ = "coverage"
     tier: Mapped[TierKey]
@@ -163,10 +225,21 @@ class CoverageRow(Row):
     partition: Mapped[NumberKey]
     topic: Mapped[TopicName]
     end: Mapped[int]
+    began: Mapped[int] = mapped_column(default=NOTHING)
+    """Serial before which nothing was said of it."""
+    counted: Mapped[bool] = mapped_column(default=False)
+    """There was something to count."""
+    gone: Mapped[bool] = mapped_column(default=False)
+    """It has been deleted: nothing more will come of it."""
+    origin: Mapped[list[Any] | None] = mapped_column(JSON, default=None)
+    """Of a mirrored partition: [cluster, topic id-partition, next offset]."""
 
 
 class UncountedRow(Row):
-    """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired."""
+    """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired.
+
+    Without a topic the partition is that of the tier's own counts, and what they counted is not known.
+    """
 
     __tablename__ = "uncounted"
     tier: Mapped[TierKey]
@@ -176,40 +249,80 @@ class UncountedRow(Row):
     end: Mapped[int]
     topic: Mapped[TopicName] = mapped_column(index=True)
     since: Mapped[int]
-    """Start (ms) of the event times in doubt: what was final before stays as it is."""
-    until: Mapped[int]
-    """When the gap was noticed: later events cannot be in it."""
+    """The heartbeat before the gap."""
+    serial: Mapped[int]
+    """Of the record that told it."""
+    until: Mapped[int] = mapped_column(default=FOR_EVER)
+    """The heartbeat behind it; for ever until there is one."""
+
+
+class UnreadableRow(Row):
+    """A partition that a reader cannot read on, as its newest heartbeat says."""
+
+    __tablename__ = "unreadable"
+    tier: Mapped[TierKey]
+    topic_id: Mapped[TopicIdKey]
+    partition: Mapped[NumberKey]
+    topic: Mapped[TopicName]
+    offset: Mapped[int]
+    cause: Mapped[LongText]
+    since: Mapped[int]
+    """The last heartbeat before."""
+    serial: Mapped[int]
+    """Of the heartbeat that told it first."""
 
 
 class LoadRow(Row):
-    """A load whose rows are counted."""
+    """How many parts of a load's edition are counted."""
 
     __tablename__ = "loads"
-    tier: Mapped[TierKey]
-    topic: Mapped[TopicKey]
-    load: Mapped[NumberKey]
-
-
-class EditionRow(Row):
-    """A later edition of a load that is counted: what it has more and less than the one before."""
-
-    __tablename__ = "editions"
-    tier: Mapped[TierKey]
-    topic: Mapped[TopicKey]
-    load: Mapped[NumberKey]
-    edition: Mapped[NumberKey]
-
-
-class LoadPartRow(Row):
-    """How much is counted of a load, or of a later edition, that takes several messages to tell."""
-
-    __tablename__ = "load_parts"
-    tier: Mapped[TierKey]
     topic: Mapped[TopicKey]
     load: Mapped[NumberKey]
     edition: Mapped[NumberKey]
     counted: Mapped[int]
-    """Parts that are counted, from the first one on."""
+    parts: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    """Of its manifest."""
+
+
+class StrangerRow(Row):
+    """Records that have no effect, because who wrote them cannot be who they say."""
+
+    __tablename__ = "strangers"
+    place: Mapped[str] = mapped_column(String(300), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    cause: Mapped[str] = mapped_column(String(200), primary_key=True)
+    who: Mapped[str] = mapped_column(String(200), primary_key=True)
+    count: Mapped[int]
+    first: Mapped[int]
+    last: Mapped[int]
+
+
+class HistoryRow(Row):
+    """What an operator said, or how a final verdict changed."""
+
+    __tablename__ = "history"
+    number: Mapped[CountedKey] = mapped_column(init=False)
+    time: Mapped[int]
+    topic: Mapped[TopicName | None] = mapped_column(index=True)
+    window: Mapped[int | None]
+    who: Mapped[LongText]
+    what: Mapped[LongText]
+
+
+def _prepare(engine: Engine) -> None:
+    """Make the tables, or refuse those of another Millrace."""
+    there = inspect(engine)
+    for table in Row.metadata.sorted_tables:
+        if there.has_table(table.name):
+            columns = {column["name"] for column in there.get_columns(table.name)}
+            if columns != set(table.columns.keys()):
+                raise MillraceError(
+                    "the auditor's database is of another version of Millrace (its table"
+                    f" {table.name} differs): give --database-url of an empty one, which the audit topics"
+                    " fill again"
+                )
+    Row.metadata.create_all(engine)
 
 
 class AuditStore:
@@ -217,7 +330,7 @@ class AuditStore:
 
     def __init__(self, url: str) -> None:
         """Raises MillraceError in one line when the URL or the database behind it will not do."""
-        self._engine = open_database(url, Row.metadata.create_all)
+        self._engine = open_database(url, _prepare)
         self._write_lock = threading.Lock()
 
     @contextmanager
@@ -231,18 +344,8 @@ class AuditStore:
         """A session whose changes are committed together at the end, or not at all on an error."""
         # One writer at a time: SQLite refuses, and does not queue, a reader that turns writer too late.
         with self._write_lock, Session(self._engine) as session, session.begin():
-            _remember(session)
+            session.connection(execution_options={BEGIN: "BEGIN IMMEDIATE"})
             yield session
 
     def close(self) -> None:
         self._engine.dispose()
-
-
-def _remember(session: Session) -> None:
-    """Keep every row once read or added until the session ends: the next record asks for most of them again.
-
-    A session by itself holds its rows weakly and would read the same ones for each record anew.
-    """
-    held: list[object] = []
-    for moment in ("loaded_as_persistent", "pending_to_persistent"):
-        event.listen(session, moment, lambda _, row: held.append(row))

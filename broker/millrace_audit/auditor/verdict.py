@@ -1,245 +1,360 @@
-"""What the audit concludes of one topic's ten minutes: complete, incomplete or unknown. Pure logic.
+"""What the audit concludes of one topic's ten minutes. Pure logic.
 
-A window is *final* when nothing more can be said about it: every origin cluster's heartbeat is past its end
-plus grace, and every producer instance of the topic has closed it and misses no report. Then
+A window is *final* when nothing more can be said about it: every origin's heartbeat is past its end plus
+grace, and every producer instance of the topic has closed it and misses no report. Its events go from their
+own cluster, the home, to `offline` and to `warehouse`; of each tier is known whether it is *past* the window,
+so that what it lacks then it lacks for good. The worst that holds is the verdict:
 
+    incomplete   a tier lacks something, holds it twice or changed, or has what is nowhere before it
+    unknown      somebody who has to say something is silent, or cannot say it: who, and why
+    pending      nothing is wrong, something is on its way: where, and since when
+    carried      all is well as far as it was reported, and what was not is the same at every tier
     complete     at every tier each acknowledged sequence is there exactly once, and nothing else
-    incomplete   a tier lacks something, or holds something twice or too much
-    unknown      not final, or a tier is not read as far as the producers' last report, or never in full
 
-What has an unknown outcome (failed, or sent by a silent instance that an operator accepted) may be there or
-not, but in one way: what is at one tier must be at all of them, once.
+What is wrong is said of the first tier where it is. What has an unknown outcome (failed, or never reported
+by an instance that an operator accepted) may be there or not, but in one way: what is at one tier must be at
+all of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window, iso, utc
+from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window, iso, overall, utc
+from millrace_audit.auditor.beats import Beat
+from millrace_audit.auditor.evidence import Evidence, Held, Said, pairs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
+from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import SequenceRanges, in_words
+from millrace_audit.reports.seals import wrapped
+
+FOREIGN = "messages without a header"
+MOST_REASONS = 20
+"""Most reasons that a window lists; the others are counted."""
+_WITHOUT_CONTENT = (WAREHOUSE, TABLE)
+"""A row is no message any more: nobody can take its fingerprint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Everything known of one instance in one window."""
+@dataclass(slots=True, kw_only=True)
+class Circumstances:
+    """Everything beside its own evidence that the verdict on a window rests on."""
+
+    waiting: list[tuple[Verdict, str]] = field(default_factory=list)
+    """Why it is `unknown` or `pending`, whatever its evidence says."""
+    past: set[tuple[str, str]] = field(default_factory=set)
+    """(origin, tier): what the tier lacks of the origin's events, it lacks for good."""
+    ahead: set[tuple[str, str]] = field(default_factory=set)
+    """(origin, tier): what the tier has and the tier before has not, that one will never count."""
+    unheard: set[str] = field(default_factory=set)
+    """Origins whose producers may have said hello, and the auditor has not heard it yet."""
+    doubted: set[str] = field(default_factory=set)
+    """Tiers that could not be counted in full: what they lack, they may have."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Tier -> why it may have had more, long after the window was over, than it counted."""
+    lacks: dict[str, str] = field(default_factory=dict)
+    """Those of `lost` where the tier may have had what it would be past by."""
+    reached: dict[str, Beat] = field(default_factory=dict)
+    """Tier -> the beat by which it was past the window."""
+    notes: list[str] = field(default_factory=list)
+    """What is said beside the verdict."""
+
+    def excuse(self, finding: Finding, home: str) -> str | None:
+        """Why what seems wrong may be right: a tier may have had what nobody counted there."""
+        if finding.kind == "missing":
+            return self.lacks.get(finding.tier)
+        before = {OFFLINE: home, WAREHOUSE: OFFLINE, TABLE: WAREHOUSE}
+        if finding.kind == "altered" or finding.tier == home:
+            return None
+        return self.lost.get(before[finding.tier])
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One producer of one origin in the window."""
 
     instance: Instance
-    acknowledged: SequenceRanges = field(default_factory=SequenceRanges)
-    failed: SequenceRanges = field(default_factory=SequenceRanges)
-    reported_at: int = NOTHING
-    """When its last report on the window was written."""
-    tiers: Mapping[str, SequenceTally] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """What was said of events of [since, until) is not known in full, or of a tier what it holds of them."""
-
-    tier: str | None
-    """The tier that was not counted in full; None when records of the audit itself are lost."""
-    since: int
-    until: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicView:
-    """What holds for every window of a topic."""
-
-    topic: str
-    announced: bool
-    """An audited producer sends it, or has sent it."""
-    instances: Mapping[int, Instance]
-    """Those that may have something to say yet, or were accepted."""
-    origins: Sequence[str]
-    """Clusters that are produced to; each must be heard of before anything is final."""
-    heartbeats: Mapping[str, int]
-    """Tier -> time up to which its cluster is counted, ms. The warehouse has none: loads count themselves."""
-    grace_ms: int
-    gaps: Sequence[Gap] = ()
+    said: Said
+    held: dict[str, Held] = field(default_factory=dict)
+    is_published: bool = False
+    """The table has the window, and all that was loaded of it."""
 
     @property
-    def final_through(self) -> int:
-        """Time (ms) up to which every window is final."""
-        if not self.announced:
-            return NOTHING
-        heard = [self.heartbeats.get(origin, NOTHING) - self.grace_ms for origin in self.origins]
-        closed = [
-            NOTHING if instance.missing_reports else instance.closed_through
-            for instance in self.instances.values()
-            if instance.accepted is None
-        ]
-        return min((*heard, *closed), default=FOR_EVER)
+    def home(self) -> str:
+        return self.instance.cluster
+
+    @property
+    def tiers(self) -> list[str]:
+        return [*dict.fromkeys((self.home, *DOWNSTREAM, *([TABLE] if self.is_published else [])))]
 
 
-def judge(window: int, evidence: Sequence[Evidence], view: TopicView) -> Window:
-    """The verdict on the ten minutes from `window`, given what is known of each instance in it."""
-    if not view.announced and not evidence:
-        # Messages of producers that are not ours may be there; nobody says how many there should be.
-        return unheard(window, f"no audited producer has announced itself for topic {view.topic}")
+def judge(
+    window: int, evidence: Evidence, producers: Mapping[int, Instance], around: Circumstances
+) -> Window:
+    """The verdict on the ten minutes from `window`; `producers` by the numbers in the evidence."""
+    if is_published := any(tier == TABLE for _, tier in around.past):
+        evidence.held.setdefault(TABLE, {})
+    else:
+        evidence.held.pop(TABLE, None)  # it is behind what was loaded: that is no loss
+    entries = _entries(evidence, producers)
+    for entry in entries:
+        entry.is_published = is_published
     end = window + WINDOW_MS
-    waiting, visible = _silence(end, evidence, view)
-    findings: list[Finding] = []
-    gaps = [gap for gap in view.gaps if gap.since < end and window < gap.until]
-    # What a tier holds matters for events that are known of; without the reports that is not certain either.
-    gaps = [gap for gap in gaps if evidence or gap.tier is None]
-    in_doubt = {gap.tier for gap in gaps}
-    behind: dict[str, None] = dict.fromkeys(gap.reason for gap in gaps)
-    for entry in evidence:
-        home = _home(entry.instance, view)
-        if home is None and entry.instance.cluster is not None:
-            visible.append(_misnamed(entry.instance, view))
-        for tier in dict.fromkeys((*([home] if home else view.origins), OFFLINE)):
-            if not _is_read(tier, entry, view):
-                behind[_behind(tier, view)] = None  # it may hold something twice that is not counted yet
-        for finding in _findings(entry, home, end):
-            read = finding.tier not in in_doubt and _is_read(finding.tier, entry, view)
-            if finding.kind != "missing" or read:
-                findings.append(finding)
+    notes = [note for entry in entries for note in _silence(entry, end)]
+    found = [(entry.home, finding) for entry in entries for finding in _findings(entry, end, around)]
+    found += _foreign_findings(evidence, around)
+    excuses = [around.excuse(finding, home) for home, finding in found]
+    findings = [finding for (_, finding), excuse in zip(found, excuses, strict=True) if excuse is None]
+    waiting = [*around.waiting, *((Verdict.UNKNOWN, excuse) for excuse in excuses if excuse is not None)]
+    verdicts = [verdict for verdict, _ in waiting]
+    if findings:
+        verdicts.append(Verdict.INCOMPLETE)
+    foreign: Counter[str] = Counter()
+    at_home = 0
+    for tiers in evidence.foreign.values():
+        foreign.update({tier: messages for tier, (messages, _) in tiers.items()})
+        at_home += max((messages for messages, _ in tiers.values()), default=0)
+    unreported = [entry for entry in entries if entry.held and not entry.instance.announced]
+    carried = at_home + sum(
+        max((_size(held.ranges) for held in entry.held.values()), default=0) for entry in unreported
+    )
+    if carried:
+        verdicts.append(Verdict.CARRIED)
+    for origin in sorted({entry.home for entry in unreported} & around.unheard):
+        verdicts.append(Verdict.PENDING)
+        notes.append(f"{origin} has events that nobody has reported; what its producers say is still read")
+    said = [entry.said for entry in entries]
     return Window(
         start=utc(window),
         end=utc(end),
-        verdict=_verdict(waiting, behind, findings),
+        verdict=overall(verdicts),
         revision=0,
-        acknowledged=sum(len(entry.acknowledged - entry.failed) for entry in evidence),
-        failed=sum(len(entry.failed) for entry in evidence),
-        tiers=_totals(evidence, view),
+        acknowledged=sum(len(_acknowledged(w)) if w.failed else _size(w.acknowledged) for w in said),
+        failed=sum(len(SequenceRanges(pairs(w.failed))) for w in said if w.failed),
+        tiers=_totals(entries, foreign, is_published),
         findings=findings,
-        reasons=[*waiting, *behind, *visible],
+        reasons=_at_most([*dict.fromkeys((*(text for _, text in waiting), *around.notes, *notes))]),
+        carried=carried,
+        foreign=dict(foreign),
     )
 
 
-def _verdict(waiting: Collection[str], behind: Collection[str], findings: Collection[Finding]) -> Verdict:
-    if waiting:
-        return Verdict.UNKNOWN
-    if findings:
-        return Verdict.INCOMPLETE
-    return Verdict.UNKNOWN if behind else Verdict.COMPLETE
+def _at_most(reasons: list[str]) -> list[str]:
+    more = len(reasons) - MOST_REASONS
+    return reasons if more <= 0 else [*reasons[:MOST_REASONS], f"and {more} more"]
 
 
-def unheard(window: int, reason: str) -> Window:
-    """The verdict on the ten minutes from `window` of a topic of which nothing is known."""
-    start, end = utc(window), utc(window + WINDOW_MS)
-    return Window(start, end, Verdict.UNKNOWN, 0, 0, 0, {}, [], [reason])
+def _entries(evidence: Evidence, producers: Mapping[int, Instance]) -> list[_Entry]:
+    entries: dict[int, _Entry] = {}
+    by_names: defaultdict[tuple[int, str, str], list[_Entry]] = defaultdict(list)
+    for number in sorted(evidence.producers(), key=lambda n: _order(producers[n])):
+        instance = producers[number]
+        if not instance.cluster:
+            continue  # a load's: it knows no cluster
+        said = evidence.said.get(number, Said()) if instance.announced else Said()
+        entry = entries[number] = _Entry(instance, said)
+        by_names[_names(instance)].append(entry)
+        for tier, held in evidence.held.items():
+            if number in held:
+                entry.held[tier] = held[number]
+    for tier, before in ((WAREHOUSE, OFFLINE), (TABLE, WAREHOUSE)):
+        for number, there in evidence.held.get(tier, {}).items():
+            same = by_names.get(_names(producers[number]))
+            if same is None:  # loaded, and nobody has ever counted it before
+                entries.setdefault(number, _Entry(producers[number], Said())).held[tier] = there
+            else:
+                same[0].held[tier] = there
+        for same in by_names.values():
+            _share_out(same, tier, before)
+    return [*entries.values()]
 
 
-def _silence(end: int, evidence: Sequence[Evidence], view: TopicView) -> tuple[list[str], list[str]]:
-    """Why the window is not final, and which silent instances were accepted."""
-    waiting: list[str] = []
-    visible: list[str] = []
-    for origin in view.origins:
-        heartbeat = view.heartbeats.get(origin)
-        if heartbeat is None:
-            waiting.append(f"{origin} has sent no heartbeat")
-        elif heartbeat < end + view.grace_ms:
-            waiting.append(
-                f"{origin} is counted through {iso(heartbeat)}, not yet {view.grace_ms // 1000} s past the"
-                " window's end"
+def _order(instance: Instance) -> tuple[int, str, str, str, bool]:
+    return (instance.instance, instance.server, instance.service, instance.cluster, not instance.announced)
+
+
+def _names(instance: Instance) -> tuple[int, str, str]:
+    return instance.instance, instance.server, instance.service
+
+
+def _share_out(same: Sequence[_Entry], tier: str, before: str) -> None:
+    """Of one name in several clusters: give each what it brought, and the rest of the tier to the first."""
+    loaded = same[0].held.get(tier)
+    if loaded is None or len(same) == 1:
+        return
+    left = SequenceTally(pairs(loaded.ranges))
+    for entry in same:
+        brought = SequenceTally(pairs(entry.held.get(before, Held()).ranges))
+        lacking = brought.without(left)
+        mine, left = brought.without(lacking), left.without(brought)
+        entry.held[tier] = Held([n for pair in mine.ranges() for n in pair])
+    first = same[0].held[tier]
+    first.ranges += [n for pair in left.ranges() for n in pair]
+
+
+def _silence(entry: _Entry, end: int) -> Iterator[str]:
+    """What is to be said of the events of a silent instance, and of two producers with one number."""
+    instance, said = entry.instance, entry.said
+    if instance.disowned:
+        yield f"what {instance.name} reported does not count: {instance.accepted}"
+    if not instance.announced:
+        return
+    if silent_about(instance, end) is not None:
+        told = SequenceRanges(pairs(said.acknowledged)) | SequenceRanges(pairs(said.failed))
+        anywhere = SequenceRanges()
+        for held in entry.held.values():
+            anywhere = anywhere | _tally(held).present
+        if unreported := anywhere - told:
+            last = f"through sequence {told.last}" if told else "nothing"
+            judged = "" if instance.accepted is None else "; they are judged like failed ones"
+            yield (
+                f"{instance.name} reported {last} here, and {len(unreported)} events are counted that it"
+                f" never reported{judged}"
             )
-    everyone = {entry.instance.instance: entry.instance for entry in evidence} | {**view.instances}
-    for instance in everyone.values():
-        silent = _silent_about(instance, end)
-        if silent is None or (instance.cluster is None and instance.accepted is None):
-            continue  # of a stranger nothing is awaited: what it sent is unexpected
-        if instance.accepted is None:
-            waiting.append(silent)
-        else:
-            visible.append(f"{silent}; accepted: {instance.accepted}")
-    return waiting, visible
+    at_home = entry.held.get(entry.home)
+    if at_home is not None and at_home.ranges != said.acknowledged:
+        home = _tally(at_home)
+        times = len(home.layers)
+        is_repeated = times > 1 and home.layers == [SequenceRanges(pairs(said.acknowledged))] * times
+        if is_repeated and home.fingerprint != wrapped(times * said.fingerprint):
+            yield f"two producers share instance number {instance.instance}: their messages differ"
 
 
-def _silent_about(instance: Instance, end: int) -> str | None:
+def silent_about(instance: Instance, end: int) -> str | None:
     """Why it may still have something to say about the time before `end`; None when it has not."""
-    if instance.cluster is None:
-        return f"{instance.name} was never announced"
     if instance.missing_reports:
         return f"report {in_words(instance.missing_reports)} of {instance.name} is missing"
-    if instance.closed_through >= end:
+    if instance.closed_through >= end or instance.idle:
         return None
     said = "nothing" if instance.closed_through == NOTHING else f"only {iso(instance.closed_through)}"
     return f"{instance.name} has closed {said} and may send more"
 
 
-def _home(instance: Instance, view: TopicView) -> str | None:
-    """The cluster it produces to; None when it has not said so, or names one that there is not."""
-    return instance.cluster if instance.cluster in (*view.origins, OFFLINE) else None
+def _findings(entry: _Entry, end: int, around: Circumstances) -> Iterator[Finding]:
+    """What is wrong with one producer's events, each at the first tier where it is."""
+    if _is_in_order(entry, around):
+        return
+    instance, origin = entry.instance, entry.home
+    told_all = instance.announced and silent_about(instance, end) is None
+    accepted = not told_all and instance.accepted is not None
+    told_in_part = instance.announced and (accepted or instance.first_report > 0)
+    acknowledged, failed = _acknowledged(entry.said), SequenceRanges(pairs(entry.said.failed))
+    tallies = {tier: _tally(entry.held.get(tier)) for tier in entry.tiers}
+    behind = SequenceRanges()
+    for tally in tallies.values():
+        behind = behind | tally.present
+    uncertain = behind - acknowledged if told_in_part else failed
+    before: SequenceTally | None = None  # what the tier before holds; None where that is not known
+    required = acknowledged | (uncertain & behind)
+    reported = acknowledged | uncertain
+    for tier in entry.tiers:
+        tally, known = tallies[tier], tier not in around.doubted
+        present = tally.present
+        missing = required - present if known and (origin, tier) in around.past else SequenceRanges()
+        unexpected = repeated = SequenceRanges()
+        if tier == entry.home:
+            repeated = tally.repeated
+            if told_all and not told_in_part:
+                unexpected = present - reported
+        elif before is not None and (origin, tier) in around.ahead:
+            unexpected = present - before.present - reported
+            surplus = SequenceTally((*before.present | present, *_again(before)))
+            repeated = tally.without(surplus).present
+        elif before is None:
+            repeated = tally.repeated
+        sets = {"missing": missing, "duplicate": repeated, "unexpected": unexpected}
+        if known and not any(sets.values()):
+            sets["altered"] = _altered(entry, tier, tally, before, failed)
+        names = (instance.server, instance.service, instance.instance)
+        for kind, sequences in sets.items():
+            if sequences:
+                yield Finding(kind, tier, *names, sequences.pairs(), len(sequences))
+        if known:
+            # What is missing here is said; behind it all that is here must be, whoever reported it.
+            required, before = present, tally
+        else:
+            required, before = required | present, None
 
 
-def _misnamed(instance: Instance, view: TopicView) -> str:
-    return (
-        f"{instance.name} names a cluster that is none of {', '.join(view.origins)}: mend the name it is"
-        " given, or the auditor's --origins"
-    )
+def _is_in_order(entry: _Entry, around: Circumstances) -> bool:
+    """The usual case, decided without set operations: every tier holds just what was acknowledged."""
+    said = entry.said
+    if not entry.instance.announced or said.failed:
+        return False
+    for tier in entry.tiers:
+        held = entry.held.get(tier)
+        if held is None:
+            if said.acknowledged and (entry.home, tier) in around.past:
+                return False
+        elif held.ranges != said.acknowledged or (
+            tier not in _WITHOUT_CONTENT and held.fingerprint != said.fingerprint
+        ):
+            return False
+    return True
 
 
-def _findings(entry: Evidence, home: str | None, end: int) -> list[Finding]:
-    """What is wrong with one instance at each tier."""
-    instance = entry.instance
-    required = {**({home: None} if home else {}), **dict.fromkeys(DOWNSTREAM)}
-    # The usual case, decided without set operations: every tier holds just what was acknowledged.
-    if (
-        home
-        and not entry.failed
-        and entry.tiers.keys() == required.keys()
-        and all(tally.layers == [entry.acknowledged] for tally in entry.tiers.values())
-    ):
-        return []
-    expected, allowed = _expected_and_allowed(entry, silent=_silent_about(instance, end) is not None)
-    findings = []
-    for tier in {**required, **dict.fromkeys(entry.tiers)}:
-        tally = entry.tiers.get(tier, SequenceTally())
-        # With nobody to say where it was produced, any cluster's own tier may be its origin.
-        foreign_tier = home is not None and tier not in required
-        problems = {
-            "missing": SequenceRanges() if foreign_tier else expected - tally.present,
-            "duplicate": tally.repeated,
-            "unexpected": tally.present if foreign_tier else tally.present - allowed,
-        }
-        who = (instance.server, instance.service, instance.instance)
-        findings += [
-            Finding(kind, tier, *who, sequences.pairs(), len(sequences))
-            for kind, sequences in problems.items()
-            if sequences
-        ]
-    return findings
+def _again(tally: SequenceTally) -> Iterator[tuple[int, int]]:
+    for layer in tally.layers[1:]:
+        yield from layer
 
 
-def _expected_and_allowed(entry: Evidence, *, silent: bool) -> tuple[SequenceRanges, SequenceRanges]:
-    """The sequences that must be at every tier, and those that may be there."""
-    anywhere = SequenceRanges()
-    for tally in entry.tiers.values():
-        anywhere = anywhere | tally.present
-    acknowledged = entry.acknowledged - entry.failed  # a failure after the fact takes the word back
-    uncertain = entry.failed
-    if silent and entry.instance.accepted is not None:
-        uncertain = uncertain | (anywhere - acknowledged)
-    allowed = acknowledged | uncertain
-    if silent and entry.instance.accepted is None and entry.instance.cluster is not None:
-        allowed = allowed | anywhere  # it has not told everything yet
-    return acknowledged | (uncertain & anywhere), allowed
+def _altered(
+    entry: _Entry, tier: str, tally: SequenceTally, before: SequenceTally | None, failed: SequenceRanges
+) -> SequenceRanges:
+    """What is there with other content than was sent, or than the tier before has."""
+    if tier in _WITHOUT_CONTENT or not tally.present:
+        return SequenceRanges()
+    said = entry.said
+    if tier == entry.home or before is None:
+        acknowledged = _acknowledged(said)  # the fingerprint is without those that failed afterwards
+        if tally.layers == [acknowledged]:
+            expected = said.fingerprint
+        elif failed and tally.layers == [acknowledged | failed]:
+            expected = wrapped(said.fingerprint + said.failed_fingerprint)
+        else:
+            return SequenceRanges()
+    elif tally.layers == before.layers:
+        expected = before.fingerprint
+    else:
+        return SequenceRanges()
+    return SequenceRanges() if tally.fingerprint == expected else tally.present
 
 
-def _is_read(tier: str, entry: Evidence, view: TopicView) -> bool:
-    """True if the tier has been counted since the instance reported: what it lacks now, it lacks."""
-    return tier == WAREHOUSE or view.heartbeats.get(tier, NOTHING) >= entry.reported_at
+def _foreign_findings(evidence: Evidence, around: Circumstances) -> Iterator[tuple[str, Finding]]:
+    """What is wrong with messages without a header: they are compared by number and content."""
+    for origin, tiers in sorted(evidence.foreign.items()):
+        if origin == OFFLINE or {origin, OFFLINE} & around.doubted or (origin, OFFLINE) not in around.past:
+            continue
+        here, there = tiers.get(origin, [0, 0]), tiers.get(OFFLINE, [0, 0])
+        more = there[0] - here[0]
+        if more > 0 and (origin, OFFLINE) not in around.ahead:
+            continue
+        kind = "missing" if more < 0 else "duplicate" if more else "altered" if here != there else ""
+        if kind:
+            yield origin, Finding(kind, OFFLINE, "", FOREIGN, 0, [], abs(more) or here[0])
 
 
-def _behind(tier: str, view: TopicView) -> str:
-    heartbeat = view.heartbeats.get(tier)
-    if heartbeat is None:
-        return f"tier {tier} is not counted: no audit reader has been heard of"
-    return f"tier {tier} is counted through {iso(heartbeat)}, before the producers' last report"
+def _acknowledged(said: Said) -> SequenceRanges:
+    """What was acknowledged; a failure after the fact takes the word back."""
+    acknowledged = SequenceRanges(pairs(said.acknowledged))
+    return acknowledged - SequenceRanges(pairs(said.failed)) if said.failed else acknowledged
 
 
-def _totals(evidence: Sequence[Evidence], view: TopicView) -> dict[str, int]:
+def _tally(held: Held | None) -> SequenceTally:
+    return SequenceTally(pairs(held.ranges), held.fingerprint) if held else SequenceTally()
+
+
+def _size(flat: Sequence[int]) -> int:
+    return sum(flat[1::2]) - sum(flat[::2]) + len(flat) // 2
+
+
+def _totals(entries: Sequence[_Entry], foreign: Mapping[str, int], is_published: bool) -> dict[str, int]:
     totals: Counter[str] = Counter()
-    for entry in evidence:
-        if home := _home(entry.instance, view):
-            totals[home] += 0
-        for tier, tally in entry.tiers.items():
-            totals[tier] += tally.total
-    return {**totals, **{tier: totals[tier] for tier in DOWNSTREAM}}
+    for entry in entries:
+        if entry.home:
+            totals[entry.home] += 0
+        for tier, held in entry.held.items():
+            totals[tier] += _size(held.ranges)
+    tiers = (*DOWNSTREAM, *([TABLE] if is_published else []))
+    return {**totals, **{tier: totals[tier] for tier in tiers}}

@@ -1,114 +1,303 @@
-"""Counts the audited messages of record batches: walks the framing and reads nothing but the header.
+"""Counts the messages of record batches, many at once: whose they are, which sequences, what fingerprint.
 
-Written for speed at the price of some repetition: records of one producer follow one another, so a message
-whose server, service and instance are, byte for byte, those of the message before it needs two numbers read.
+Reads nothing of a message but its header; of one that has none, the record's time. What a message is called
+follows from its bytes alone, so every tier that holds the same batches counts the same:
+
+- A message has a header when its schema begins with one, names of at most 255 bytes and numbers of 64 bits.
+- A batch whose records cannot be told apart (its CRC is right: so it was sent) is as many foreign messages as
+  it states, at its largest timestamp, with the fingerprint of its bytes behind the 61 of the batch's header.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
 
 from millrace.errors import CorruptMessage
-from millrace.records import HEADER_BYTES, BatchHeader, read_varint
-from millrace.records.compression import Buffer, decompress
+from millrace.records import HEADER_BYTES, read_varint
+from millrace.records.framing import Batch, BrokenBatch, Frames, frame_batches
+from millrace.records.row_cursor import Faults, Longs, Mask, PaddedBuffer, RowCursor, Words
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
-from millrace_audit.reports.event import PREFIX_BYTES, NotAudited, instance_bytes, read_header
+from millrace_audit.reports.event import MAX_NAME_BYTES, PREFIX_BYTES
+from millrace_audit.reports.messages import ForeignCount
+from millrace_audit.reports.seals import fingerprint, wrapped
 
-# A count holds numbers of 64 bits, windows among them. What anybody may send beyond is no header: a reader
-# that choked on it would choke on it again after every restart.
+ROWS = 10_000
+"""Messages counted at a time; behind each such part a count may end. With the longest names they make one of
+less than 6 MB, which an audit topic takes."""
+_EARLIEST = WINDOW_MS - (1 << 63)
+"""A window begins before it: at a number that no record of the audit could hold."""
 _BOUND = 1 << 63
-_EARLIEST = WINDOW_MS - _BOUND
+_MOST_BYTES = 2 * (MAX_NAME_BYTES + 2) + 10
+"""Of names and number in a header."""
+_RANGE_BYTES, _ENTRY_BYTES = 20, 40
+_Names = tuple[str, str, int]
+"""Server, service, instance."""
+
+
+class _Found(NamedTuple):
+    who: _Names
+    size: int
+    """In bytes, as they stand in a header."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was counted of a partition since it was last published."""
+
+    counts: SequenceCounts = field(default_factory=SequenceCounts)
+    foreign: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Window -> messages without a header, and the sum of their fingerprints."""
+
+    def add_foreign(self, window: int, messages: int, fingerprints: int) -> None:
+        before = self.foreign.get(window, (0, 0))
+        self.foreign[window] = (before[0] + messages, before[1] + fingerprints)
+
+    def foreign_counts(self) -> list[ForeignCount]:
+        return [ForeignCount(w, n, wrapped(total)) for w, (n, total) in sorted(self.foreign.items())]
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in a message, rather too much."""
+        tallies = self.counts.tallies
+        names = sum(len(key.server) + len(key.service) for key in tallies)
+        entries = len(tallies) + len(self.foreign)
+        return self.counts.range_count * _RANGE_BYTES + entries * _ENTRY_BYTES + 4 * names
+
+
+class Part(NamedTuple):
+    """What was counted in one go."""
+
+    end: int
+    """An offset behind all of it."""
+    messages: int
+    times: Longs
+    """Event times of the messages with a header."""
 
 
 class BatchCounter:
     """Counts batches; `is_audited(schema_id)` says whether messages of that schema begin with a header."""
 
     def __init__(self, is_audited: Callable[[int], bool]) -> None:
-        # Messages that are not ours may begin with anything: not all of it is remembered.
-        @lru_cache(10_000)
-        def audited(prefix: bytes) -> bool:
-            return prefix[0] == 0 and is_audited(int.from_bytes(prefix[1:], "big"))
+        self._is_audited = is_audited
 
-        self._audited = audited
+    def count(self, batches: Iterable[Batch], start: int, tally: Tally) -> Iterator[Part]:
+        """Count whole data batches from offset `start` on, part by part.
 
-    def count(self, header: BatchHeader, batch: Buffer, counts: SequenceCounts) -> int:
-        """Add a whole data batch to `counts`; the number of its messages that carry no audit header.
-
-        Raises CorruptMessage when the framing is broken; `counts` may then hold a part of the batch.
+        What `is_audited` raises comes through, and nothing of that part is counted.
         """
-        data = bytes(decompress(header.codec, memoryview(batch)[HEADER_BYTES:]))
-        run = _Run(counts)
-        foreign = position = 0
-        try:
-            for _ in range(header.records_count):
-                start, end, position = _value_of(data, position)
-                audited = end - start > PREFIX_BYTES and self._audited(data[start : start + PREFIX_BYTES])
-                if not (audited and run.take(data, start, end)):
-                    foreign += 1
-        except IndexError as error:
-            raise CorruptMessage(f"the batch at offset {header.base_offset} ends inside a record") from error
-        run.end()
-        return foreign
+        for frames, broken in frame_batches(batches):
+            if len(frames) and frames.offset[0] < start:
+                frames = frames.select(np.flatnonzero(frames.offset >= start))
+            for some in sorted(broken, key=lambda some: some.batch[0].base_offset):
+                header = some.batch[0]
+                before = int(np.searchsorted(frames.offset, header.base_offset))
+                yield from self._parts(frames.select(slice(before)), tally)
+                frames = frames.select(slice(before, None))
+                if header.base_offset >= start:
+                    _count_broken(some, tally)
+                    yield Part(header.next_offset, max(header.records_count, 1), np.zeros(0, np.int64))
+            yield from self._parts(frames, tally)
+
+    def _parts(self, frames: Frames, tally: Tally) -> Iterator[Part]:
+        for part in frames.slices(ROWS):
+            yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(part, tally))
+
+    def _count_frames(self, frames: Frames, tally: Tally) -> Longs:
+        """Count every one of these messages; the times of those that have a header."""
+        tagged = (frames.value_size > PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
+        ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap()
+        if tagged.all() and (ids == ids[0]).all():  # the usual case
+            audited = tagged if self._is_audited(int(ids[0])) else ~tagged
+        else:
+            known = [
+                schema_id for schema_id in np.unique(ids[tagged]).tolist() if self._is_audited(schema_id)
+            ]
+            audited = tagged & np.isin(ids, np.array(known, np.uint32))
+        hashes = _hashes(frames)
+        headers = None
+        if audited.any():
+            headers = _Headers.read(frames, hashes, np.flatnonzero(audited))
+            audited[headers.without] = False
+            headers.count(tally)
+        foreign = np.flatnonzero(~audited)
+        if len(foreign):
+            _count_foreign(frames.timestamp[foreign], hashes[foreign], tally)
+        return headers.time if headers is not None else np.zeros(0, np.int64)
 
 
-class _Run:
-    """Consecutive sequences of one producer in one window, put into the counts when they end."""
+@dataclass(slots=True)
+class _Headers:
+    """The headers of some messages, by columns; `group` is the index of the producer's names."""
 
-    __slots__ = ("_counts", "_first", "_key", "_last", "_who", "_window")
+    names: list[_Names]
+    group: Longs
+    time: Longs
+    sequence: Longs
+    hashes: Words
+    without: Longs
+    """The rows that turned out to have none."""
 
-    def __init__(self, counts: SequenceCounts) -> None:
-        self._counts = counts
-        self._who = b""  # the same as it stands in a message
-        self._key = ("", "", 0)
-        self._window = self._first = 0
-        self._last = -1
+    @classmethod
+    def read(cls, frames: Frames, hashes: Words, at: Longs) -> _Headers:
+        faults = Faults(len(at))
+        value, size = frames.value[at], frames.value_size[at]
+        rows = RowCursor(frames.buffer, value + PREFIX_BYTES, value + size, faults)
+        time = rows.varint("time")
+        names, group = _read_names(rows)
+        sequence = rows.varint("sequence")
+        good = ~faults.bad & (group >= 0) & (sequence >= 0) & (time >= _EARLIEST)
+        if good.all():
+            return cls(names, group, time, sequence, hashes[at], at[:0])
+        return cls(names, group[good], time[good], sequence[good], hashes[at[good]], at[~good])
 
-    def take(self, data: bytes, start: int, end: int) -> bool:
-        """Count the message data[start:end]; False when it has no header after all."""
-        try:
-            time, after_time = read_varint(data, start + PREFIX_BYTES)
-            if self._who and data.startswith(self._who, after_time):
-                sequence, after = read_varint(data, after_time + len(self._who))
-                if after > end:
-                    return False
-            else:
-                header = read_header(data[start:end])
-                self.end()
-                sequence = header.sequence
-                self._key = (header.server, header.service, header.instance)
-                self._who = instance_bytes(*self._key)
-        except (IndexError, CorruptMessage, NotAudited):
-            return False
-        if not (0 <= sequence < _BOUND and _EARLIEST <= time < _BOUND):
-            return False
-        window = window_start(time)
-        if sequence == self._last + 1 and window == self._window and self._first <= self._last:
-            self._last = sequence
-            return True
-        self.end()
-        self._window, self._first, self._last = window, sequence, sequence
-        return True
-
-    def end(self) -> None:
-        if self._first <= self._last:
-            self._counts.add(*self._key, self._window, self._first, self._last)
-        self._first, self._last = 0, -1
+    def count(self, tally: Tally) -> None:
+        """Put consecutive sequences of one instance and window into the counts, a range at a time."""
+        if not len(self.time):
+            return
+        window = self.time - self.time % WINDOW_MS
+        group, sequence, hashes = self.group, self.sequence, self.hashes
+        starts = _run_starts(group, window, sequence)
+        if len(starts) > len(group) // 8:  # many producers' messages lie mixed
+            order = np.lexsort((sequence, window, group))
+            group, window, sequence, hashes = group[order], window[order], sequence[order], hashes[order]
+            starts = _run_starts(group, window, sequence)
+        totals = np.add.reduceat(hashes, starts).tolist()
+        firsts, lasts = sequence[starts].tolist(), sequence[[*(starts[1:] - 1), -1]].tolist()
+        whose, when = group[starts].tolist(), window[starts].tolist()
+        for index, total in enumerate(totals):
+            server, service, instance = self.names[whose[index]]
+            tally.counts.add(server, service, instance, when[index], firsts[index], lasts[index], total)
 
 
-def _value_of(data: bytes, position: int) -> tuple[int, int, int]:
-    """Where the record at `position` has its value (start, end), and where the next record begins."""
-    size, start = read_varint(data, position)
-    end = start + size
-    position = start + 1  # the unused record attributes
-    while data[position] >= 0x80:  # timestamp delta
-        position += 1
-    position += 1
-    while data[position] >= 0x80:  # offset delta
-        position += 1
-    key_size, position = read_varint(data, position + 1)
-    value_size, position = read_varint(data, position + (key_size if key_size > 0 else 0))
-    value_end = position + (value_size if value_size > 0 else 0)
-    if size <= 0 or value_end > end or end > len(data):
-        raise IndexError
-    return position, value_end, end
+def _run_starts(group: Longs, window: Longs, sequence: Longs) -> Longs:
+    starts = np.ones(len(group), np.bool_)
+    starts[1:] = group[1:] != group[:-1]
+    starts[1:] |= window[1:] != window[:-1]
+    starts[1:] |= sequence[1:] != sequence[:-1] + 1
+    return np.flatnonzero(starts)
+
+
+def _read_names(rows: RowCursor) -> tuple[list[_Names], Longs]:
+    """Step over server, service and instance in every row.
+
+    Returns whose there are, and for each row the index of its own; -1 for rows that have none.
+    """
+    names: list[_Names] = []
+    group = np.full(len(rows), -1, np.int64)
+    left = np.arange(len(rows))
+    # Messages of one producer follow one another: usually a few comparisons of all the bytes tell it all.
+    while len(left) and (found := _names_at(rows.buffer, int(rows.pos[left[0]]), int(rows.end[left[0]]))):
+        pos = rows.pos[left]
+        same = _same_bytes(rows.buffer, pos, rows.end[left] - pos, found.size, pos[0])
+        count = np.count_nonzero(same)
+        if 8 * count < len(left):
+            break
+        mine = left if count == len(left) else left[same]
+        names.append(found.who)
+        group[mine] = len(names) - 1
+        rows.pos[mine] += found.size
+        left = left[:0] if count == len(left) else left[~same]
+    if len(left):
+        part = rows.subset(left)
+        group[left] = _read_each_name(part, names)
+        rows.rejoin(left, part)
+    return names, group
+
+
+def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
+    """The same, field by field; what it finds is put into `names`."""
+    start, end = rows.pos.copy(), rows.end
+    for name in ("server", "service"):
+        rows.skip(rows.varint(name), name)
+    instance = rows.varint("instance")
+    size = rows.pos - start
+    group = np.full(len(rows), -1, np.int64)
+
+    def number(row: int) -> int:
+        found = _names_at(rows.buffer, int(start[row]), int(end[row]))
+        names.extend([found.who] if found else [])
+        return len(names) - 1 if found else -1
+
+    left = np.flatnonzero((rows.pos < end) & (size <= _MOST_BYTES))
+    if len(left):
+        _, first, code = np.unique(instance[left], return_index=True, return_inverse=True)
+        leaders = left[first]
+        numbers = np.array([number(row) for row in leaders.tolist()], np.int64)
+        same = _same_bytes(rows.buffer, start[left], size[left], size[leaders][code], start[leaders][code])
+        same &= size[left] == size[leaders][code]
+        group[left[same]] = numbers[code[same]]
+        left = left[~same]
+    # Rows of an instance's number whose names are not those of its first row are somebody else's. One by one:
+    # whoever gives all his names one number must not make us compare each with each.
+    seen: dict[bytes, int] = {}
+    for row in left.tolist():
+        head = bytes(rows.buffer.data[start[row] : start[row] + size[row]])
+        if head not in seen:
+            seen[head] = number(row)
+        group[row] = seen[head]
+    return group
+
+
+def _names_at(buffer: PaddedBuffer, position: int, end: int) -> _Found | None:
+    """Who is named there; None when nobody is, or too long a name."""
+    data, texts = bytes(buffer.data[position : min(end, position + _MOST_BYTES)]), []
+    at = 0
+    try:
+        for _ in range(2):
+            size, at = read_varint(data, at)
+            texts.append(data[at : at + size].decode())
+            at += size
+            if not 0 <= size <= MAX_NAME_BYTES:
+                return None
+        instance, at = read_varint(data, at)
+    except (IndexError, UnicodeDecodeError, CorruptMessage):
+        return None
+    return _Found((*texts, instance), at) if -_BOUND <= instance < _BOUND else None  # type: ignore[arg-type]
+
+
+def _same_bytes(
+    buffer: PaddedBuffer, start: Longs, room: Longs, size: int | Longs, model: np.int64 | Longs
+) -> Mask:
+    """Where the next `size` bytes are those at `model`, and there are as many."""
+    same: Mask = room >= size
+    last = len(buffer.words8) - 1
+    for offset in range(0, int(np.max(size)), 8):
+        differ = (
+            buffer.words8[np.minimum(start + offset, last)] ^ buffer.words8[np.minimum(model + offset, last)]
+        )
+        bits = 8 * np.minimum(np.maximum(size - offset, 0), 8)
+        if np.min(bits) < 64:  # of the last word only the bytes that belong to it
+            differ = np.where(bits == 0, np.uint64(0), differ << (np.uint64(64) - bits.astype(np.uint64)))
+        same &= differ == 0
+    return same
+
+
+def _hashes(frames: Frames) -> Words:
+    """The fingerprint of each value; that of no bytes for null."""
+    first, last = int(frames.value[0]), int(frames.end[-1])
+    data, digest = bytes(frames.buffer.data[first:last]), xxhash.xxh64_intdigest  # bytes are cut faster
+    start = frames.value - first
+    end = start + np.maximum(frames.value_size, 0)
+    values = (digest(data[one:other]) for one, other in zip(start.tolist(), end.tolist(), strict=True))
+    return np.fromiter(values, np.uint64, len(frames))
+
+
+def _count_foreign(timestamp: Longs, hashes: Words, tally: Tally) -> None:
+    timestamp = np.maximum(timestamp, _EARLIEST)
+    window = timestamp - timestamp % WINDOW_MS
+    order = np.argsort(window, kind="stable")
+    windows, first, messages = np.unique(window[order], return_index=True, return_counts=True)
+    totals = np.add.reduceat(hashes[order], first)
+    for at, count, total in zip(windows.tolist(), messages.tolist(), totals.tolist(), strict=True):
+        tally.add_foreign(at, count, total)
+
+
+def _count_broken(broken: BrokenBatch, tally: Tally) -> None:
+    header, batch = broken.batch
+    at = window_start(max(header.max_timestamp, _EARLIEST))
+    tally.add_foreign(at, max(header.records_count, 1), fingerprint(batch[HEADER_BYTES:]))

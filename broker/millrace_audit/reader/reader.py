@@ -1,46 +1,67 @@
 """The auditing reader: counts every message of one cluster and publishes what it counted.
 
-One process for a cluster. Reads raw batches up to the high watermark, looks at nothing but the audit header,
-and publishes for each partition the range of offsets it read with the sequences found there. A heartbeat
-says: all that was visible in the cluster at that time is counted. It keeps no state of its own: where to go
-on is read from the audit topic, so it may be killed at any moment. Memory is bounded by what one fetch
-holds and a number of ranges after which it publishes early.
+One process counts a cluster; others stand by. It reads raw batches up to the high watermark, looks at nothing
+but the audit header, and publishes for each partition the range of offsets it read with the sequences found
+there. A heartbeat says: all that was visible in the cluster at that time is counted, but for the partitions
+it names. It keeps no state of its own: where to go on is read from the counts topic, so it may be killed at
+any moment. Memory is bounded by what one fetch holds and a size after which a count is published early.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 
-from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition, TopicMetadata
-from millrace.client.transactions import batches_from
+from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.config import OFFLINE_AUDIT_TOPIC
-from millrace.errors import ErrorCode, MillraceError, TopicAlreadyExists
-from millrace.records import iter_records
+from millrace.coordination.session import Session
+from millrace.errors import MillraceError, TopicAlreadyExists
+from millrace.mirror.runs import OffsetRules
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition
+from millrace_audit.reader import coverage
+from millrace_audit.reader.brokers import Brokers
 from millrace_audit.reader.counting import BatchCounter
-from millrace_audit.reader.turns import PartitionKey, Turns
-from millrace_audit.reports import messages
-from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reader.numbers import ReaderNumbers
+from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
+from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.event import has_header
-from millrace_audit.reports.messages import AUDIT_TOPIC, Count, Heartbeat, now_ms
+from millrace_audit.reports.messages import (
+    AUDIT_TOPIC,
+    COUNTS_TOPIC,
+    NOTHING,
+    OFFLINE,
+    AuditCodec,
+    AuditRecord,
+    Count,
+    Heartbeat,
+    ReaderPosition,
+    Truncated,
+    Unreadable,
+    now_ms,
+)
+from millrace_audit.reports.mirrors import Mirrors, cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
+from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 log = logging.getLogger("millrace.audit.reader")
 
-FETCH_BYTES = 8 << 20
-RANGES_PER_COUNT = 20_000
-"""A partition with more ranges than this is published before the interval is over."""
+COUNT_BYTES = 1 << 20
+"""A partition whose counts grow larger is published before the round is over."""
 IDLE_HEARTBEAT_S = 5.0
+_PARTITIONS_PER_FETCH = 200
+GONE_S = 10.0
+"""A partition that was counted is deleted when no listing has named it for so long."""
 _RETRY_S = 1.0
-_CHECK_S = 3.0
-_ALWAYS_LEFT_OUT = {AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC}
-_FETCH_WAIT_MS = 100
+_CLUSTER_S = 10.0
+_LEFT_OUT = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
+_CLIENT_ID = "millrace-audit-reader"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,228 +74,399 @@ class ReaderConfig:
     bootstrap: str
     registry: str = field(repr=False)
     """URL of the schema registry."""
-    audit_topic: str = AUDIT_TOPIC
-    """Where it publishes, in the same cluster."""
+    zookeeper: str
+    """Where turns are kept: the aggregate cluster's, for all readers."""
+    new_cluster: bool = False
+    """Count another cluster than the tier's reader before did."""
     topics: Sequence[str] = ()
     """Topics to count; none named means all but the audit topics."""
     interval_ms: int = 1000
     """How often it looks for new messages and publishes; the delay it adds to a verdict."""
 
-
-@dataclass(slots=True)
-class _Partition:
-    """What was read of one partition since it was last published."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    start: int
-    end: int
-    """The next offset to read."""
-    counts: SequenceCounts = field(default_factory=SequenceCounts)
-    foreign: int = 0
-    expired: int = 0
+    @property
+    def counts_topic(self) -> str:
+        return OFFLINE_AUDIT_TOPIC if self.tier == OFFLINE else COUNTS_TOPIC
 
 
 class AuditReader:
-    """Counts one cluster until it is told to stop."""
+    """Counts one cluster until `stop` is set. Raises MillraceError when it cannot begin to."""
 
-    def __init__(self, config: ReaderConfig) -> None:
-        self._config = config
+    def __init__(self, config: ReaderConfig, stop: threading.Event, numbers: ReaderNumbers) -> None:
+        self._config, self._stop, self._numbers = config, stop, numbers
+        self._client = ClusterClient(config.bootstrap, client_id=_CLIENT_ID, timeout_s=_CLUSTER_S)
+        with ExitStack() as opened:
+            opened.callback(self._client.close)
+            cluster_id = self._client.cluster_id
+            self._session = Session.connect(config.zookeeper)
+            opened.callback(self._session.close)
+            self._seat = self._find_seat()
+            self._taker = TurnTaker(self._session, self._seat, cluster_id)
+            self._check_cluster()
+            opened.pop_all()
+        self._rules = OffsetRules.of_cluster(cluster_id, None)
+        self._mirrors = Mirrors(self._session, self._client)
+        self._brokers = Brokers(self._client, _CLIENT_ID)
         self._registry = SchemaRegistryClient(config.registry)
-        self._codec = messages.AuditCodec(self._registry)
-        self._client = ClusterClient(config.bootstrap, client_id="millrace-audit-reader")
-        self._publisher = AuditPublisher(config.bootstrap, config.audit_topic)
+        self._codec = AuditCodec(self._registry)
+        self._publisher = AuditPublisher(config.bootstrap, config.counts_topic, timeout_s=_CLUSTER_S)
         self._counter = BatchCounter(self._is_audited)
-        self._partitions: dict[PartitionKey, _Partition] = {}
-        self._turns = Turns()
-        self._followed = 0  # the next offset of the audit topic to read
-        self._reader = 0
-        self._heartbeat_due = 0.0
+        self._turn: Turn | None = None
+        self._partitions: dict[PartitionKey, Partition] = {}
+        numbers.partitions = self._partitions.values()
+        self._covered: coverage.Ends = {}
+        self._unsent: deque[list[bytes]] = deque()
+        self._changed: dict[PartitionKey, str] = {}  # the topic of partitions that began or went
+        self._beats = 0
+        self._reported_through = 0
+        self._beat_due = self._all_positions_due = 0.0
+        self._unlisted_since: float | None = None  # when a listing first lacked what was counted before
 
-    def check(self) -> None:
-        """MillraceError in one line when no broker answers soon."""
-        with ClusterClient(self._config.bootstrap, timeout_s=_CHECK_S) as client:
-            client.topics()
+    def run(self, ready: Callable[[], None]) -> None:
+        """Count until it is told to stop; `ready` is called when the first turn has begun.
 
-    def run(self, stop: threading.Event) -> None:
-        """After `take_over`: count until `stop` is set; what goes wrong is logged and tried again."""
-        taken_over = True
-        while not stop.is_set():
-            began = time.monotonic()
-            pause = self._config.interval_ms / 1000
-            try:
-                if not taken_over:
-                    self.take_over()
-                    taken_over = True
-                self.count_once()
-            except MillraceError as error:
-                # What of a failed publication got through is not known: find out from the topic.
-                log.warning("%s; trying again", error)
-                taken_over, pause = False, _RETRY_S
-            stop.wait(max(0.0, began + pause - time.monotonic()))
-        self._client.close()
-        self._publisher.close()
-        self._registry.close()
-
-    def take_over(self) -> None:
-        """Begin a turn: say so on the audit topic, and read from it where the counts before end."""
-        self._ensure_audit_topic()
-        self._reader = secrets.randbits(63)
-        self._partitions.clear()
-        self._heartbeat(messages.NOTHING)
-        self._turns = Turns()
-        self._followed = self._client.list_offsets(self._config.audit_topic, EARLIEST, [0])[0]
-        self._follow()
-        self._heartbeat_due = 0.0
-        turn = (self._reader, self._config.cluster, len(self._turns.covered))
-        log.info("reader %d counts %s from where %d partitions are covered", *turn)
-
-    def _ensure_audit_topic(self) -> None:
-        if self._config.audit_topic not in self._client.topics():
-            with suppress(TopicAlreadyExists):
-                self._client.create_topic(self._config.audit_topic, 1, AUDIT_TOPIC_SETTINGS)
-
-    def _follow(self) -> None:
-        """Read on to the end of the audit topic; MillraceError unless it is this reader's turn there.
-
-        A request that was long on its way, or a second reader, may have taken the turn: nothing that this
-        one publishes counts from then on, and it would not notice in any other way.
+        What goes wrong is logged and tried again. The turn stays while its session with ZooKeeper does.
         """
-        topic = self._config.audit_topic
-        end = self._client.list_offsets(topic, LATEST, [0])[0]
-        while self._followed < end:
-            fetched = self._fetch(topic, {0: self._followed})[0]
-            _check(fetched.error, f"{topic}-0")
-            for header, batch, readable in batches_from(fetched, self._followed):
-                for record in iter_records(header, batch) if readable else ():
-                    self._turns.apply(self._codec.decode(record.value), self._config.tier)
-                self._followed = header.next_offset
-        if self._turns.current != self._reader:
+        with closing(self):
+            self._run(ready)
+
+    def _run(self, ready: Callable[[], None]) -> None:
+        began_first = False
+        while not self._stop.is_set():
+            began, pause = time.monotonic(), self._config.interval_ms / 1000
+            try:
+                if self._turn is not None and self._taker.lost.is_set():
+                    log.warning(
+                        "the session with ZooKeeper has ended, and turn %d with it", self._turn.number
+                    )
+                    self._turn = self._numbers.turn = None
+                if self._turn is not None or self.begin_turn():
+                    if not began_first:
+                        ready()
+                    began_first = True
+                    self.count_once()
+            except MillraceError as error:
+                log.warning("%s; trying again", error)
+                pause = _RETRY_S
+            self._stop.wait(max(0.0, began + pause - time.monotonic()))
+
+    def close(self) -> None:
+        """Give the turn back and close every connection."""
+        if self._turn is not None and not self._taker.lost.is_set():
+            with suppress(MillraceError):
+                self._taker.release()
+        for part in (self._session, self._client, self._brokers, self._publisher, self._registry):
+            part.close()
+
+    # Turns.
+
+    def _find_seat(self) -> Seat:
+        name, at = self._config.cluster, self._config.bootstrap
+        if self._config.tier == OFFLINE and (found := cluster_name(self._session, self._client)) != name:
             raise MillraceError(
-                f"another audit reader counts tier {self._config.tier} on {topic}: there must be one only"
+                f"the cluster at {at} is {found}, not {name}: give the right --cluster and --bootstrap"
             )
+        return Seat.of(self._config.tier, name)
+
+    def _check_cluster(self) -> None:
+        if not self._config.new_cluster:
+            self._taker.check_cluster()
+
+    def begin_turn(self) -> bool:
+        """Wait for the turn, say that it has begun, and read where the counts before it end.
+
+        False when `stop` was set first.
+        """
+        self._turn = self._taker.await_turn(self._stop, self._check_cluster)
+        if self._turn is None:
+            return False
+        try:
+            self._go_on_from_counts(self._turn)
+        except MillraceError:
+            self._turn = None  # it is still ours to take
+            raise
+        self._numbers.turn = self._turn.number
+        log.info("turn %d of tier %s begins", self._turn.number, self._config.tier)
+        return True
+
+    def _go_on_from_counts(self, turn: Turn) -> None:
+        tier, topic = self._config.tier, self._config.counts_topic
+        self._ensure_topics()
+        self._partitions.clear()
+        self._unsent.clear()
+        self._changed.clear()
+        self._beats, self._unlisted_since = 0, None
+        self._send([Heartbeat(time=NOTHING, tier=tier)])
+        there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
+        book = TurnBook(self._session, self._seat.cluster)
+        before = max((n for n in read_turns(self._session, self._seat) if n < turn.number), default=None)
+        self._covered = coverage.covered(
+            self._client, topic, tier, self._codec, book, turn.number, before, there
+        )
+        self._beat_due = self._all_positions_due = 0.0
+
+    def _ensure_topics(self) -> None:
+        topics = self._client.topics()
+        for name in (self._config.counts_topic, *([] if self._config.tier == OFFLINE else [AUDIT_TOPIC])):
+            if name not in topics:
+                with suppress(TopicAlreadyExists):
+                    self._client.create_topic(name, 1, AUDIT_TOPIC_SETTINGS)
+
+    # One round.
 
     def count_once(self) -> None:
         """Count all that is visible now, publish it, and beat when it is time or there was news."""
-        self._follow()
+        self._send([])  # what the last round could not
+        # In this order: what is reported before that offset is visible now, so it is counted below; its topic
+        # may have begun a moment ago.
+        self._note_reported()
         now = now_ms()
-        topics = self._topics()
-        there = {topic.topic_id.hex for topic in topics}
-        # A deleted topic's partitions would stay in every heartbeat; nothing of them is unpublished here.
-        self._partitions = {key: state for key, state in self._partitions.items() if key[0] in there}
-        news = [self._count_topic(topic) for topic in topics]
-        if any(news) or time.monotonic() >= self._heartbeat_due:
-            self._heartbeat(now)
+        leaders = self._follow(self._topics())
+        stuck = {key for key, partition in self._partitions.items() if partition.stuck is not None}
+        for leader, partitions in leaders.items():
+            self._note_ends(leader, partitions)
+        self._read(leaders)
+        if self._stop.is_set():
+            return
+        self._note_origins()
+        news = self._publish(self._partitions.values())
+        changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
+        changed |= any(partition.truncated is not None for partition in self._partitions.values())
+        is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
+        # Nobody can tell what is deleted from what a broker that has just started does not know yet: until it
+        # can be told, nothing is said to be counted.
+        if is_due and self._unlisted_since is None:
+            self._beat(now)
 
     def _topics(self) -> list[TopicMetadata]:
         wanted = self._config.topics
         return [
             topic
             for name, topic in self._client.topics().items()
-            if (name in wanted if wanted else name not in _ALWAYS_LEFT_OUT and not name.startswith("__"))
+            if (name in wanted if wanted else name not in _LEFT_OUT and not name.startswith("__"))
         ]
 
-    def _count_topic(self, topic: TopicMetadata) -> bool:
-        """Read a topic to its high watermark and publish; True if there was anything new."""
-        partitions = self._states(topic)
-        ends = self._client.list_offsets(topic.name, LATEST, partitions)
-        for p, state in partitions.items():
-            if state.end > ends[p]:
-                raise MillraceError(
-                    f"{topic.name}-{p} ends at {ends[p]}, but was counted up to {state.end}: its log was lost"
-                )
-        news = False
-        while behind := {p: state.end for p, state in partitions.items() if state.end < ends[p]}:
-            self._read(topic.name, partitions, behind)
-            full = [state for state in partitions.values() if state.counts.range_count > RANGES_PER_COUNT]
-            news |= self._publish(full)
-            if all(partitions[p].end == offset for p, offset in behind.items()):
-                break  # the rest is not committed yet (an open transaction, on Apache Kafka)
-        return self._publish(partitions.values()) or news
+    def _note_reported(self) -> None:
+        if self._config.tier != OFFLINE:
+            # When its broker is away the newest known end is still true, and others are counted on.
+            with suppress(MillraceError):
+                self._reported_through = self._client.list_offsets(AUDIT_TOPIC, LATEST, [0])[0]
 
-    def _states(self, topic: TopicMetadata) -> dict[int, _Partition]:
-        """Where this reader stands in every partition; a new one from where it is covered, or earliest."""
-        topic_id = topic.topic_id.hex
-        new = [p for p in topic.partitions if (topic_id, p) not in self._partitions]
-        if new:
-            earliest = self._client.list_offsets(topic.name, EARLIEST, new)
-            for p in new:
-                start = self._turns.covered.get((topic_id, p), earliest[p])
-                state = _Partition(topic.name, topic_id, p, start, start)
-                if start < earliest[p]:
-                    self._skip_expired(state, earliest[p])
-                self._partitions[topic_id, p] = state
-        return {p: self._partitions[topic_id, p] for p in topic.partitions}
+    def _follow(self, topics: Iterable[TopicMetadata]) -> dict[int, list[Partition]]:
+        """Begin partitions that are new, forget those that stay away; all that may be read, by leader."""
+        leaders: defaultdict[int, list[Partition]] = defaultdict(list)
+        there = set[PartitionKey]()
+        for topic in topics:
+            for number, leader in topic.partitions.items():
+                key = PartitionKey(topic.topic_id.hex, number)
+                there.add(key)
+                partition = self._partitions.get(key)
+                if partition is None:
+                    partition = Partition(topic.name, key, self._rules, self._covered.get(key))
+                    self._partitions[key] = partition
+                    if partition.told is not None:
+                        self._changed[key] = partition.topic
+                if partition.is_due():
+                    leaders[leader].append(partition)
+        is_first = self._all_positions_due == 0
+        unlisted = (self._partitions.keys() | (self._covered.keys() if is_first else set())) - there
+        if not unlisted:
+            self._unlisted_since = None
+        elif self._unlisted_since is None:
+            self._unlisted_since = time.monotonic()
+        if unlisted and time.monotonic() >= (self._unlisted_since or 0) + GONE_S:
+            self._unlisted_since = None
+            for key in unlisted & self._partitions.keys():
+                self._forget(key)
+        return dict(leaders)
 
-    def _skip_expired(self, state: _Partition, earliest: int) -> None:
-        expired = (state.topic, state.partition, state.end, earliest)
-        log.error("%s-%d: offsets %d to %d expired before they were counted", *expired)
-        state.expired += earliest - state.end
-        state.end = earliest
+    def _forget(self, key: PartitionKey) -> None:
+        partition = self._partitions.pop(key)
+        self._changed[key] = partition.topic
+        if partition.told is not None:  # if it is listed again, it is counted on
+            self._covered[key] = partition.told
 
-    def _read(self, topic: str, partitions: Mapping[int, _Partition], offsets: Mapping[int, int]) -> None:
-        for p, fetched in self._fetch(topic, offsets).items():
-            state = partitions[p]
-            if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > state.end:
-                self._skip_expired(state, fetched.log_start_offset)
+    def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
+        """Look up where the partitions end, and where those begin that nobody has counted before."""
+        named = {partition.name: partition for partition in partitions}
+        try:
+            new = [name for name, partition in named.items() if partition.told is None]
+            earliest = self._brokers.earliest(leader, new)
+            latest = self._brokers.latest(leader, named)
+        except CannotRead as error:
+            for partition in partitions:
+                self._stick(partition, error)
+            return
+        for name, partition in named.items():
+            try:
+                if partition.told is None:
+                    # Of a partition that is new to a counted tier, what is gone by now is lost.
+                    is_new_tier = not self._covered and self._all_positions_due == 0
+                    log_start = _said(earliest, name)
+                    partition.place(log_start if is_new_tier else 0)
+                    self._changed[partition.key] = partition.topic
+                before = partition.truncated
+                partition.noted(_said(latest, name))
+                if partition.truncated != before:
+                    line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
+                    log.error(line, self._config.cluster, *name, partition.truncated, partition.end)
+                if partition.stuck is not None and not partition.behind:
+                    self._free(partition)
+            except CannotRead as error:
+                self._stick(partition, error)
+
+    def _read(self, leaders: Mapping[int, Sequence[Partition]]) -> None:
+        """Read every partition to its end as noted, by fetches that hold something of several each."""
+        left = {
+            leader: [p for p in partitions if self._may_read(p)] for leader, partitions in leaders.items()
+        }
+        while any(left.values()) and not self._stop.is_set():
+            for leader, partitions in left.items():
+                asked = {p.name: p for p in partitions[:_PARTITIONS_PER_FETCH]}
+                before = {name: p.cursor for name, p in asked.items()}
+                try:
+                    offsets = {name: cursor.next_offset for name, cursor in before.items()}
+                    fetched = self._brokers.fetch(leader, offsets) if offsets else {}
+                except CannotRead as error:
+                    for partition in partitions:
+                        self._stick(partition, error)
+                    fetched = {}
+                for name, part in fetched.items():
+                    self._count(asked[name], part)
+                rest = partitions[_PARTITIONS_PER_FETCH:] + [p for p in asked.values() if self._may_read(p)]
+                if all(p.cursor == before[name] for name, p in asked.items()):
+                    rest = partitions[
+                        _PARTITIONS_PER_FETCH:
+                    ]  # not committed yet: an open transaction (Kafka)
+                left[leader] = rest
+
+    def _note_origins(self) -> None:
+        """Ask how far the mirror has come where there is news: its newest position is not visible yet."""
+        for partition in self._partitions.values():
+            if partition.end == partition.told or self._config.tier != OFFLINE:
                 continue
-            _check(fetched.error, f"{topic}-{p} at offset {state.end}")
-            for header, batch, readable in batches_from(fetched, state.end):
-                if readable:
-                    state.foreign += self._counter.count(header, batch, state.counts)
-                state.end = header.next_offset
+            with suppress(MillraceError):  # then what was known before is true, too
+                seen = partition.mirrored
+                origin = seen.origin if seen else self._mirrors.origin(partition.topic, *partition.key)
+                if origin is not None:
+                    partition.copied(origin, self._mirrors.position(partition.topic, origin))
 
-    def _fetch(self, topic: str, offsets: Mapping[int, int]) -> dict[int, FetchedPartition]:
-        return self._client.fetch(topic, offsets, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS)
+    def _may_read(self, partition: Partition) -> bool:
+        return partition.behind and partition.is_due()
 
-    def _publish(self, partitions: Iterable[_Partition]) -> bool:
-        """Publish what was read of the partitions; True if there was anything."""
-        now = now_ms()
-        read = [state for state in partitions if state.end > state.start]
-        self._publisher.publish([self._codec.encode(self._count_of(state, now)) for state in read])
-        for state in read:
-            state.start, state.foreign, state.expired = state.end, 0, 0
-            state.counts = SequenceCounts()
-        return bool(read)
+    def _count(self, partition: Partition, fetched: FetchedPartition) -> None:
+        try:
+            for part in partition.take(fetched, self._counter):
+                self._numbers.counted(partition.topic, part)
+                if partition.tally.bytes > COUNT_BYTES:
+                    self._publish([partition])
+            self._free(partition)
+        except CannotRead as error:
+            self._stick(partition, error)
 
-    def _count_of(self, state: _Partition, now: int) -> Count:
-        return Count(
-            time=now,
-            tier=self._config.tier,
-            topic=state.topic,
-            source=messages.OffsetRange(
-                reader=self._reader,
-                cluster=self._config.cluster,
-                topic_id=state.topic_id,
-                partition=state.partition,
-                start=state.start,
-                end=state.end,
-            ),
-            foreign=state.foreign,
-            expired=state.expired,
-            counts=state.counts,
-        )
+    def _stick(self, partition: Partition, error: CannotRead) -> None:
+        if partition.stick(str(error)):
+            where = (self._config.cluster, partition.topic, partition.key.partition, partition.end)
+            log.error("%s: %s-%d is not counted from offset %d on: %s", *where, error)
 
-    def _heartbeat(self, time_ms: int) -> None:
-        positions = [
-            messages.ReaderPosition(state.topic, state.topic_id, state.partition, state.start)
-            for state in self._partitions.values()
-        ]
-        own = self._config
-        beat = Heartbeat(
-            time=time_ms, cluster=own.cluster, tier=own.tier, reader=self._reader, positions=positions
-        )
-        self._publisher.publish([self._codec.encode(beat)])
-        self._heartbeat_due = time.monotonic() + IDLE_HEARTBEAT_S
+    def _free(self, partition: Partition) -> None:
+        if partition.stuck is not None:
+            partition.stuck = None
+            log.info(
+                "%s: %s-%d is counted again", self._config.cluster, partition.topic, partition.key.partition
+            )
 
     def _is_audited(self, schema_id: int) -> bool:
         try:
             return has_header(self._registry.schema(schema_id))
         except UnknownSchema:
             return False
+        except MillraceError as error:
+            raise CannotRead(str(error)) from error
+
+    # What is said.
+
+    def _publish(self, partitions: Iterable[Partition]) -> bool:
+        """Publish what was counted of the partitions; True if there was anything."""
+        if not any(partition.has_news for partition in partitions):
+            return False
+        # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
+        there = {topic.topic_id.hex for topic in self._topics()}
+        if any(key.topic_id not in there for key in self._partitions) and self._unlisted_since is None:
+            self._unlisted_since = time.monotonic()
+        read = [p for p in partitions if p.has_news and p.key.topic_id in there]
+        now = now_ms()
+        counts = [self._count_of(partition, now) for partition in read]
+        for partition in read:
+            partition.published()
+        self._send(counts)
+        return True
+
+    def _count_of(self, partition: Partition, now: int) -> Count:
+        assert partition.told is not None
+        return Count(
+            time=now,
+            tier=self._config.tier,
+            topic=partition.topic,
+            topic_id=partition.key.topic_id,
+            partition=partition.key.partition,
+            start=partition.told,
+            end=partition.end,
+            expired=partition.lost,
+            origin=partition.origin,
+            counts=partition.tally.counts,
+            foreign=partition.tally.foreign_counts(),
+        )
+
+    def _beat(self, now: int) -> None:
+        tell_all = time.monotonic() >= self._all_positions_due
+        named = dict(self._changed)
+        if tell_all:
+            named |= {key: p.topic for key, p in self._partitions.items() if p.told is not None}
+        told = {key: partition.told for key, partition in self._partitions.items()}
+        self._beats += 1
+        beat = Heartbeat(
+            time=now,
+            tier=self._config.tier,
+            number=self._beats,
+            reported_through=None if self._config.tier == OFFLINE else self._reported_through,
+            positions=[ReaderPosition(topic, *key, told.get(key)) for key, topic in named.items()],
+            unreadable=[
+                Unreadable(partition.topic, *partition.key, partition.end, partition.stuck.cause)
+                for partition in self._partitions.values()
+                if partition.stuck is not None
+            ],
+            truncated=[
+                Truncated(p.topic, *p.key, p.truncated, p.end)
+                for p in self._partitions.values()
+                if p.truncated is not None
+            ],
+        )
+        for partition in self._partitions.values():
+            partition.truncated = None
+        self._changed.clear()
+        self._send([beat])
+        self._numbers.heartbeat_at = time.time()
+        self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
+        if tell_all:
+            self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
+
+    def _send(self, records: Iterable[AuditRecord]) -> None:
+        """Publish, behind what could not be published before.
+
+        What is not acknowledged may be there all the same, and may come later: it is said again, the same
+        bytes, before anything else is. So of two counts of a partition the second never overtakes the first.
+        """
+        assert self._turn is not None
+        if messages := [self._codec.encode(record) for record in records]:
+            self._unsent.append(messages)
+        while self._unsent:
+            messages = self._unsent[0]
+            self._publisher.publish(messages, keys=[self._turn.key(message) for message in messages])
+            self._unsent.popleft()
 
 
-def _check(error: int, where: str) -> None:
-    if error:
-        raise MillraceError(f"{where} cannot be read: error {error}; see the broker's log")
+def _said(offsets: Mapping[TopicPartition, int | CannotRead], name: TopicPartition) -> int:
+    answer = offsets.get(name, CannotRead("its broker says nothing of it"))
+    if isinstance(answer, CannotRead):
+        raise answer
+    return answer

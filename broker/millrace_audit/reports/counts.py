@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
-from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, to_deltas
+from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, layered, to_deltas
+from millrace_audit.reports.seals import wrapped
 
 WINDOW_MS = 600_000
 """Windows are ten minutes of event time, aligned to the epoch."""
+FIRST_EVENT_MS = 946_684_800_000
+"""2000-01-01: no AuditedProducer sends an event of an earlier time."""
+MOST_AHEAD_MS = 24 * 3600 * 1000
+"""Nor one that is further ahead of its clock; a load files none that is further ahead of its own."""
 
 
 def window_start(time_ms: int) -> int:
@@ -30,43 +35,48 @@ class CountKey(NamedTuple):
     window: int
 
 
-@dataclass(init=False, slots=True)
 class SequenceTally:
-    """Sequence numbers with how often each occurs: layer k holds those that are there more than k times."""
+    """Sequence numbers with how often each occurs."""
 
-    layers: list[SequenceRanges]
+    __slots__ = ("_again", "_layers", "fingerprint")
 
-    def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
-        self.layers = [SequenceRanges()]
-        for first, last in ranges:
-            self.add(first, last)
+    def __init__(
+        self, ranges: Iterable[Sequence[int]] = (), fingerprint: int = 0, *, less: Iterable[Range] = ()
+    ) -> None:
+        self._layers = layered(ranges, less) or [SequenceRanges()]
+        self._again: list[Range] = []  # repeated, and not sorted into layers yet: one sweep is for many
+        self.fingerprint = fingerprint
+        """Of all the messages, each as often as it is there, wrapped; 0 where nobody takes fingerprints."""
 
     def add(self, first: int, last: int) -> None:
         """Count every number of first..last once more."""
-        repeated: Sequence[Range] = self.layers[0].add(first, last)
-        level = 1
-        while repeated:
-            if level == len(self.layers):
-                self.layers.append(SequenceRanges())
-            layer = self.layers[level]
-            repeated = [again for pair in repeated for again in layer.add(*pair)]
-            level += 1
+        self._again += self._layers[0].add(first, last)
+
+    @property
+    def layers(self) -> Sequence[SequenceRanges]:
+        """Layer k holds the numbers that are there more than k times."""
+        if self._again:
+            self._layers[1:] = layered((*chain.from_iterable(self._layers[1:]), *self._again))
+            self._again = []
+        return self._layers
 
     def without(self, other: SequenceTally) -> SequenceTally:
         """The numbers that are here more often than in `other`, each as often as it is more."""
-        layers = self.layers.copy()
-        for left in other.layers:
-            for level in reversed(range(len(layers))):
-                layers[level], left = layers[level] - left, left - layers[level]
-        while len(layers) > 1 and not layers[-1]:
-            layers.pop()
-        rest = SequenceTally()
-        rest.layers = layers
-        return rest
+        return SequenceTally(
+            self.ranges(), wrapped(self.fingerprint - other.fingerprint), less=other.ranges()
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SequenceTally):
+            return NotImplemented
+        return (self.layers, self.fingerprint) == (other.layers, other.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"SequenceTally({self.pairs()}, {self.fingerprint})"
 
     @property
     def present(self) -> SequenceRanges:
-        return self.layers[0]
+        return self._layers[0]
 
     @property
     def repeated(self) -> SequenceRanges:
@@ -91,7 +101,14 @@ class SequenceCounts:
     tallies: dict[CountKey, SequenceTally] = field(default_factory=dict)
 
     def add(
-        self, server: str, service: str, instance: int, window: int, first: int, last: int | None = None
+        self,
+        server: str,
+        service: str,
+        instance: int,
+        window: int,
+        first: int,
+        last: int | None = None,
+        fingerprint: int = 0,
     ) -> None:
         """Count one message, or those from `first` to `last`, in the window that starts at `window` ms."""
         key = CountKey(server, service, instance, window)
@@ -99,12 +116,16 @@ class SequenceCounts:
         if tally is None:
             tally = self.tallies[key] = SequenceTally()
         tally.add(first, first if last is None else last)
+        if fingerprint:
+            tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
 
     def merge(self, other: SequenceCounts) -> None:
         """Count everything `other` counted; what both hold is there twice."""
         for key, tally in other.tallies.items():
+            mine = self.tallies.setdefault(key, SequenceTally())
             for first, last in tally.ranges():
-                self.add(*key, first, last)
+                mine.add(first, last)
+            mine.fingerprint = wrapped(mine.fingerprint + tally.fingerprint)
 
     def without(self, other: SequenceCounts) -> SequenceCounts:
         """What is counted here and not in `other`; what is here more often, as often as it is more."""
@@ -144,7 +165,7 @@ class SequenceCounts:
     def to_avro(self) -> list[dict[str, Any]]:
         """The `counts` of an AuditCount record: ranges in the flat form of `to_deltas`, overlaps repeat."""
         return [
-            {**key._asdict(), "ranges": to_deltas(tally.ranges())}
+            {**key._asdict(), "ranges": to_deltas(tally.ranges()), "fingerprint": tally.fingerprint}
             for key, tally in sorted(self.tallies.items())
         ]
 
@@ -158,6 +179,9 @@ class SequenceCounts:
         counts = cls()
         for entry, ranges in entries:
             key = CountKey(*(entry[name] for name in CountKey._fields))
-            for first, last in ranges:
-                counts.add(*key, first, last)
+            tally = SequenceTally(ranges, entry.get("fingerprint", 0))
+            if key in counts.tallies:
+                raise ValueError(f"{key} is counted twice")
+            if tally.present:
+                counts.tallies[key] = tally
         return counts

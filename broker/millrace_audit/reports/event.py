@@ -20,6 +20,8 @@ from millrace.errors import CorruptMessage, MillraceError
 from millrace.records.messages import read_varint, write_bytes, write_varint
 
 PREFIX_BYTES = 5
+MAX_NAME_BYTES = 255
+"""Of a server or a service: what has a longer one is no audited message, so that counts stay small."""
 HEADER_FIELD = "header"
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)

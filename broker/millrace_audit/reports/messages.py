@@ -15,7 +15,9 @@ from io import BytesIO
 from typing import Any
 
 import fastavro
+from fastavro.schema import to_parsing_canonical_form
 
+from millrace.coordination.state import check_topic_name
 from millrace.installation import shipped
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.event import PREFIX_BYTES
@@ -23,10 +25,18 @@ from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, t
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 AUDIT_TOPIC = "audit"
-"""In every cluster that is produced to; in the aggregate cluster a mirror of it, a partition for each."""
+"""What producers say, in every cluster that is produced to; in the aggregate cluster a mirror of each."""
+COUNTS_TOPIC = "audit-counts"
+"""What the reader of a cluster that is produced to counts there; mirrored like `audit`."""
 
-OFFLINE, WAREHOUSE = "offline", "warehouse"
+OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
 """The tiers behind a cluster's own, which has the cluster's name."""
+
+_NAMESPACE = "millrace.audit"
+MOST_WINDOWS = 1000
+"""In one report: who has news of more writes several."""
+MOST_UNKNOWN = 100
+"""Schemas that a registry does not know, asked for in one fetch; of further ones only our own are known."""
 
 NOTHING = -(1 << 63)
 """As `closed_through`: no promise at all."""
@@ -56,6 +66,8 @@ class Hello:
     instance: int
     topic: str
     closed_through: int = NOTHING
+    seal: bytes
+    """Of the key that the instance's next report will show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,9 @@ class ReportedWindow:
     window: int
     acknowledged: SequenceRanges
     failed: SequenceRanges
+    fingerprint: int = 0
+    """Of the acknowledged messages, wrapped."""
+    failed_fingerprint: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,41 +93,98 @@ class Report:
     service: str
     instance: int
     number: int
+    key: bytes
+    """Its hash is the seal of the hello or report before."""
+    seal: bytes
+    """Of the key that the next report will show."""
     closed_through: int
     windows: Sequence[ReportedWindow]
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """The next offset a reader will count in a partition."""
+    """The next offset a reader will count in a partition; None when the partition is gone."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A partition that a reader cannot read on from an offset, and why."""
 
     topic: str
     topic_id: str
     partition: int
     offset: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """A partition whose log has lost messages that had been counted; the next count begins at its `end`."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    counted: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A reader has counted all that was visible in its cluster at `time`."""
+    """A reader has counted, and published, all that was visible in its cluster at `time`."""
 
     time: int
-    cluster: str
+    """NOTHING in the first one of a turn, which says only that the turn has begun."""
     tier: str
-    reader: int
-    positions: Sequence[ReaderPosition]
+    number: int = 0
+    """Larger than that of the turn's heartbeat before: one that somebody sends again is no news."""
+    reported_through: int | None = None
+    """An offset of the cluster's audit topic: every event reported before it is counted."""
+    positions: Sequence[ReaderPosition] = field(default_factory=list)
+    """Every partition in the first one with a time, later those that began or went without a count."""
+    unreadable: Sequence[Unreadable] = field(default_factory=list)
+    truncated: Sequence[Truncated] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a mirrored partition copies; `end` is the next origin offset behind its last position batch."""
+
+    cluster: str
+    topic_id: str
+    partition: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCount:
+    """Messages without an audit header in the window of their records' time."""
+
+    window: int
+    messages: int
+    fingerprint: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetRange:
-    """Offsets [start, end) of a partition, counted by one reader."""
+class Count:
+    """What a partition holds in offsets [start, end)."""
 
-    reader: int
-    cluster: str
+    time: int
+    tier: str
+    topic: str
     topic_id: str
     partition: int
     start: int
     end: int
+    expired: SequenceRanges = field(default_factory=SequenceRanges)
+    """Offsets of the range that had expired before they could be read."""
+    origin: Origin | None = None
+    counts: SequenceCounts = field(default_factory=SequenceCounts)
+    foreign: Sequence[ForeignCount] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,36 +195,76 @@ class LoadNumber:
     edition: int = 1
     part: int = 1
     parts: int = 1
+    manifest: str = ""
+    """URI of the manifest that lists its files."""
+    sha256: str = ""
+    """The manifest's, as it states it itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnd:
+    """The next offset of a partition that a load leaves to the load behind it."""
+
+    topic_id: str
+    partition: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """What a tier holds of a topic, for one source."""
+class LoadCount:
+    """What the files of a load hold, as the warehouse's reader has read them back."""
 
     time: int
-    tier: str
     topic: str
-    source: OffsetRange | LoadNumber
-    foreign: int
+    source: LoadNumber
     counts: SequenceCounts
-    expired: int = 0
-    """How many offsets of the range had expired before they could be read."""
     removed: SequenceCounts = field(default_factory=SequenceCounts)
     """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
+    ends: Sequence[LoadEnd] = field(default_factory=list)
+    """How far the topic is loaded with it; empty when that is not said."""
 
 
-AuditRecord = Hello | Report | Heartbeat | Count
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCount:
+    """What a reader of a topic's published table gets of some windows, in the snapshot that is named."""
+
+    time: int
+    topic: str
+    number: int
+    """Ascends within a turn."""
+    snapshot: int
+    replaces: Sequence[int]
+    """Windows whose earlier counts it takes the place of; those of others are added."""
+    counts: SequenceCounts
+
+
+AuditRecord = Hello | Report | Heartbeat | Count | LoadCount | TableCount
+OF_THE_WAREHOUSE = (LoadCount, TableCount)
+"""Kinds that only the warehouse's reader may write."""
+SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE)
+"""Kinds that only a reader may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {
-    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count)
+    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
-_AVRO_NAMES = {"closed_through": "closedThrough", "topic_id": "topicId"}
+
+
+class OtherVersion:
+    """An audit record in the form of another version of Millrace, which nobody here can read."""
+
+
+Kind = type[AuditRecord] | type[OtherVersion]
+_AVRO_NAMES = {
+    "closed_through": "closedThrough",
+    "failed_fingerprint": "failedFingerprint",
+    "reported_through": "reportedThrough",
+    "topic_id": "topicId",
+}
 _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
-_SOURCES = {OffsetRange: "millrace.audit.OffsetRange", LoadNumber: "millrace.audit.Load"}
 
 
 def _to_avro(value: Any) -> Any:
     """A dataclass of this file as the record of its schema, and likewise what it holds."""
-    if isinstance(value, int | str):
+    if value is None or isinstance(value, int | str | bytes):
         return value
     if isinstance(value, SequenceRanges):
         return to_deltas(value)
@@ -160,9 +272,7 @@ def _to_avro(value: Any) -> Any:
         return value.to_avro()
     if isinstance(value, list | tuple):
         return [_to_avro(item) for item in value]
-    record = {_AVRO_NAMES.get(f.name, f.name): _to_avro(getattr(value, f.name)) for f in fields(value)}
-    union_branch = _SOURCES.get(type(value))
-    return (union_branch, record) if union_branch else record
+    return {_AVRO_NAMES.get(f.name, f.name): _to_avro(getattr(value, f.name)) for f in fields(value)}
 
 
 def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,24 +283,43 @@ def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_source(record: Mapping[str, Any]) -> OffsetRange | LoadNumber:
-    return LoadNumber(**record) if "load" in record else OffsetRange(**_from_avro(record))
-
-
 def _read_ranges(flat: Sequence[int]) -> SequenceRanges:
     return merged(from_deltas(flat))
 
 
+def _read_topic(name: str) -> str:
+    check_topic_name(name)
+    return name
+
+
+def _read_topic_id(topic_id: str) -> str:
+    if not 0 < len(topic_id) <= 32 or not (topic_id.isascii() and topic_id.isprintable()):
+        raise ValueError(f"{topic_id!r} is no topic id")
+    return topic_id
+
+
+def _each(kind: type[Any]) -> Callable[[Any], Any]:
+    return lambda records: [kind(**_from_avro(record)) for record in records]
+
+
 _READERS: Mapping[str, Callable[[Any], Any]] = {
+    "topic": _read_topic,
+    "topicId": _read_topic_id,
     "acknowledged": _read_ranges,
     "failed": _read_ranges,
-    "windows": lambda windows: [ReportedWindow(**_from_avro(window)) for window in windows],
-    "positions": lambda positions: [ReaderPosition(**_from_avro(position)) for position in positions],
-    "source": _read_source,
+    "expired": _read_ranges,
+    "windows": _each(ReportedWindow),
+    "positions": _each(ReaderPosition),
+    "unreadable": _each(Unreadable),
+    "truncated": _each(Truncated),
+    "foreign": _each(ForeignCount),
+    "ends": _each(LoadEnd),
+    "origin": lambda record: record and Origin(**_from_avro(record)),
+    "source": lambda record: LoadNumber(**record),
     "counts": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
 }
-"""How each field of a record is read that is more than a number or a text."""
+"""How each field of a record is read that is more than any number or text."""
 
 
 class AuditCodec:
@@ -199,7 +328,9 @@ class AuditCodec:
     def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
         self._prefixes: dict[str, bytes] = {}
-        self._writers: dict[bytes, tuple[str, Any] | None] = {}
+        self._kinds: dict[bytes, Kind | None] = {}
+        self._unknown: set[bytes] = set()
+        self._fetch: object = None
 
     def encode(self, record: AuditRecord, *, timeout_s: float | None = None) -> bytes:
         """The message for an audit topic; the first record of a kind registers its schema, in that time."""
@@ -217,32 +348,59 @@ class AuditCodec:
 
         A registry that does not answer raises: what it would have told must not be taken for foreign.
         """
-        if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
+        kind = self.kind(message)
+        if message is None or kind is None or issubclass(kind, OtherVersion):
             return None
-        prefix = message[:PREFIX_BYTES]
-        if prefix not in self._writers:
-            self._writers[prefix] = self._writer(int.from_bytes(prefix, "big"))
-        if (writer := self._writers[prefix]) is None:
-            return None
-        name, schema = writer
+        schema = _parsed(f"Audit{kind.__name__}")
         try:
-            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), schema, _parsed(name))
-            return _KINDS[name](**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
+            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), schema, None)
+            return kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
         except Exception:  # whoever choked on it would choke on it again after every restart
             return None
 
-    def _writer(self, schema_id: int) -> tuple[str, Any] | None:
-        """The kind of record that messages with this schema hold, and the schema; None for any other."""
-        try:
-            schema = self._registry.schema(schema_id)
-        except UnknownSchema:
+    def kind(self, message: bytes | None, fetch: object = None) -> Kind | None:
+        """Which record a message says it is, which its schema alone tells; None for any other message.
+
+        A schema that the registry does not know may be registered later: it is asked again, but for all
+        messages of one `fetch` (any value but None) once.
+        """
+        if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
             return None
-        try:
-            parsed: Any = fastavro.parse_schema(schema)
-            name = next((name for name in _KINDS if parsed["name"] == _parsed(name)["name"]), None)
-        except Exception:  # as in `decode`
-            return None
-        return (name, parsed) if name else None
+        prefix = message[:PREFIX_BYTES]
+        if prefix not in self._kinds:
+            if fetch is None or fetch != self._fetch:
+                self._fetch, self._unknown = fetch, set()
+            if prefix in self._unknown or len(self._unknown) >= MOST_UNKNOWN:
+                return None
+            try:
+                self._kinds[prefix] = _kind_of(self._registry.schema(int.from_bytes(prefix, "big")))
+            except UnknownSchema:
+                self._unknown.add(prefix)
+                if len(self._unknown) == MOST_UNKNOWN:
+                    self._look_up_own()
+                return None
+        return self._kinds[prefix]
+
+    def _look_up_own(self) -> None:
+        """Learn the ids of the schemas that ship with Millrace: ids that somebody made up must hide none."""
+        for name, kind in _KINDS.items():
+            if version := self._registry.lookup(name, dict(schema_file(name))):
+                self._kinds[b"\0" + version.schema_id.to_bytes(4, "big")] = kind
+
+
+def _kind_of(schema: Any) -> Kind | None:
+    """The kind whose schema ships with Millrace just so, but for its comments."""
+    # One that only has the name could make a few bytes decode for ever.
+    try:
+        form = to_parsing_canonical_form(fastavro.parse_schema(schema))
+    except Exception:  # as in `decode`
+        return None
+    for name, kind in _KINDS.items():
+        if form == to_parsing_canonical_form(_parsed(name)):
+            return kind
+    parsed = schema if isinstance(schema, Mapping) else {}
+    is_named_so = parsed.get("name") in _KINDS and parsed.get("namespace") == _NAMESPACE
+    return OtherVersion if is_named_so else None
 
 
 @cache

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.client.confluent import text_of
-from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
-from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Count, LoadNumber, now_ms
-from millrace_registry.client import SchemaRegistryClient
+from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber, TableCount, now_ms
 
 MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
 """For a new audit topic: Apache Kafka takes no more than 1 MiB unless it is told to."""
 PART_BYTES = 512 << 10
-"""Size of the messages a load is told in. It must stay: what was told half is told on in the same parts."""
+"""Size of the messages that a load is told in, or a table. It must stay: what was told half is told on in
+the same parts."""
 _RANGE_BYTES, _NUMBERS_BYTES = 20, 40
 """What a range takes at most, and what the numbers beside it do: Avro writes each in up to ten bytes."""
 _METADATA_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 # librdkafka looks for expired messages once a second, and those in a request wait for it to end first.
 EXPIRY_MARGIN_S = 5.0
+
+
+class UnknownTopic(MillraceError):
+    """The brokers answer, and have no such topic."""
 
 
 class AuditPublisher:
@@ -53,7 +58,7 @@ class AuditPublisher:
         )
 
     def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:
-        """MillraceError unless a broker answers and has the audit topic and all the topics named."""
+        """MillraceError unless a broker answers, UnknownTopic unless it has these topics and `audit`."""
         for name in (*names, self.topic):
             wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s, max(give_up_at - time.monotonic(), _POLL_S))
             try:
@@ -64,23 +69,25 @@ class AuditPublisher:
                     " address"
                 ) from error
             if topic.error is not None:
-                raise MillraceError(
+                raise UnknownTopic(
                     f"{self.bootstrap} has no topic {name} ({topic.error.name()}):"
                     f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
                 )
 
-    def publish(self, messages: Sequence[bytes], *, give_up_at: float = math.inf) -> None:
-        """Publish the messages in order and return when all are acknowledged.
+    def publish(
+        self, messages: Sequence[bytes], *, keys: Sequence[bytes] = (), give_up_at: float = math.inf
+    ) -> None:
+        """Publish the messages in order, with their keys if there are any; return when all are acknowledged.
 
         MillraceError when one is not, by that time of the monotonic clock at the latest: it and those behind
         it may be in the topic or not, and may still come there.
         """
         outcomes: list[KafkaError | None] = []
         try:
-            for message in messages:
+            for message, key in zip_longest(messages, keys):
                 # One partition, whatever the topic has: what is said later must be read later.
                 self._producer.produce(
-                    self.topic, message, partition=0, on_delivery=lambda error, _: outcomes.append(error)
+                    self.topic, message, key, partition=0, on_delivery=lambda error, _: outcomes.append(error)
                 )
             give_up_at = min(give_up_at, time.monotonic() + self._timeout_s + EXPIRY_MARGIN_S)
             while len(outcomes) < len(messages) and time.monotonic() < give_up_at:
@@ -107,34 +114,41 @@ class AuditPublisher:
         self.close()
 
 
-def publish_edition_counts(
-    bootstrap: str, registry_url: str, *, topic: str, load: int, editions: Sequence[SequenceCounts]
-) -> None:
-    """Tell the auditor what every edition of a load holds, the first one first; the last one counts.
-
-    `bootstrap` is the aggregate cluster's. May be repeated as often as one likes: each edition changes the
-    counts once, right after the one before. MillraceError when it does not get through.
-    """
-    records: list[Count] = []
-    before = SequenceCounts()
-    for edition, counts in enumerate(editions, 1):
-        records += edition_records(topic, load, edition, before, counts)
-        before = counts
-    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
-
-
 def edition_records(
-    topic: str, load: int, edition: int, before: SequenceCounts, counts: SequenceCounts
-) -> list[Count]:
+    topic: str,
+    source: LoadNumber,
+    before: SequenceCounts,
+    counts: SequenceCounts,
+    ends: Sequence[LoadEnd] = (),
+) -> list[LoadCount]:
     """What to tell of an edition of a load, given the one before: in as many parts as messages may be large.
 
     The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
+    `ends` says how far the topic is loaded with it.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
-    count = partial(Count, time=now_ms(), tier=WAREHOUSE, topic=topic, foreign=0)
+    count = partial(LoadCount, time=now_ms(), topic=topic, ends=ends)
     return [
-        count(counts=more, removed=less, source=LoadNumber(load, edition, part, len(pieces)))
+        count(counts=more, removed=less, source=replace(source, part=part, parts=len(pieces)))
         for part, (more, less) in enumerate(pieces, 1)
+    ]
+
+
+def table_records(
+    topic: str, snapshot: int, windows: Sequence[int], counts: SequenceCounts, numbers: Iterator[int]
+) -> list[TableCount]:
+    """What to tell of windows of a published table, each record with the next number."""
+    pieces = _pieces(counts, SequenceCounts())
+    return [
+        TableCount(
+            time=now_ms(),
+            topic=topic,
+            number=next(numbers),
+            snapshot=snapshot,
+            replaces=[] if at else windows,
+            counts=more,
+        )
+        for at, (more, _) in enumerate(pieces)
     ]
 
 
@@ -160,11 +174,3 @@ def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCo
             for side, (first, last) in some:
                 pieces[-1][side].add(*key, first, last)
     return pieces
-
-
-def publish_records(bootstrap: str, registry_url: str, topic: str, records: Sequence[AuditRecord]) -> None:
-    """Publish audit records on a topic that must be there, and wait until they are acknowledged."""
-    with SchemaRegistryClient(registry_url) as registry, AuditPublisher(bootstrap, topic) as publisher:
-        codec = AuditCodec(registry)
-        publisher.check_topics()
-        publisher.publish([codec.encode(record) for record in records])

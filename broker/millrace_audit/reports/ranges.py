@@ -6,10 +6,13 @@ n + 1 ranges. A union or a difference is one sweep over both operands.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+_BOUND = 1 << 63
 Range = tuple[int, int]
 """First and last, both included."""
 
@@ -57,7 +60,12 @@ class SequenceRanges:
         return zip(self._firsts, self._lasts, strict=True)
 
     def __len__(self) -> int:
-        return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+        # Python takes no length above it, and one number fewer than all of 63 bits hurts nobody.
+        return min(sum(self._lasts) - sum(self._firsts) + len(self._firsts), sys.maxsize)
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number <= self._lasts[at]
 
     def __bool__(self) -> bool:
         return bool(self._firsts)
@@ -123,6 +131,30 @@ def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
     return _built(firsts, lasts)
 
 
+def layered(ranges: Iterable[Sequence[int]], less: Iterable[Sequence[int]] = ()) -> list[SequenceRanges]:
+    """Sets of what is in more than 0, 1, 2... of the ranges, by one sweep; each of `less` takes one away."""
+    changes: defaultdict[int, int] = defaultdict(int)
+    for sign, some in ((1, ranges), (-1, less)):
+        for first, last in some:
+            changes[first] += sign
+            changes[last + 1] -= sign
+    layers: list[SequenceRanges] = []
+    opened: list[
+        int
+    ] = []  # where the layers' ranges that are not closed yet begin: no more than there are ranges
+    depth = 0
+    for at in sorted(changes):
+        depth += changes[at]
+        while len(opened) < depth:
+            if len(opened) == len(layers):
+                layers.append(SequenceRanges())
+            opened.append(at)
+        while len(opened) > max(depth, 0):
+            first = opened.pop()
+            layers[len(opened)].add(first, at - 1)
+    return layers
+
+
 # On the wire a list of ranges is flat: for each one the distance of its first number from the last number
 # of the range before (from 0 at the start), then how many more numbers follow. Avro's zigzag varints make
 # that two bytes per range in the usual case, where absolute numbers take eight.
@@ -145,6 +177,8 @@ def from_deltas(flat: Sequence[int]) -> list[Range]:
     for index in range(0, len(flat), 2):
         first = previous + flat[index]
         previous = first + flat[index + 1]
+        if first < -_BOUND or previous >= _BOUND:
+            raise ValueError(f"a range from {first} to {previous} takes more than 64 bits")
         if previous < first:
             raise ValueError(f"a range starts at {first} and ends at {previous}")
         ranges.append((first, previous))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CompletenessSensor(BaseSensorOperator):
-    """Succeeds when every window of [start, end) is complete in every tier; returns the audit's line.
+    """Succeeds when [start, end) is proven as its topic needs it, by the auditor; returns the audit's line.
 
     Incomplete and unknown are waited for until `timeout`; duplicates, which nothing can repair, fail at
     once. A failure names tier, server, instance, sequences and reasons, and is not retried. With

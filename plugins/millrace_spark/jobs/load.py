@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,16 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.config import OFFLINE_AUDIT_TOPIC
-from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace_audit.reports.publish import publish_edition_counts
+from millrace.errors import MillraceError
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, said
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import read_load, unpublished_since
-from millrace_warehouse.history.manifest import LoadManifest, now
+from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.schemas import pin_first, pinned
-from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
@@ -114,21 +111,6 @@ def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
 def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what: str) -> Iterator[Writing]:
     """What a run writes with, while its connections are open."""
     with ClusterClient(request.bootstrap) as client, SchemaRegistryClient(request.registry) as registry:
-        progress = to_stderr(what)
-
-        def publish_counts(editions: Sequence[LoadManifest]) -> None:
-            # Without the auditor's topic nobody compares, and nobody is told `complete`.
-            try:
-                client.topic(OFFLINE_AUDIT_TOPIC)
-            except UnknownTopicOrPartition:
-                progress(f"not audited: {client.bootstrap} has no topic {OFFLINE_AUDIT_TOPIC}")
-                return
-            first = editions[0]
-            counts = [sequences_of(storage, manifest) for manifest in editions]
-            publish_edition_counts(
-                client.bootstrap, registry.address, topic=first.topic, load=first.load, editions=counts
-            )
-
         writing = Writing(
             storage=storage,
             client=client,
@@ -136,8 +118,7 @@ def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, storage, registry, partial(ClusterClient, request.bootstrap)),
-            publish_counts=publish_counts,
-            progress=progress,
+            progress=to_stderr(what),
         )
         yield writing
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ConfigError, CorruptMessage, MillraceError
+from millrace.records.framing import Frames, read_headers
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.source.options import SourceOptions
 from millrace_warehouse.log import messages
-from millrace_warehouse.log.framing import Frames, read_headers
 from millrace_warehouse.log.messages import Decoder, Rejected
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches, read_cut

@@ -15,15 +15,21 @@ from millrace.installation import require
 from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
 
 V = TypeVar("V", bound=Any)
-P = TypeVar("P", bound="Output")
+P = TypeVar("P", bound="Silent")
 
 
 @verb
-class Output:
-    """How a command prints its answer."""
+class Silent:
+    """A command without an answer."""
 
     packages: ClassVar[Sequence[str]] = ("numpy", "pyarrow", "pyiceberg")
     """What the command needs of an extra: all that is missing is named at once."""
+
+
+@verb
+class Output(Silent):
+    """How a command prints its answer."""
+
     as_json: bool = option("--json", "Print the result as JSON.", default=False)
 
     def print(self, answer: Any, show: Callable[[Any], None]) -> None:

@@ -22,6 +22,7 @@ from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, expire_topic
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.readers import describe_table
+from millrace_warehouse.publish.state import COMPLETE
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Compact, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.verify import VerifyRun
@@ -66,9 +67,11 @@ def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:
         )
     start = start_of(hour)
     answer = completeness(auditor, topic, start, start + timedelta(hours=1))
-    reasons = chain.from_iterable(window.reasons for window in answer.windows)
+    reasons = [*chain.from_iterable(window.reasons for window in answer.windows)]
+    if answer.proven and answer.verdict != COMPLETE:
+        reasons.insert(0, f"{answer.verdict}, which the auditor's --carried calls enough for this topic")
     return Verdict(
-        verdict=answer.verdict,
+        verdict=COMPLETE if answer.proven else answer.verdict,
         watermark=None if answer.watermark is None else answer.watermark.isoformat(),
         checked=datetime.now(UTC).isoformat(timespec="seconds"),
         reasons=list(dict.fromkeys(reasons)),

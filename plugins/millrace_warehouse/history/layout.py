@@ -7,7 +7,7 @@
     <topic>/rows/<10 digits>-<attempt>/                      what one attempt wrote, under final names
                  <hour>-<task>-<8 hex>.parquet               its rows of one hour of event time, UTC
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
-                 entries.avro, sequences.json.gz             for the table, and for the auditor
+                 entries.avro, sequences.json.gz             for the table, and for `verify`
     <topic>/plans/<run id>.json                              how far a run reads, frozen before it reads
     <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them
     <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
@@ -15,10 +15,13 @@
     <topic>/expired/<10 digits>.json                         which data files a run of `expire` deletes
     <topic>/compacted/<attempt>/                             files of the table that no load wrote,
                  files.json                                  and the hash of each
+    <topic>/audited/<10 digits>.<4 digits>.json.gz           what the auditor was told of a load's edition
+                   /_table                                   the same of the table's files, by hour
     <topic>/table/                                           the Iceberg table's `location`
     <topic>/hours/                                           that of its table of hours
 
-Nothing is renamed or written twice, but `_head`. Knows names and manifests; no brokers, Spark or Parquet.
+Nothing is renamed or written twice, but `_head` and `_table`. Knows names and manifests; no brokers, Spark or
+Parquet.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from millrace_warehouse.storage.verbs import Storage
 CATALOG = "catalog.db"
 """SQLite writes files beside it whose names begin like its own."""
 HEAD = "_head"
+AUDITED_TABLE = "_table"
 HEAD_EVERY = 100
 """A listing of up to as many names costs as much as one of none, on every storage."""
 EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
@@ -64,6 +68,7 @@ class Folder(StrEnum):
     LEDGER = "ledger"
     EXPIRED = "expired"
     COMPACTED = "compacted"
+    AUDITED = "audited"
     TABLE = "table"
     HOURS = "hours"
 
@@ -126,6 +131,16 @@ def ledger_path(path: str) -> str:
     """The ledger's entry of a manifest or record: `t/ledger/loads/0000000001.json` of `t/loads/…`."""
     topic, _, inside = path.partition("/")
     return f"{topic}/ledger/{inside}"
+
+
+def audited_path(topic: str, load: int, edition: int) -> str:
+    """Where it is written down what the auditor was told of an edition."""
+    return f"{Folder.AUDITED.of(topic)}/{load:010d}.{edition:04d}.json.gz"
+
+
+def audited_table_path(topic: str) -> str:
+    """Where it is written down which files of the topic's table the auditor was told of."""
+    return f"{Folder.AUDITED.of(topic)}/{AUDITED_TABLE}"
 
 
 def expired_path(topic: str, number: int) -> str:

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from millrace.errors import MillraceError
+from millrace_audit.reports.counts import MOST_AHEAD_MS
 from millrace_warehouse.history.layout import Folder
 from millrace_warehouse.history.manifest import FORMAT, decode, encode
 from millrace_warehouse.storage.verbs import Storage
-
-FILE_BY_MS = 24 * 3600 * 1000
-"""How far a producer's clock may be ahead of the planning one until its rows are filed under no hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ class Plan:
     @property
     def file_by_ms(self) -> int:
         """Rows with a time at or after it have no hour: a day after the plan, by its clock."""
-        return int(datetime.fromisoformat(self.created).timestamp() * 1000) + FILE_BY_MS
+        return int(datetime.fromisoformat(self.created).timestamp() * 1000) + MOST_AHEAD_MS
 
     @property
     def end_offsets(self) -> Mapping[int, int]:

@@ -72,7 +72,7 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
     metadata = _metadata(client, topic)
     topic_id = metadata.topic_id.hex
     newest = layout.newest_load(storage, topic)
-    _check_same_log(run, topic_id, newest)  # before anything is written or counted
+    _check_same_log(run, topic_id, newest)  # before anything is written
     _heal(run, newest)
     plan, fresh = freeze(storage, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
     run.writing.progress("planned")
@@ -100,7 +100,7 @@ def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
 
 
 def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
-    """Make good the ledger's entry and the counts of the newest load.
+    """Make good the ledger's entry of the newest load.
 
     Called before every attempt: whoever makes the next load hides this one from all later runs, and the
     driver that made it may have died right after its manifest was there.
@@ -110,7 +110,6 @@ def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
     storage = run.writing.storage
     record(storage, layout.manifest_path(newest), newest)
     layout.remember_newest(storage, newest)
-    run.writing.publish_counts([newest])
     run.writing.progress("healed")
 
 
@@ -196,8 +195,6 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     record(storage, layout.manifest_path(manifest), manifest)
     layout.remember_newest(storage, manifest)
     progress("recorded")
-    run.writing.publish_counts([manifest])
-    progress("counted")
     message, notes = f"made load {load}", _dropped_fields(pinned, manifest)
     return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
 

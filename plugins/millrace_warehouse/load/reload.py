@@ -2,8 +2,8 @@
 
 A run reads exactly the offsets that the load recorded. It refuses what has expired, before anything is
 written, and a log that has lost something since. The first edition stays as it is. The next one is made by
-one exclusive create in `editions/`, names the manifest it replaces and why, and the auditor is told what
-changed. The table follows with the next `publish`. Written without Spark, like `load`.
+one exclusive create in `editions/`, names the manifest it replaces and why. The table follows with the next
+`publish`. Written without Spark, like `load`.
 """
 
 from __future__ import annotations
@@ -101,22 +101,13 @@ def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
 
 
 def _heal(run: ReloadRun, topic: str) -> None:
-    """Make good what a crash behind a create left undone: the counts for the auditor, the ledger's entry."""
+    """Make good what a crash behind a create left undone: the ledger's entry."""
     storage = run.writing.storage
     for load, numbers in layout.editions_of(storage, topic).items():
         for number in numbers:
-            if read_entry(storage, layout.edition_path(topic, load, number)) is None:
-                _count(run, layout.read_edition(storage, topic, load, number))
-
-
-def _count(run: ReloadRun, edition: LoadManifest) -> None:
-    """Tell the auditor of an edition, then the ledger: an entry of an edition says that it is counted."""
-    storage, topic, load = run.writing.storage, edition.topic, edition.load
-    before = [layout.read_edition(storage, topic, load, number) for number in range(1, edition.edition)]
-    run.writing.publish_counts([*before, edition])
-    run.writing.progress("counted")
-    record(storage, layout.manifest_path(edition), edition)
-    run.writing.progress("recorded")
+            path = layout.edition_path(topic, load, number)
+            if read_entry(storage, path) is None:
+                record(storage, path, layout.read_edition(storage, topic, load, number))
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
@@ -169,7 +160,8 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> Re
         # Another run's edition does not do: it may have begun before what was wrong was mended.
         manifest = _attempt(run, newest, pinned)
         if manifest is not None:
-            _count(run, manifest)
+            record(storage, layout.manifest_path(manifest), manifest)
+            run.writing.progress("recorded")
             return _result(manifest, newest, published=True)
     raise MillraceError(f"{topic}: other runs read load {load} again {ATTEMPTS} times; run one at a time")
 

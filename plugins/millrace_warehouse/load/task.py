@@ -30,10 +30,10 @@ from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import Reasons, RejectedRecords
-from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.log.messages import Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
+from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage.verbs import Storage
 
 

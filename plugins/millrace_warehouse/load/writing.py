@@ -1,7 +1,7 @@
 """From ranges of a log to the checked, unsealed manifest of one attempt: what every load has in common.
 
 Reads each range once, checks that the storage holds what the tasks say, accounts for every offset and record,
-refuses what does not close, and stores what the table and the auditor need of it. Decides neither what to
+refuses what does not close, and stores what the table and `verify` need of it. Decides neither what to
 read nor whether it counts.
 
     parts = parts_of(writing.client, topic, topic_id, loaded, ends)     what of each partition is read
@@ -73,8 +73,6 @@ class Writing:
     pin: Callable[[str, int], Pinned]
     """The newest schema record of a topic, which is not before the one that a load has used:
     the number given, or 0 for the first load, which pins the newest registered schema. Called per attempt."""
-    publish_counts: Callable[[Sequence[LoadManifest]], None]
-    """Tells the auditor what the editions of one load hold, the first one first; harmless to repeat."""
     progress: Progress
     max_rejected: RejectedLimit = DEFAULT_LIMIT
     """More records set aside than this, and the load fails."""

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millrace.records.framing import BrokenBatch, Frames, frame_batches
+from millrace.records.row_cursor import Faults, Longs
 from millrace_avro.columns import FixedWidth, Slices
-from millrace_avro.cursor import Faults, Longs
 from millrace_avro.resolution import SCALES
 from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import LOAD, LOG_FIELDS, TIME, check_table_schema
-from millrace_warehouse.log.framing import BrokenBatch, Frames, frame_batches
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
 

@@ -15,13 +15,13 @@ from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor, split_batches
+from millrace.records.framing import Batch
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
 
 FETCH_BYTES = 8 << 20
 """Most bytes of one fetch. A larger batch still comes whole."""
 _WAIT_MS = 500
-Batch = tuple[BatchHeader, memoryview]
 
 
 @dataclass(frozen=True, slots=True)

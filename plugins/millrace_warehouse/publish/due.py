@@ -57,7 +57,7 @@ def judge_late(state: State, ask: Ask) -> bool:
 def _is_due(hour: str, verdict: Verdict, proven: bool, unproven_after_s: float | None, now_s: float) -> bool:
     if verdict.verdict == COMPLETE:
         return proven
-    if verdict.verdict != "unknown" or unproven_after_s is None:
+    if verdict.verdict not in ("unknown", "carried") or unproven_after_s is None:
         return False
     return hour == UNFILED or start_of(hour).timestamp() + 3600 + unproven_after_s <= now_s
 

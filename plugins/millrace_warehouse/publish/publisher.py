@@ -3,6 +3,7 @@
     1  the table, the record it names, and whether it is what that record left     table.py
     2  the manifests of newer loads and editions, hour by hour                     state.py
     3  which hours are due, and what the auditor says of them                      due.py
+       whether their rows close against their loads, by sequences                  closing.py
     4  the files: those of loads, and those that a re-load takes rows out of       files.py, replace.py
     5  the record, under a name of its own, on disk
     6  one commit: schema, files, properties that name the record                  committer.py
@@ -38,12 +39,13 @@ from millrace_warehouse.history.manifest import (
     Verdict,
 )
 from millrace_warehouse.publish.catalog import CatalogError, Unsure, table_identifier
+from millrace_warehouse.publish.closing import unclosed
 from millrace_warehouse.publish.due import choose, judge_late
 from millrace_warehouse.publish.files import new_files
 from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import take_out
-from millrace_warehouse.publish.state import UNKNOWN, State
+from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, State
 from millrace_warehouse.publish.table import (
     PATH,
     commit_publication,
@@ -148,6 +150,7 @@ class _Attempts:
         self._follow(state)  # what was loaded before the auditor was asked is in now
         while judge_late(state, self._ask):
             self._follow(state)  # and again: its answer counts rows that this run had not seen
+        self._hold_back(state)
         at.progress("hours judged")
         caught_up = before.loads.load if before is not None else 0
         if not state.changes and state.through.load - caught_up < CATCH_UP:
@@ -175,6 +178,21 @@ class _Attempts:
         if hour not in self._verdicts:
             self._verdicts[hour] = UNKNOWN if hour == UNFILED else self._verdict_of(self._topic, hour)
         return self._verdicts[hour]
+
+    def _hold_back(self, state: State) -> None:
+        """Let no hour be called complete whose rows are not what its loads have counted."""
+        proven = {
+            hour: change.loads
+            for hour, change in state.changes.items()
+            if change.verdict is not None and change.verdict.verdict == COMPLETE
+        }
+        for hour, problems in unclosed(self._at.storage, self._topic, proven).items():
+            verdict = Verdict(verdict="incomplete", reasons=problems)
+            self._verdicts[hour] = verdict
+            if state.changes[hour].kind == "first" and hour not in self._request.hours:
+                state.unpublished[hour] = state.changes.pop(hour).loads
+            else:
+                state.changes[hour].verdict = verdict
 
     def _follow(self, state: State) -> None:
         storage, topic = self._at.storage, self._topic

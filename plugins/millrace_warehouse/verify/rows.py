@@ -23,8 +23,8 @@ from millrace_warehouse.columns import LOAD, TIME
 from millrace_warehouse.history.hours import HOUR_US, hour_of, partition_of
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange
 from millrace_warehouse.history.stored import sequences_of
-from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.publish.contents import path_in_topic
+from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage import open_file
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.history import History

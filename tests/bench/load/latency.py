@@ -56,11 +56,10 @@ topics = {{ {topic} = {partitions} }}
 
 [clusters.offline]
 brokers = ["127.0.0.1:{offline}"]
-audit_topic = "audit-offline"
 
 [clusters.offline.mirror]
 origins = ["dc1"]
-topics = ["{topic}", "audit"]
+topics = ["{topic}", "audit", "audit-counts"]
 """
 
 

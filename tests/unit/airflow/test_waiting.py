@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -47,6 +48,14 @@ def step(found: Completeness, **deadlines: datetime) -> Step:
 
 def test_complete_hours_let_the_dag_go_on() -> None:
     assert step(answer("complete", window())) is Step.GO_ON
+
+
+def test_carried_hours_let_the_dag_go_on_where_that_is_enough_for_the_topic() -> None:
+    carried = answer("carried", window(verdict="carried"))
+    assert step(carried) is Step.WAIT
+    assert step(carried, unknown_until=LATER) is Step.GO_ON
+    assert step(replace(carried, enough="carried")) is Step.GO_ON
+    assert step(replace(answer("pending", window(verdict="pending")), enough="carried")) is Step.WAIT
 
 
 @pytest.mark.parametrize("verdict", ["incomplete", "unknown"])

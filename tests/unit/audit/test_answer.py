@@ -18,7 +18,6 @@ from millrace_audit.answer import (
     to_json,
 )
 from millrace_audit.reports.messages import FOR_EVER
-from millrace_audit.reports.ranges import SequenceRanges
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
 LOST = Finding("missing", "offline", "web-1", "shop", 11, [[3, 3], [7, 9]], 4)
@@ -32,6 +31,8 @@ WINDOW = Window(
     tiers={"dc1": 10, "offline": 6, "warehouse": 0},
     findings=[LOST],
     reasons=["instance 7 is silent"],
+    carried=4,
+    foreign={"dc1": 3},
 )
 ANSWER = Completeness(
     topic="PageView",
@@ -39,6 +40,7 @@ ANSWER = Completeness(
     end=START + timedelta(minutes=5, milliseconds=7),
     verdict=Verdict.INCOMPLETE,
     watermark=None,
+    held_by="dc1 stands",
     foreign={"dc1": 3},
     windows=[WINDOW],
 )
@@ -48,13 +50,14 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
     text = json.dumps(to_json(ANSWER))
     assert text == (
         '{"topic": "PageView", "from": "2015-05-17T10:00:00Z", "to": "2015-05-17T10:05:00.007Z",'
-        ' "verdict": "incomplete", "watermark": null, "foreign": {"dc1": 3},'
+        ' "verdict": "incomplete", "watermark": null, "held_by": "dc1 stands",'
+        ' "foreign": {"dc1": 3}, "enough": "complete",'
         ' "windows": [{"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z",'
         ' "verdict": "incomplete", "revision": 2, "acknowledged": 10, "failed": 1,'
         ' "tiers": {"dc1": 10, "offline": 6, "warehouse": 0},'
         ' "findings": [{"kind": "missing", "tier": "offline", "server": "web-1", "service": "shop",'
         ' "instance": 11, "sequences": [[3, 3], [7, 9]], "count": 4}],'
-        ' "reasons": ["instance 7 is silent"]}]}'
+        ' "reasons": ["instance 7 is silent"], "carried": 4, "foreign": {"dc1": 3}}]}'
     )
     assert Completeness.from_json(json.loads(text)) == ANSWER
     proved = replace(ANSWER, watermark=START)
@@ -65,17 +68,19 @@ def test_the_json_of_a_topic_names_its_instances_and_the_ends_of_time() -> None:
     open_still = Instance(instance=1, server="web-1", service="shop", cluster="dc1")
     ended = replace(
         open_still,
-        cluster=None,
+        heard_at=1_431_856_800_000,
         closed_through=FOR_EVER,
-        missing_reports=SequenceRanges([(2, 3)]),
+        missing_reports=[[2, 3]],
         accepted="its host is gone",
     )
-    assert json.dumps(to_json(Topic("PageView", START, [open_still, ended]))) == (
-        '{"topic": "PageView", "watermark": "2015-05-17T10:00:00Z", "instances": ['
-        '{"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1",'
-        ' "closed_through": "nothing", "missing_reports": [], "accepted": null},'
-        ' {"instance": 1, "server": "web-1", "service": "shop", "cluster": null,'
-        ' "closed_through": "for ever", "missing_reports": [[2, 3]], "accepted": "its host is gone"}]}'
+    assert json.dumps(to_json(Topic("PageView", START, None, [open_still, ended]))) == (
+        '{"topic": "PageView", "watermark": "2015-05-17T10:00:00Z", "held_by": null, "instances": ['
+        '{"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
+        ' "heard_at": "nothing", "closed_through": "nothing", "missing_reports": [],'
+        ' "first_report": 0, "idle": false, "accepted": null},'
+        ' {"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
+        ' "heard_at": "2015-05-17T10:00:00Z", "closed_through": "for ever", "missing_reports": [[2, 3]],'
+        ' "first_report": 0, "idle": false, "accepted": "its host is gone"}]}'
     )
 
 

@@ -1,114 +1,316 @@
-"""The auditor's reading of audit topics whose beginning, or middle, is gone."""
+"""The auditor's reading of mirrored audit topics: whose partition it is, what waits, what is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from millrace.client.cluster_client import EARLIEST, FetchedPartition, TopicMetadata
-from millrace.records import BatchHeader, Message, build_batch
-from millrace_audit.auditor.answers import AuditRules
+from millrace.records import BatchHeader, Cursor, Message, build_batch
+from millrace.records.compression import Codec
+from millrace.records.control import control_batch
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_audit.auditor.auditor import Auditor
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import AuditCodec, AuditRecord
-from tests.unit.audit.test_ledger import BEATS, NOW, RULES, WHOLE, Audit, W, heartbeat, hello, report
+from millrace_audit.reports.messages import AuditCodec
+from millrace_audit.reports.seals import is_signed, sign, signed_turn
+from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, Story, W, found
 from tests.unit.audit.test_messages import Ids
 
-LATER = W + 20 * WINDOW_MS
+LATER = NOW + 20 * WINDOW_MS
+SECRET = b"the readers'"
 
 
-class Topic:
-    """The audit topic of one partition as a cluster's client sees it, its beginning expired on demand."""
+class Book:
+    """The turns of all tiers: number 1 and 2, one secret."""
 
-    def __init__(self, codec: AuditCodec) -> None:
-        self.codec, self.start, self.end = codec, 0, 0
+    def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
+        turn = signed_turn(key)
+        return turn if key is not None and turn in (1, 2) and is_signed(key, SECRET, value) else None
+
+
+class Registry:
+    """What the aggregate cluster's ZooKeeper and leaders say of mirrors."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.origin, self.position = cluster.origin, cluster.newest_position
+
+
+class Partition:
+    """One partition's log, its beginning expired on demand."""
+
+    def __init__(self) -> None:
+        self.start = self.end = 0
         self.batches: list[bytes] = []
 
-    def publish(self, *records: AuditRecord) -> None:
-        for record in records:
-            batch = bytearray(build_batch([Message(0, None, self.codec.encode(record))]))
-            batch[0:8] = self.end.to_bytes(8, "big")
-            self.end += len(batch)
-            self.batches.append(bytes(batch))
+    def append(self, batch: bytes) -> int:
+        """The batch at the end of the log, and the offset behind it."""
+        placed = bytearray(batch)
+        placed[0:8] = self.end.to_bytes(8, "big")
+        header = BatchHeader.parse(bytes(placed))
+        assert header is not None
+        self.batches.append(bytes(placed))
+        self.end = max(header.next_offset, self.end + 1)
+        return self.end
 
     def expire(self) -> None:
         self.batches.clear()
         self.start = self.end
 
-    def topics(self) -> dict[str, TopicMetadata]:
-        return {"audit": TopicMetadata("audit", UUID(int=7), {0: 1})}
+
+class Cluster:
+    """The aggregate cluster as a client sees it: `audit` and `audit-counts` are mirrors of two origins."""
+
+    def __init__(self) -> None:
+        self.codec = AuditCodec(Ids())
+        self.logs: dict[str, dict[int, Partition]] = {
+            SAID: {0: Partition(), 1: Partition()},
+            COUNTED: {0: Partition(), 1: Partition()},
+            OWN: {0: Partition()},
+        }
+        self.taken: dict[tuple[str, str], int] = {}
+        self.newest: dict[tuple[str, str], int] = {}
+        self.origin_partition = 0
+
+    def publish(self, story: Story, *, positions: bool = True) -> None:
+        """What is new in the story, as its writers and mirrors would put it here."""
+        for (topic, tier), there in story.partitions.items():
+            log = self.logs[topic][0 if tier == "offline" else int(tier[-1]) - 1]
+            begin = self.taken.get((topic, tier), 0)
+            for heard in there[begin:]:
+                assert heard.record is not None
+                value = self.codec.encode(heard.record)
+                key = None if heard.turn is None else sign(heard.turn, SECRET, value)
+                log.append(build_batch([Message(0, key, value)]))
+            self.taken[topic, tier] = len(there)
+            if positions and tier != "offline" and len(there) > begin:
+                self.position(topic, tier, there[-1].at)
+
+    def position(self, topic: str, tier: str, at: int) -> None:
+        origin = Origin(tier, topic, UUID(int=9), 0)
+        position = MirrorPosition(origin, 0, Cursor(at, at), 1, self.taken[topic, tier], 0)
+        log = self.logs[topic][int(tier[-1]) - 1]
+        log.append(control_batch(log.end, position.encode(log.end), timestamp=0))
+
+    def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
+        return Origin(f"dc{partition + 1}", topic, UUID(int=9), self.origin_partition)
+
+    def newest_position(self, topic: str, origin: Origin) -> MirrorPosition | None:
+        """What is not visible: a test that does not say it has a leader that does not know it."""
+        at = self.newest.get((topic, origin.cluster))
+        records = self.taken.get((topic, origin.cluster), 0)
+        return None if at is None else MirrorPosition(origin, 0, Cursor(at, at), 1, records, 0)
+
+    def topics(self, names: Any = None) -> dict[str, TopicMetadata]:
+        return {
+            name: TopicMetadata(name, UUID(int=number), dict.fromkeys(logs, 1))
+            for number, (name, logs) in enumerate(self.logs.items(), 7)
+        }
 
     def list_offsets(self, topic: str, timestamp: int) -> dict[int, int]:
-        if timestamp == EARLIEST or not self.batches:
-            return {0: self.start}
-        last = BatchHeader.parse(self.batches[-1])
-        assert last is not None
-        return {0: last.next_offset}
+        return {p: log.start if timestamp == EARLIEST else log.end for p, log in self.logs[topic].items()}
 
     def fetch(self, topic: str, offsets: Mapping[int, int], **_: int) -> dict[int, FetchedPartition]:
-        return {0: FetchedPartition(0, self.end, self.end, self.start, memoryview(b"".join(self.batches)))}
+        fetched = {}
+        for p in offsets:
+            log = self.logs[topic][p]
+            fetched[p] = FetchedPartition(0, log.end, log.end, log.start, memoryview(b"".join(log.batches)))
+        return fetched
 
 
 @pytest.fixture
-def store() -> Iterator[AuditStore]:
+def story() -> Iterator[Story]:
     store = AuditStore("sqlite://")
-    yield store
+    yield Story(store)
     store.close()
 
 
-@pytest.fixture
-def topic() -> Topic:
-
-    return Topic(AuditCodec(Ids()))
-
-
-def auditor(store: AuditStore, topic: Topic, rules: AuditRules = RULES) -> Auditor:
-    found = Auditor(store, rules, "127.0.0.1:1", "http://nobody")
-    found._client, found._codec = topic, topic.codec  # type: ignore[assignment]
-    return found
+def auditor(story: Story, cluster: Cluster) -> Auditor:
+    made = Auditor(story.store, story.rules, "127.0.0.1:1", "http://nobody", "127.0.0.1:1")
+    made._client, made._codec, made._book = cluster, cluster.codec, Book()  # type: ignore[assignment]
+    made._mirrors = Registry(cluster)  # type: ignore[assignment]
+    return made
 
 
-def test_an_auditor_that_begins_behind_expired_records_calls_nothing_before_complete(
-    store: AuditStore, topic: Topic
+def test_a_mirrored_audit_is_whole_and_read_once(story: Story) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    reading = auditor(story, cluster)
+    assert reading.apply_all()
+    assert story.verdict() == "complete", story.window()
+    assert not reading.apply_all()
+    assert not auditor(story, cluster).apply_all(), "another process goes on where the database stands"
+
+
+def test_reports_wait_until_it_is_known_what_they_lie_before(story: Story) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story, positions=False)
+    auditor(story, cluster).apply_all()
+    assert story.window()["acknowledged"] == 0
+    cluster.newest[SAID, "dc1"] = story.said_end()  # its leader tells what no reader can see yet
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete"
+
+
+def test_a_killed_auditor_reads_again_what_waited(story: Story) -> None:
+    cluster = Cluster()
+    story.hello()
+    cluster.publish(story)
+    story.report(0, (0, 9))
+    cluster.publish(story, positions=False)
+    auditor(story, cluster).apply_all()
+    story.carry(found((0, 9)))
+    story.beats()
+    cluster.publish(story)
+    cluster.position(SAID, "dc1", story.said_end())
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete", story.window()
+
+
+def test_a_report_lies_before_what_the_position_batch_behind_it_says(story: Story) -> None:
+    """The reader of dc1 has read its audit topic up to a report; the mirror's next batch reaches further."""
+    cluster = Cluster()
+    story.hello()
+    story.report(0, (0, 9), closed=W + WINDOW_MS)
+    story.carry(found((0, 9)))
+    story.beats()
+    end = story.said_end()
+    for _ in range(3):
+        story.hello(5, time=NOW)
+    cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "pending", "its place is known as at most the position"
+    assert end < story.said_end()
+    story.beats(NOW + 6000)
+    cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    assert "dc1 is counted" not in " ".join(story.window()["reasons"])
+
+
+def test_only_the_first_partition_of_an_origins_topic_is_anybodys_word(story: Story) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    cluster.origin_partition = 3
+    auditor(story, cluster).apply_all()
+    assert {cause for _, cause in story.strangers()} == {"no audit record that belongs here"}
+
+
+def test_counts_that_are_signed_with_another_secret_have_no_effect(
+    story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic.publish(*WHOLE)
-    topic.expire()
-    beats = [heartbeat(tier, time=LATER) for tier in ("dc1", "dc2", "offline")]
-    topic.publish(hello(2, "dc2"), report(0, instance=2, cluster="dc2"), *beats)
-    auditor(store, topic).apply_all()
-    audit = Audit(store)
-    window = audit.window()
+    cluster = Cluster()
+    story.whole()
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "SECRET", b"guessed")
+        cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    assert story.window()["tiers"]["offline"] == 0
+    assert {cause for _, cause in story.strangers()} == {"no reader of the tier has signed it"}
+
+
+def test_a_topic_that_is_no_mirror_is_the_aggregate_clusters_own(story: Story) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story, positions=False)
+    cluster.origin = lambda *_: None  # type: ignore[method-assign]
+    auditor(story, cluster).apply_all()
+    assert {cause for _, cause in story.strangers()} == {
+        "it says cluster dc1 and speaks in that of offline",
+        "no audit record that belongs here",
+    }
+
+
+def test_an_auditor_that_begins_behind_expired_records_calls_nothing_before_complete(story: Story) -> None:
+    cluster = Cluster()
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.whole()
+    cluster.publish(story)
+    for logs in cluster.logs.values():
+        for log in logs.values():
+            log.expire()
+    story.hello(2, "dc2", time=NOW)
+    story.report(0, instance=2, cluster="dc2", time=NOW)
+    story.hello(3, time=NOW)
+    story.report(0, instance=3, time=NOW)
+    story.beats(LATER - 5 * WINDOW_MS)
+    story.beats(LATER)
+    cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    window = story.window()
     assert window["verdict"] == "unknown", "what instance 1 sent then has never been heard of"
-    assert "audit records expired before the auditor read them" in window["reasons"][0]
-    topic.publish(*(heartbeat(tier, time=LATER + 9 * WINDOW_MS) for tier in ("dc1", "dc2", "offline")))
-    auditor(store, topic).apply_all()
-    assert audit.window(LATER + WINDOW_MS)["verdict"] == "complete"
-    assert audit.window()["verdict"] == "unknown"
+    assert "audit records expired before the auditor read them" in " ".join(window["reasons"])
+    assert story.verdict(LATER - 3 * WINDOW_MS) == "complete"
 
 
 def test_an_auditor_that_was_away_too_long_keeps_what_it_knew_and_doubts_the_time_between(
-    store: AuditStore, topic: Topic
+    story: Story,
 ) -> None:
-    topic.publish(*WHOLE)
-    assert auditor(store, topic).apply_all()
-    assert not auditor(store, topic).apply_all()
-    audit = Audit(store)
-    assert audit.answer()["verdict"] == "complete"
-    topic.publish(hello(2, "dc2"), report(0, (0, 9), instance=2, cluster="dc2", window=NOW))
-    topic.expire()
-    topic.publish(*(heartbeat(tier, time=LATER) for tier in ("dc1", "dc2", "offline")))
-    auditor(store, topic).apply_all()
-    assert audit.window()["verdict"] == "complete"
-    assert audit.window(NOW)["verdict"] == "unknown"
-    assert audit.answer()["watermark"] == "2015-05-17T11:40:00Z"
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    reading = auditor(story, cluster)
+    reading.apply_all()
+    assert story.verdict() == "complete"
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.hello(2, time=NOW)
+    story.report(0, (0, 9), instance=2, window=NOW, time=NOW)
+    cluster.publish(story)
+    cluster.logs[SAID][0].expire()
+    story.hello(3, time=NOW + WINDOW_MS)
+    story.report(0, instance=3, time=NOW + WINDOW_MS)
+    story.beats(NOW + 2 * WINDOW_MS)
+    story.beats(LATER)
+    cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete"
+    assert story.verdict(NOW) == "unknown"
+    assert story.verdict(NOW + 4 * WINDOW_MS) == "complete"
 
 
-def test_an_audit_topic_read_from_its_beginning_leaves_no_doubt(store: AuditStore, topic: Topic) -> None:
-    topic.publish(*WHOLE[:4])
-    auditor(store, topic).apply_all()
-    topic.publish(*WHOLE[4:], *BEATS)
-    auditor(store, topic).apply_all()
-    assert Audit(store).answer()["verdict"] == "complete"
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_audit_topic_in_which_nothing_was_said_until_all_of_it_expired_has_no_gap(
+    story: Story, lost: bool
+) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story, positions=False)
+    cluster.newest[SAID, "dc1"] = story.said_end()
+    auditor(story, cluster).apply_all()
+    if lost:
+        story.hello(9, time=NOW)
+        cluster.publish(story, positions=False)
+    for log in cluster.logs[SAID].values():
+        log.append(build_batch([Message(0, None, b"a position that nobody sees")]))
+        log.expire()
+    auditor(story, cluster).apply_all()
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.beats(LATER)
+    cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete"
+    assert story.verdict(NOW + 2 * WINDOW_MS) == ("unknown" if lost else "complete")
+
+
+BOMB = build_batch([Message(0, None, bytes(80 << 20))], codec=Codec.GZIP)
+BROKEN = build_batch([Message(0, None, b"says it is compressed")], attributes=Codec.GZIP)
+
+
+@pytest.mark.parametrize("batch", [BROKEN, BOMB], ids=["broken", "bomb"])
+def test_a_batch_that_nobody_can_take_apart_stops_no_auditor(story: Story, batch: bytes) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    cluster.logs[SAID][0].append(batch)
+    cluster.publish(story)
+    cluster.position(SAID, "dc1", story.said_end())
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete"
+    assert story.strangers() == [("message", "no audit record that belongs here")]

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace_audit.reports import counts as counts_module
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, SequenceTally, window_start
+from millrace_audit.reports.ranges import Range, SequenceRanges, layered
 
 rows = st.lists(
     st.tuples(st.sampled_from([3, 7, 2**62]), st.integers(0, 4 * WINDOW_MS), st.integers(0, 25)), max_size=60
@@ -52,6 +55,20 @@ def test_both_written_forms_rebuild_the_counts_repeats_included(events: list[tup
     counts = one_by_one(events)
     assert SequenceCounts.from_json(json.loads(json.dumps(counts.to_json()))) == counts
     assert SequenceCounts.from_avro(counts.to_avro()) == counts
+
+
+def test_a_number_that_comes_again_and_again_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise whoever sends one number 50,000 times would keep a reader busy for an hour."""
+    tally, sweeps = SequenceTally(), list[int]()
+
+    def sweep(ranges: Iterable[Range]) -> list[SequenceRanges]:
+        sweeps.append(1)
+        return layered(ranges)
+
+    monkeypatch.setattr(counts_module, "layered", sweep)
+    for _ in range(1000):
+        tally.add(7, 8)
+    assert (tally.total, len(tally.layers), sweeps) == (2000, 1000, [1])
 
 
 def test_a_number_seen_three_times_is_present_once_and_repeated() -> None:

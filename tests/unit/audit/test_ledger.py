@@ -1,551 +1,1548 @@
+"""From records to verdicts, on a real database: what counts, what does not, and what is concluded."""
+
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
-from millrace.errors import MillraceError
-from millrace_audit.answer import LAST_MS, Completeness, iso, to_json
-from millrace_audit.auditor import answers, auditor, ledger
-from millrace_audit.auditor.answers import AuditRules
-from millrace_audit.auditor.store import AuditStore, CountedRow, Row
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
+from millrace_audit.answer import iso
+from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.batch import Heard
+from millrace_audit.auditor.said import MOST_RANGES
+from millrace_audit.auditor.store import AuditStore, BeatRow, MarkRow, ProducerRow, Row, WindowRow
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    MOST_WINDOWS,
     NOTHING,
-    AuditCodec,
-    AuditRecord,
-    Count,
+    ForeignCount,
     Heartbeat,
-    Hello,
+    LoadCount,
+    LoadEnd,
     LoadNumber,
-    OffsetRange,
+    Origin,
+    OtherVersion,
     ReaderPosition,
-    Report,
     ReportedWindow,
+    Truncated,
+    Unreadable,
 )
 from millrace_audit.reports.publish import edition_records
-from millrace_audit.reports.ranges import SequenceRanges
-from tests.unit.audit.test_messages import Ids
+from millrace_audit.reports.ranges import Range, SequenceRanges
+from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found
 
-W = 1_431_856_800_000
-NOW = W + 10 * WINDOW_MS
-RULES = AuditRules(origins=("dc1", "dc2"), grace_ms=60_000)
-TOPIC = "PageView"
-
-
-class Audit:
-    """A store with records applied to it, each in a transaction as the auditor does."""
-
-    def __init__(self, store: AuditStore) -> None:
-        self.store = store
-
-    def apply(self, *records: AuditRecord) -> None:
-        with self.store.writing() as session:
-            for record in records:
-                ledger.apply(session, record)
-
-    def settle(self) -> None:
-        with self.store.writing() as session:
-            answers.settle(session, RULES)
-
-    def answer(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> dict[str, Any]:
-        with self.store.reading() as session:
-            end = start + windows * WINDOW_MS
-            answer: dict[str, Any] = to_json(answers.completeness(session, RULES, topic, start, end))
-            return answer
-
-    def window(self, start: int = W) -> dict[str, Any]:
-        (window,) = self.answer(start)["windows"]
-        assert isinstance(window, dict)
-        return window
+LATER = W + 20 * WINDOW_MS
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def audit(request: pytest.FixtureRequest) -> Iterator[Audit]:
+def story(request: pytest.FixtureRequest) -> Iterator[Story]:
     """An empty store, in SQLite and in PostgreSQL."""
     url = "sqlite://" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     store = AuditStore(url)
     Row.metadata.drop_all(store._engine)
     Row.metadata.create_all(store._engine)
-    yield Audit(store)
+    yield Story(store)
     store.close()
 
 
-def hello(instance: int = 1, cluster: str = "dc1", topic: str = TOPIC) -> Hello:
-    return Hello(
-        time=W, cluster=cluster, server=f"web-{instance}", service="shop", instance=instance, topic=topic
-    )
+@pytest.fixture
+def quick() -> Iterator[Story]:
+    store = AuditStore("sqlite://")
+    yield Story(store)
+    store.close()
 
 
-def report(
-    number: int,
-    *ranges: tuple[int, int],
-    instance: int = 1,
-    window: int = W,
-    closed: int = FOR_EVER,
-    failed: tuple[tuple[int, int], ...] = (),
-    cluster: str = "dc1",
-) -> Report:
-    told = ReportedWindow(TOPIC, window, SequenceRanges(ranges), SequenceRanges(failed))
-    return Report(
-        time=W,
-        cluster=cluster,
-        server=f"web-{instance}",
-        service="shop",
-        instance=instance,
-        number=number,
-        closed_through=closed,
-        windows=[told] if ranges or failed else [],
-    )
-
-
-def heartbeat(tier: str, reader: int = 100, time: int = NOW) -> Heartbeat:
-    return Heartbeat(time=time, cluster=tier, tier=tier, reader=reader, positions=[])
-
-
-def found(*ranges: tuple[int, int], instance: int = 1, window: int = W) -> SequenceCounts:
-    counts = SequenceCounts()
-    for first, last in ranges:
-        counts.add(f"web-{instance}", "shop", instance, window, first, last)
-    return counts
-
-
-def count(
-    tier: str, start: int, end: int, counts: SequenceCounts, *, reader: int = 100, partition: int = 0
-) -> Count:
-    source = OffsetRange(
-        reader=reader, cluster=tier, topic_id="ab", partition=partition, start=start, end=end
-    )
-    return Count(time=NOW, tier=tier, topic=TOPIC, source=source, foreign=0, counts=counts)
-
-
-def load(number: int, counts: SequenceCounts) -> Count:
-    return Count(time=NOW, tier="warehouse", topic=TOPIC, source=LoadNumber(number), foreign=0, counts=counts)
-
-
-BEATS: list[AuditRecord] = [heartbeat("dc1"), heartbeat("dc2"), heartbeat("offline")]
-WHOLE: list[AuditRecord] = [
-    hello(),
-    report(0, (0, 9)),
-    count("dc1", 0, 900, found((0, 9))),
-    count("offline", 0, 900, found((0, 9))),
-    load(1, found((0, 9))),
-    *BEATS,
-]
-
-
-def test_a_whole_story_is_complete_and_moves_the_watermark(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    answer = audit.answer()
-    assert answer["verdict"] == "complete"
-    assert answer["watermark"] == "2015-05-17T11:30:00Z", "as far as the heartbeats less the grace"
+def test_a_whole_story_is_complete_and_moves_the_watermark(story: Story) -> None:
+    story.whole()
+    answer = story.apply().answer(windows=2)
+    assert answer["verdict"] == "complete", answer
+    assert [window["verdict"] for window in answer["windows"]] == ["complete", "complete"]
     assert answer["windows"][0]["tiers"] == {"dc1": 10, "offline": 10, "warehouse": 10}
-    assert answer["windows"][0]["acknowledged"] == 10
+    assert answer["watermark"] == "2015-05-17T11:30:00Z"
 
 
-def test_every_record_counts_once_however_often_it_comes(audit: Audit) -> None:
-    audit.apply(*WHOLE, *WHOLE, *reversed(WHOLE))
-    assert audit.answer()["verdict"] == "complete"
+def test_records_that_come_again_count_once(story: Story) -> None:
+    story.whole()
+    for key, there in list(story.partitions.items()):
+        for heard in list(there):
+            story.say(*key, heard.record, heard.turn)
+            story.partitions[key][-1] = story.partitions[key][-1]._replace(value=heard.value)
+    assert story.apply().verdict() == "complete"
+    assert story.strangers() == [("Hello", "its instance has ended")], "a hello behind the end is no repeat"
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_order_between_clusters_does_not_matter(audit: Audit, seed: int) -> None:
-    parts: list[list[AuditRecord]] = [
-        [
-            hello(),
-            heartbeat("dc1", time=W),
-            report(0, (0, 4), closed=NOTHING),
-            report(1, (5, 9)),
-            count("dc1", 0, 500, found((0, 4))),
-            count("dc1", 500, 900, found((5, 9))),
-            heartbeat("dc1"),
-        ],
-        [
-            hello(2, "dc2"),
-            report(0, (0, 3), instance=2, cluster="dc2"),
-            count("dc2", 0, 400, found((0, 3), instance=2)),
-            heartbeat("dc2"),
-        ],
-        [
-            count("offline", 0, 900, found((0, 9))),
-            count("offline", 0, 400, found((0, 3), instance=2), partition=1),
-            heartbeat("offline"),
-            load(1, found((0, 9))),
-            load(2, found((0, 3), instance=2)),
-        ],
-    ]
-    chance = random.Random(seed)
-    while any(parts):
-        part = chance.choice([part for part in parts if part])
-        audit.apply(part.pop(0))
-    assert audit.answer()["verdict"] == "complete"
-    assert audit.window()["tiers"] == {"dc1": 10, "dc2": 4, "offline": 14, "warehouse": 14}
+def everything(story: Story) -> list[object]:
+    """What is concluded, but for revisions: those say how the auditor came to it."""
+    answer = story.completeness(W - 2 * WINDOW_MS, 14)
+    other = story.completeness(W, 1, "Other")
+    windows = [replace(window, revision=0) for window in (*answer.windows, *other.windows)]
+    return [windows, answer.watermark, answer.held_by, other.watermark, story.strangers()]
 
 
-def test_a_topic_nobody_has_spoken_of_is_unknown_never_complete(audit: Audit) -> None:
-    audit.apply(*BEATS)
-    answer = audit.answer(windows=2)
-    assert (answer["verdict"], answer["watermark"]) == ("unknown", None)
-    assert [window["verdict"] for window in answer["windows"]] == ["unknown", "unknown"]
-    assert "no producer and no reader has spoken of topic PageView" in answer["windows"][0]["reasons"]
+def troubled(story: Story) -> None:
+    """A story in which much goes wrong."""
+    dice = random.Random(5)
+    story.beats(W - WINDOW_MS)
+    story.whole()
+    for instance in range(2, 8):
+        cluster = dice.choice(["dc1", "dc2"])
+        story.hello(instance, cluster)
+        for number in range(4):
+            window = W + dice.randrange(4) * WINDOW_MS
+            first = 100 * number
+            there = (
+                [(first, first + 9)] if dice.random() < 0.8 else [(first, first + 5), (first + 4, first + 9)]
+            )
+            lost = dice.random() < 0.2
+            closed = FOR_EVER if number == 3 else window
+            failed = ((first + 10, first + 11),) if dice.random() < 0.3 else ()
+            if number != 2 or instance != 4:  # one report is missing
+                story.report(
+                    number,
+                    (first, first + 9),
+                    instance=instance,
+                    window=window,
+                    closed=closed,
+                    cluster=cluster,
+                    failed=failed,
+                )
+            here = found(*there, *failed, instance=instance, window=window)
+            story.count(cluster, here, cluster=cluster, partition=number % 2)
+            rest = here if not lost else found((first, first + 3), instance=instance, window=window)
+            story.count("offline", rest, cluster=cluster, partition=number % 2)
+            if dice.random() < 0.8:
+                story.load(rest)
+            if dice.random() < 0.5:
+                story.beat(cluster, W + dice.randrange(8) * WINDOW_MS)
+                story.beat("offline", W + dice.randrange(8) * WINDOW_MS)
+    story.carry(found((0, 5), instance=99, server="nobody"))
+    story.count("dc2", SequenceCounts(), cluster="dc2", foreign=[ForeignCount(W, 7, 5)])
+    story.count("offline", SequenceCounts(), cluster="dc2", foreign=[ForeignCount(W, 6, 5)])
+    story.count("dc1", found((0, 3), instance=50), topic="Other", partition=7)
+    story.count("offline", found((0, 3), instance=50), topic="Other", partition=7)
+    story.report(5, (7, 7), instance=2, cluster="dc1")
+    story.beat("dc1", turn=0)
+    story.count("dc1", found((70, 79)), turn=0)
+    story.ends["dc1", "dc1", 0] -= STEP
+    story.beats()
+    story.beats(NOW + 6000)
 
 
-def test_only_a_range_that_goes_on_where_the_partition_is_covered_is_taken(audit: Audit) -> None:
-    audit.apply(*WHOLE[:2], *BEATS, load(1, found((0, 9))), count("offline", 0, 900, found((0, 9))))
-    audit.apply(
-        count("dc1", 100, 500, found((0, 4))),  # the first begins wherever it begins
-        count("dc1", 100, 500, found((0, 4))),
-        count("dc1", 400, 600, found((4, 5))),
-        count("dc1", 600, 900, found((6, 9))),
-        count("dc1", 500, 900, found((5, 9))),
-        count("dc1", 500, 900, found((5, 9))),
-    )
-    assert audit.answer()["verdict"] == "complete"
-
-
-def test_a_reader_whose_turn_is_over_is_not_listened_to(audit: Audit) -> None:
-    audit.apply(
-        *WHOLE[:2],
-        *BEATS,
-        load(1, found((0, 9))),
-        count("offline", 0, 900, found((0, 9))),
-        count("dc1", 0, 500, found((0, 4))),
-        heartbeat("dc1", reader=101, time=NOTHING),
-        count("dc1", 500, 800, found((5, 7)), reader=100),  # sent before it was killed, arrived after
-        heartbeat("dc1", reader=100, time=FOR_EVER),
-        count("dc1", 500, 900, found((5, 9)), reader=101),
-    )
-    assert audit.answer()["verdict"] == "complete"
-    with audit.store.reading() as session:
-        assert answers.heartbeats(session)["dc1"] == "2015-05-17T11:40:00Z"
-
-
-def test_a_missing_report_keeps_the_topic_unknown_until_it_arrives(audit: Audit) -> None:
-    audit.apply(hello(), report(0, (0, 3), closed=NOTHING), report(2, (7, 9)), *WHOLE[2:])
-    window = audit.window()
-    assert window["verdict"] == "unknown"
-    assert window["reasons"] == ["report 1 of instance 1 (shop on web-1 in dc1) is missing"]
-    assert audit.answer()["watermark"] is None
-    audit.apply(report(1, (4, 6), closed=NOTHING))
-    assert audit.window()["verdict"] == "complete", "an older report does not take the closing back"
-
-
-def test_an_instance_that_only_said_hello_keeps_its_topic_unknown_and_no_other(audit: Audit) -> None:
-    audit.apply(*WHOLE, hello(7, topic="SearchQuery"))
-    assert audit.answer()["verdict"] == "complete"
-    assert audit.answer(topic="SearchQuery")["verdict"] == "unknown"
-    audit.apply(hello(7))
-    assert audit.answer()["verdict"] == "unknown"
-
-
-def test_an_accepted_instance_goes_on_with_its_reason_in_sight(audit: Audit) -> None:
-    audit.apply(*WHOLE, hello(7))
-    with audit.store.writing() as session:
-        ledger.accept(session, 7, "host burnt down", NOW)
-    window = audit.window()
-    assert window["verdict"] == "complete"
-    assert window["reasons"][0].endswith("accepted: host burnt down")
-
-
-def test_an_instance_that_nobody_has_heard_of_is_not_accepted(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    auditor.accept(audit.store, 1, "its host is gone")
-    with pytest.raises(MillraceError, match="nobody has heard of instance 7"):
-        auditor.accept(audit.store, 7, "mistyped")
-
-
-def test_a_stranger_can_be_accepted_before_anything_is_known_of_it(audit: Audit) -> None:
-    everywhere = found((0, 2), instance=9)
-    audit.apply(
-        *WHOLE, count("dc2", 0, 9, everywhere), count("offline", 900, 999, everywhere), load(2, everywhere)
-    )
-    assert {f["kind"] for f in audit.window()["findings"]} == {"unexpected"}
-    with audit.store.writing() as session:
-        ledger.accept(session, 9, "a test client", NOW)
-    assert audit.window()["verdict"] == "complete"
-    assert audit.window()["reasons"] == [
-        "instance 9 (shop on web-9) was never announced; accepted: a test client"
-    ]
-    audit.apply(hello(9, "dc2"))
-    assert audit.window()["verdict"] == "complete"
-    assert "shop on web-9 in dc2" in audit.window()["reasons"][0]
-
-
-def test_a_late_report_raises_the_revision_and_opens_the_verdict_again(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    audit.settle()
-    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
-    audit.apply(report(1, (10, 11)))
-    window = audit.window()
-    assert (window["verdict"], window["revision"]) == ("incomplete", 1)
-    assert {(f["kind"], f["tier"]) for f in window["findings"]} == {
-        ("missing", "dc1"),
-        ("missing", "offline"),
-        ("missing", "warehouse"),
-    }
-    assert audit.answer()["watermark"] is None, "the watermark goes back with the verdict"
-    late = found((10, 11))
-    audit.apply(count("dc1", 900, 950, late), count("offline", 900, 950, late), load(2, late))
-    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 1)
-
-
-def test_a_second_producer_of_a_time_that_was_final_raises_the_revision(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    audit.settle()
-    audit.apply(hello(2, "dc2"))
-    assert (audit.window()["verdict"], audit.window()["revision"]) == ("unknown", 0)
-    audit.apply(report(0, (0, 3), instance=2, cluster="dc2"))
-    assert audit.window()["revision"] == 1
-
-
-def test_a_report_of_a_time_that_was_final_and_empty_begins_at_revision_one(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    audit.settle()
-    assert audit.window(W + WINDOW_MS)["verdict"] == "complete"
-    audit.apply(report(1, (10, 11), window=W + WINDOW_MS))
-    assert audit.window(W + WINDOW_MS)["revision"] == 1
-
-
-def test_an_event_before_the_instances_own_promise_is_late(audit: Audit) -> None:
-    audit.apply(hello(), report(0, (0, 3), closed=W + WINDOW_MS), report(1, (4, 4), closed=W + WINDOW_MS))
-    assert audit.window()["revision"] == 1
-
-
-def test_a_duplicate_that_turns_up_after_the_verdict_raises_the_revision(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    audit.settle()
-    audit.apply(load(2, found((3, 3))))
-    window = audit.window()
-    assert (window["verdict"], window["revision"]) == ("incomplete", 1)
-    assert [(f["kind"], f["tier"], f["sequences"]) for f in window["findings"]] == [
-        ("duplicate", "warehouse", [[3, 3]])
-    ]
-
-
-def test_a_load_after_the_window_is_final_is_no_revision(audit: Audit) -> None:
-    audit.apply(
-        *[record for record in WHOLE if not (isinstance(record, Count) and record.tier == "warehouse")]
-    )
-    audit.settle()
-    assert audit.window()["verdict"] == "incomplete"
-    audit.apply(load(1, found((0, 9))))
-    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
-
-
-def test_an_instance_that_has_ended_is_no_longer_listed_and_still_judged(audit: Audit) -> None:
-    def listed() -> list[int]:
-        with audit.store.reading() as session:
-            return [one.instance for topic in answers.topics(session, RULES) for one in topic.instances]
-
-    audit.apply(hello(), report(1, (5, 9)), *WHOLE[2:])
-    assert listed() == [1], "report 0 is missing"
-    audit.apply(report(0, (0, 4)))
-    assert listed() == []
-    assert audit.window()["verdict"] == "complete"
-    audit.apply(load(2, found((10, 10))))
-    assert [(f["kind"], f["server"]) for f in audit.window()["findings"]] == [("unexpected", "web-1")]
-
-
-def test_the_watermark_never_jumps_over_a_window_that_is_not_complete(audit: Audit) -> None:
-    audit.apply(hello(), *BEATS)
-    everywhere = SequenceCounts()
-    for index in (0, 1, 3):
-        audit.apply(report(index, (index, index), window=W + index * WINDOW_MS))
-        if index != 1:
-            everywhere.merge(found((index, index), window=W + index * WINDOW_MS))
-    audit.apply(report(2))
-    audit.apply(count("dc1", 0, 9, everywhere), count("offline", 0, 9, everywhere), load(1, everywhere))
-    answer = audit.answer(windows=4)
-    assert [window["verdict"] for window in answer["windows"]] == [
-        "complete",
-        "incomplete",
-        "complete",
-        "complete",
-    ]
-    assert answer["verdict"] == "incomplete"
-    assert answer["watermark"] == "2015-05-17T10:10:00Z"
-
-
-def test_a_reader_whose_clock_runs_ahead_makes_nothing_final_that_is_not_over(audit: Audit) -> None:
-    now = time.time_ns() // 1_000_000
-    future = now - now % WINDOW_MS + WINDOW_MS
-    year = 365 * 24 * 3600 * 1000
-    audit.apply(*WHOLE, *(heartbeat(tier, time=now + year) for tier in ("dc1", "dc2", "offline")))
-    assert audit.answer()["verdict"] == "complete"
-    assert audit.window(future)["verdict"] == "unknown"
-    assert audit.answer()["watermark"] < iso(now)
-    audit.apply(*BEATS)
-    assert audit.window(W + 20 * WINDOW_MS)["verdict"] == "unknown", "the clock was set right: that counts"
-
-
-def test_a_topic_that_no_audited_producer_sends_is_unknown_never_complete(audit: Audit) -> None:
-    source = OffsetRange(reader=100, cluster="dc1", topic_id="ab", partition=0, start=0, end=9)
-    plain = Count(time=1, tier="dc1", topic=TOPIC, source=source, foreign=3, counts=SequenceCounts())
-    audit.apply(plain, *BEATS)
-    audit.settle()
-    answer = audit.answer()
-    assert (answer["verdict"], answer["watermark"]) == ("unknown", None)
-    assert answer["windows"][0]["reasons"] == ["no audited producer has announced itself for topic PageView"]
-    audit.apply(*WHOLE[:2], count("dc1", 9, 900, found((0, 9))), *WHOLE[3:])
-    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
-
-
-def beat_at(offset: int, time: int = NOW) -> Heartbeat:
-    at = ReaderPosition(TOPIC, "ab", 0, offset)
-    return Heartbeat(time=time, cluster="dc1", tier="dc1", reader=100, positions=[at])
-
-
-def test_counts_that_expired_unread_leave_a_doubt_and_do_not_stop_the_audit(audit: Audit) -> None:
-    audit.apply(*WHOLE[:2], *WHOLE[3:], count("dc1", 0, 500, found((0, 4))))
-    audit.apply(beat_at(900))  # the count of 500 to 900 had expired
-    window = audit.window()
-    assert (window["verdict"], window["findings"]) == ("unknown", [])
-    assert window["reasons"] == [
-        "offsets 500 to 900 of partition 0 were never counted in full at tier dc1:"
-        " messages or counts had expired by 2015-05-17T11:40:00Z"
-    ]
-    assert audit.answer()["watermark"] is None
-    later = NOW + WINDOW_MS
-    audit.apply(
-        report(1, (10, 19), window=NOW),
-        count("dc1", 900, 950, found((10, 19), window=NOW)),
-        count("offline", 900, 950, found((10, 19), window=NOW)),
-        load(2, found((10, 19), window=NOW)),
-        *(heartbeat(tier, time=later + 60_000) for tier in ("dc1", "dc2", "offline")),
-    )
-    assert audit.window(NOW)["verdict"] == "complete", "what happened after the gap is not in it"
-
-
-def test_messages_that_expired_uncounted_leave_a_doubt_on_what_was_not_final_yet(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    audit.settle()
-    second = NOW - WINDOW_MS
-    news = found((10, 19), window=second)
-    audit.apply(
-        report(1, (10, 19), window=second),
-        count("offline", 900, 950, news),
-        load(2, news),
-        replace(count("dc1", 900, 1900, news), expired=300),
-        *(heartbeat(tier, time=NOW + 60_000) for tier in ("dc1", "dc2", "offline")),
-    )
-    assert audit.window(second)["verdict"] == "unknown"
-    assert audit.window()["verdict"] == "complete"
-    audit.apply(load(3, found((11, 11), window=second)))
-    assert audit.window(second)["verdict"] == "incomplete", "what is found for certain is said"
-
-
-def test_foreign_messages_are_counted_beside(audit: Audit) -> None:
-    source = OffsetRange(reader=100, cluster="dc1", topic_id="ab", partition=0, start=0, end=9)
-    for _ in range(2):
-        audit.apply(Count(time=1, tier="dc1", topic=TOPIC, source=source, foreign=3, counts=SequenceCounts()))
-    assert audit.answer()["foreign"] == {"dc1": 3}
-
-
-def edition(number: int, counts: SequenceCounts, before: SequenceCounts) -> Count:
-    return replace(
-        load(1, counts.without(before)), source=LoadNumber(1, number), removed=before.without(counts)
-    )
-
-
-def test_a_later_edition_of_a_load_takes_the_place_of_the_one_before_however_often_it_is_told(
-    audit: Audit,
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_between_partitions_does_not_matter_nor_where_the_database_began(
+    quick: Story, seed: int
 ) -> None:
-    less, other = found((0, 3), (3, 3), (7, 9)), found((20, 21), window=W + WINDOW_MS)
-    audit.apply(
-        *[record for record in WHOLE if not (isinstance(record, Count) and record.tier == "warehouse")]
-    )
-    first, second, third = load(1, less), edition(2, other, less), edition(3, found((0, 9)), other)
-    audit.apply(first, third)
-    assert audit.window()["verdict"] == "incomplete", "an edition says nothing without the one before"
-    audit.apply(first, second, second, first)
-    assert [each["kind"] for each in audit.window()["findings"]] == ["missing"]
-    audit.apply(first, second, third, third, second, first)
-    assert audit.window()["verdict"] == "complete"
-    assert audit.answer(W + WINDOW_MS)["verdict"] == "complete"
+    troubled(quick)
+    expected = everything(quick.apply())
+    verdicts = {window.verdict for window in expected[0]}  # type: ignore[attr-defined]
+    assert {"incomplete", "unknown"} <= verdicts
+    store = AuditStore("sqlite://")
+    assert everything(quick.interleaved(store, random.Random(seed))) == expected
+    store.close()
 
 
-def test_an_edition_that_loses_something_raises_the_revision_of_a_complete_window(audit: Audit) -> None:
-    audit.apply(*WHOLE)
-    audit.settle()
-    audit.apply(edition(2, found((0, 8)), found((0, 9))))
-    window = audit.window()
-    assert (window["verdict"], window["revision"]) == ("incomplete", 1)
-    assert window["findings"][0]["sequences"] == [[9, 9]]
+def test_nothing_is_over_before_what_was_said_by_then_is_applied(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.carry(found((0, 9)))
+    for tier in ("dc1", "dc2", "offline"):
+        quick.beat(tier)
+    # The mirror of `audit` lags behind that of `audit-counts`: a hello and two reports are at 200 to 500.
+    quick.beat("dc1", NOW + 6000, through=500)
+    quick.beat("dc2", NOW + 6000)
+    quick.apply()
+    assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["pending", "pending"]
+    assert quick.window()["reasons"] == ["what producers of dc1 have said by then is still read"]
+    assert quick.answer()["watermark"] is None
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2, closed=NOTHING)
+    quick.report(1, (5, 9), instance=2, window=W + WINDOW_MS)
+    quick.beat("dc1", NOW + 12000)
+    quick.apply()
+    assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["incomplete", "incomplete"]
 
 
-def producers(count: int, first: int = 0) -> SequenceCounts:
-    """Counts of many producers with long names in two windows; each has sequence 5 twice."""
-    counts = SequenceCounts()
-    for number in range(count):
-        for window in (W, W + WINDOW_MS):
-            counts.add(f"web-{number:06d}.example.org", "shop", number, window, first, 9)
-            counts.add(f"web-{number:06d}.example.org", "shop", number, window, 5, 5)
-    return counts
+def test_a_topic_nobody_has_spoken_of_is_unknown_never_complete(story: Story) -> None:
+    answer = story.answer()
+    assert (answer["verdict"], answer["watermark"]) == ("unknown", None)
+    assert "no producer and no reader has spoken of topic" in answer["windows"][0]["reasons"][0]
 
 
-def held(audit: Audit) -> SequenceCounts:
-    with audit.store.reading() as session:
-        return SequenceCounts.from_json(
-            {
-                "server": row.server,
-                "service": row.service,
-                "instance": row.instance,
-                "window": row.window,
-                "ranges": row.ranges,
-                "duplicates": (),
-            }
-            for row in session.scalars(select(CountedRow))
+# Whom it trusts: every record here is one that whoever may produce to an audit topic can write.
+
+
+def test_a_reader_of_another_cluster_cannot_speak_for_a_tier(story: Story) -> None:
+    story.whole()
+    story.apply()
+    before = story.answer()
+    # A reader started with the wrong --cluster: its counts and heartbeats name a tier that is not its place.
+    record = story.partitions["audit-counts", "dc1"][0].record
+    for turn in (None, 1, 9):
+        story.say("audit-counts", "dc2", record, turn)
+    story.say("audit-counts", "dc2", Heartbeat(time=NOW, tier="dc1"), 9)
+    assert story.apply().answer() == before
+    causes = {cause for _, cause in story.strangers()}
+    assert causes == {"it does not belong among those of dc2", "no reader of the tier has signed it"}
+
+
+def test_counts_that_no_reader_has_signed_have_no_effect(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 8)))
+    story.count("offline", found((0, 8)))
+    story.load(found((0, 8)))
+    story.beats()
+    assert story.apply().findings() == [("missing", "dc1", [[9, 9]])]
+    story.count("dc1", found((9, 9)), turn=None)
+    story.count("offline", found((9, 9)), turn=None)
+    story.load(found((9, 9)))
+    assert story.apply().findings()[0] == ("missing", "dc1", [[9, 9]]), "a forged load does not find it, too"
+    assert story.verdict() == "incomplete"
+
+
+def test_a_count_for_the_warehouse_is_no_offset_range_and_a_load_counts_for_no_other_tier(
+    story: Story,
+) -> None:
+    story.whole()
+    record = replace(story.partitions[OWN, "offline"][0].record, tier="warehouse")  # type: ignore[type-var]
+    story.say(OWN, "offline", record, 1)
+    story.say("audit-counts", "dc1", story.partitions[OWN, "offline"][1].record, 1)
+    story.say(SAID, "dc1", story.partitions[OWN, "offline"][0].record, 1)
+    assert story.apply().verdict() == "complete"
+    assert len(story.strangers()) == 3
+
+
+def test_producers_cannot_count_and_readers_cannot_report(story: Story) -> None:
+    story.whole()
+    story.say(SAID, "dc1", story.partitions["audit-counts", "dc1"][0].record, 1)
+    story.say("audit-counts", "dc1", story.partitions[SAID, "dc1"][1].record, 1)
+    story.say(SAID, "dc1", None)
+    assert story.apply().verdict() == "complete"
+    assert {cause for _, cause in story.strangers()} == {"no audit record that belongs here"}
+
+
+def test_a_reader_whose_turn_is_over_is_not_listened_to(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.carry(found((0, 4)), turn=1)
+    story.beat("dc1", NOTHING, turn=2)
+    end = story.ends["dc1", "dc1", 0]
+    story.count("dc1", found((0, 9)), turn=1, start=end, end=end + STEP)
+    story.ends["dc1", "dc1", 0] = end
+    story.beat("dc1", LATER, turn=1)
+    story.carry(found((5, 9)), turn=2)
+    for time in (NOW, NOW + 6000):
+        story.beat("dc1", time, turn=2)
+        story.beat("dc2", time)
+        story.beat("offline", time, turn=2)
+    assert story.apply().verdict() == "complete", story.window()
+    assert {kind for kind, _ in story.strangers()} == {"Count", "Heartbeat"}
+
+
+def test_records_of_another_version_are_said_to_be(story: Story) -> None:
+    there = story.partitions[SAID, "dc1"]
+    there.append(Heard(None, 0, b"", STEP, kind=OtherVersion))
+    cause = "a record of another version of Millrace: upgrade who writes it"
+    assert story.apply().strangers() == [("OtherVersion", cause)]
+
+
+def reported(windows: int, ranges: int = 1) -> list[ReportedWindow]:
+    numbers = SequenceRanges((2 * n, 2 * n) for n in range(ranges))
+    return [ReportedWindow(TOPIC, W - n * WINDOW_MS, numbers, SequenceRanges()) for n in range(windows)]
+
+
+@pytest.mark.parametrize(
+    "windows", [reported(MOST_WINDOWS + 1), reported(1, MOST_RANGES + 1)], ids=["windows", "ranges"]
+)
+def test_a_report_of_too_much_does_not_count_and_is_missed(
+    quick: Story, windows: list[ReportedWindow]
+) -> None:
+    quick.hello()
+    quick.report(0, windows=windows)
+    quick.report(1)
+    quick.beats()
+    assert quick.apply().window()["acknowledged"] == 0
+    assert quick.strangers()[0][1].startswith("a report of more than")
+    assert quick.verdict() == "unknown"
+
+
+def test_a_report_of_as_much_as_is_allowed_counts(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, windows=[*reported(1, MOST_RANGES - MOST_WINDOWS), *reported(MOST_WINDOWS)[1:]])
+    assert quick.apply().answer(W - WINDOW_MS, 2)["windows"][1]["acknowledged"] == MOST_RANGES - MOST_WINDOWS
+    assert quick.strangers() == []
+
+
+def test_of_a_window_of_too_many_ranges_nothing_is_kept_and_it_is_never_complete(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_audit.auditor.evidence.MOST_RANGES_KEPT", 100)
+    quick.whole()
+    quick.hello(2)
+    quick.report(0, instance=2, windows=reported(1, 101))
+    quick.beats(NOW + 6000)
+    window = quick.apply().window()
+    assert (window["verdict"], window["acknowledged"]) == ("unknown", 0)
+    assert "ranges of sequences were reported or counted in it" in window["reasons"][0]
+    quick.count("dc1", found((0, 4), instance=3))
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict() == "unknown", "for good"
+    assert quick.verdict(W + WINDOW_MS) == "complete"
+
+
+def test_topics_that_nobody_counts_are_judged_only_as_long_as_they_are_few(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MOST_UNCOUNTED", 5)
+    for n in range(20):
+        quick.hello(1000 + n, topic=f"A{n:02}")
+        quick.report(0, (0, 9), instance=1000 + n, topic=f"A{n:02}")
+    quick.whole()
+    quick.apply()
+    with quick.store.reading() as session:
+        assert [one.topic for one in answers.topics(session, RULES)] == [*(f"A0{n}" for n in range(5)), TOPIC]
+        assert {bad.topic for bad in answers.bad(session, RULES, None, 100)} == {f"A0{n}" for n in range(5)}
+    assert quick.verdict() == "complete"
+    assert quick.verdict(topic="A04") == "unknown", "it was reported, and nobody counts it"
+    assert quick.verdict(topic="A05") == "pending"
+    quick.count("dc1", found((0, 9), instance=1005), topic="A05", partition=7)
+    quick.beats(NOW + 6000)
+    assert quick.apply().window(topic="A05")["acknowledged"] == 10, "a reader names it"
+
+
+def known_producers(story: Story) -> list[tuple[str, int]]:
+    with story.store.reading() as session:
+        names = select(ProducerRow.origin, ProducerRow.instance).order_by(ProducerRow.producer)
+        return [(origin, instance) for origin, instance in session.execute(names)]
+
+
+def test_an_instance_that_ended_is_forgotten_with_the_last_of_its_windows(story: Story) -> None:
+    later, days = W + WINDOW_MS, 24 * 3_600_000
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=later, closed=later)  # has not ended
+    story.hello(3, topic="Other")
+    story.report(0, (0, 4), instance=3, topic="Other", window=later)  # is incomplete, which is kept
+    story.count("dc1", found((0, 4), instance=4, window=later), topic="Other", partition=1)  # beside it
+    story.hello(5, topic="Nobody's", time=1 << 60)
+    story.report(0, (0, 4), instance=5, topic="Nobody's", window=W + 100_000 * WINDOW_MS, time=1 << 60)
+    story.hello(6)
+    story.report(0, instance=6)  # no events
+    story.beats()
+    story.beats(NOW + 6000)
+    story.apply()
+    assert len(known_producers(story)) == 7
+    for now, kept in ((NOW + 89 * days, 7), (NOW + 92 * days, 3)):
+        story.rules = replace(RULES, clock_ms=lambda now=now: now)  # type: ignore[misc]
+        with story.store.writing() as session:
+            answers.tidy(session, story.rules)
+        assert len(known_producers(story)) == kept
+    assert known_producers(story) == [("dc1", 2), ("dc1", 3), ("dc1", 4)]
+    with story.store.reading() as session:
+        assert [one.topic for one in answers.topics(session, story.rules)] == ["Other", TOPIC]
+    assert [f["kind"] for f in story.window(later, topic="Other")["findings"]] == ["missing"]
+    story.count("offline", found((0, 4), instance=3, window=later), topic="Other")
+    story.beats(NOW + 92 * days)
+    assert story.apply().window(later, topic="Other")["tiers"]["offline"] == 5, "it can still be judged"
+
+
+def test_turns_that_begin_at_0_again_are_said_to_be_over(story: Story) -> None:
+    story.carry(found((0, 1)), turn=7)
+    story.beat("dc1", turn=7)
+    story.beat("dc1", NOW + 6000, turn=0)
+    ((kind, cause),) = story.apply().strangers()
+    assert kind == "Heartbeat"
+    assert "if ZooKeeper was made anew, give the auditor an empty database" in cause
+
+
+def test_a_heartbeat_that_somebody_sends_again_does_not_set_a_tier_back(quick: Story) -> None:
+    quick.beat("dc1", W)
+    there = quick.partitions[COUNTED, "dc1"]
+    quick.whole()
+    there.append(there[0]._replace(offset=len(there) * STEP))
+    assert quick.apply().verdict(W + WINDOW_MS) == "complete"
+    quick.beat("dc1", W, turn=2)
+    quick.apply()
+    with quick.store.reading() as session:
+        assert answers.heartbeats(session)["dc1"] == W, (
+            "the next reader begins with 1, whatever its clock says"
         )
 
 
-def test_a_load_of_very_many_producers_is_told_in_messages_any_broker_takes_and_counts_once(
-    audit: Audit, monkeypatch: pytest.MonkeyPatch
+def test_a_count_of_a_partition_that_went_is_no_news_when_somebody_sends_it_again(quick: Story) -> None:
+    quick.whole()
+    gone = ReaderPosition(TOPIC, "dc1-PageView", 0, None)
+    quick.beat("dc1", NOW + 6000, positions=[gone])
+    assert quick.apply().verdict() == "complete"
+    quick.say(COUNTED, "dc1", quick.partitions[COUNTED, "dc1"][0].record, 1)
+    quick.beats(NOW + 12000)
+    assert quick.apply().verdict() == "complete", quick.window()
+
+
+def test_a_partition_that_a_listing_lacked_is_counted_on(quick: Story) -> None:
+    quick.whole()
+    quick.beat("dc1", NOW + 6000, positions=[ReaderPosition(TOPIC, "dc1-PageView", 0, None)])
+    quick.apply()
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2)
+    quick.carry(found((0, 4), instance=2))
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict() == "complete", quick.window()
+    quick.count("dc1", found((5, 5), instance=2))
+    quick.beats(NOW + 18_000)
+    assert quick.apply().verdict() == "incomplete", "it is there again: what it has is to be mirrored"
+
+
+def test_a_report_in_the_name_of_an_instance_that_has_ended_changes_nothing(story: Story) -> None:
+    story.whole()
+    before = story.apply().answer()
+    for number in (1, 2, 10**9):
+        story.report(number, (0, 99), server="evil", service="evil")
+        story.report(number, (0, 99), closed=NOTHING)
+    story.hello(server="evil")
+    story.hello(topic="Other")
+    assert story.apply().answer() == before
+    assert len(story.strangers()) >= 3
+    assert story.answer(topic="Other")["verdict"] == "unknown", "the topic was not even made"
+
+
+def test_a_report_without_the_key_of_the_seal_has_no_effect(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 99), key=b"guessed".ljust(16))
+    story.report(2000, (0, 99))
+    story.report(0, (0, 9), closed=W)
+    story.report(0, (0, 99), closed=W)
+    story.report(1, closed=FOR_EVER)
+    story.carry(found((0, 9)))
+    story.beats()
+    assert story.apply().verdict() == "complete", story.window()
+    assert [cause for _, cause in story.strangers()] == [
+        "another report with its number has come before",
+        "it is more than 1000 reports ahead",
+        "its key does not fit the seal of what was said before",
+    ]
+
+
+def test_a_hello_with_another_seal_neither_joins_a_topic_nor_closes_anything(story: Story) -> None:
+    story.hello()
+    story.hello(topic="Other", seal=b"x" * 32)
+    story.hello(closed=FOR_EVER)
+    story.beats()
+    story.apply()
+    assert story.answer(topic="Other")["windows"][0]["reasons"] == [
+        "no producer and no reader has spoken of topic Other"
+    ]
+    assert "has closed nothing" in story.window()["reasons"][0]
+
+
+def test_a_report_without_a_hello_is_a_strangers(story: Story) -> None:
+    story.whole()
+    story.report(0, (0, 9), instance=7)
+    story.report(3, (0, 9), instance=8)
+    assert story.apply().verdict() == "complete"
+    assert set(story.strangers()) == {("Report", "its instance has not said hello")}
+
+
+def test_a_word_in_the_log_of_another_cluster_is_a_strangers(story: Story) -> None:
+    story.whole()
+    story.hello(5, "dc9", at="dc2")
+    assert story.apply().verdict() == "complete"
+    assert story.strangers() == [("Hello", "it says cluster dc9 and speaks in that of dc2")]
+
+
+def test_the_same_number_in_two_clusters_is_two_instances(story: Story) -> None:
+    story.whole()
+    story.hello(1, "dc2")
+    story.report(0, (0, 3), cluster="dc2")
+    story.carry(found((0, 3)), "dc2")
+    story.beats(NOW + 6000)
+    assert story.apply().verdict() == "complete", story.window()
+    assert story.window()["acknowledged"] == 14
+
+
+def test_hundreds_of_hellos_of_nobody_are_accepted_in_one_go(story: Story) -> None:
+    story.whole()
+    for instance in range(100, 300):
+        story.hello(instance, server="evil", service="evil", time=NOW)
+    assert story.apply().verdict() == "pending"
+    assert len(story.accept(service="evil")) == 200
+    story.settle()
+    assert story.verdict() == "complete"
+    assert "accepted: burnt down" in story.window()["reasons"][0]
+
+
+def test_acceptance_of_a_service_can_stop_at_a_server_and_a_time(story: Story) -> None:
+    for instance, server, time in ((1, "a", W), (2, "a", NOW), (3, "b", W)):
+        story.hello(instance, server=server, time=time)
+    story.apply()
+    assert story.accept(service="shop", server="a", before=NOW) == [1]
+    assert story.accept(service="other") == []
+    assert story.accept(service="shop") == [2, 3], "the first one is accepted already"
+
+
+def test_an_instance_that_only_said_hello_holds_nothing_up_for_ever(story: Story) -> None:
+    story.whole()
+    story.hello(2, time=NOW)
+    story.beats(NOW + 5000)
+    assert story.apply().verdict() == "pending"
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.beats(NOW + 600_000)
+    assert story.apply().verdict() == "pending"
+    story.beats(NOW + 606_000)
+    assert story.apply().verdict() == "complete"
+    story.report(0, (0, 4), instance=2, closed=W)
+    assert story.apply().verdict() != "complete", "it has spoken: it is awaited again"
+
+
+def test_an_idle_instance_of_which_an_event_was_counted_is_awaited(story: Story) -> None:
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.hello(2)
+    story.beats(W)
+    story.carry(found((0, 4), instance=2))
+    story.beats(LATER)
+    window = story.apply().window()
+    assert window["verdict"] == "unknown"
+    assert "has closed nothing and may send more; nothing was heard of it since" in window["reasons"][0]
+    assert "reported nothing here, and 5 events are counted that it never reported" in window["reasons"][1]
+
+
+def test_an_event_of_an_impossible_time_touches_nobody_elses_windows(story: Story) -> None:
+    story.whole()
+    before = story.apply().answer()
+    for window in (0, W + 10 * 365 * 144 * WINDOW_MS):
+        story.carry(found((0, 0), instance=9, window=window))
+    story.count("dc1", SequenceCounts(), foreign=[ForeignCount(0, 1, 1)])
+    story.beats(NOW + 6000)
+    after = story.apply().answer()
+    assert after == before
+    assert set(story.strangers()) == {("Count", f"events of topic {TOPIC} have a time no producer sends")}
+
+
+def test_a_report_on_a_window_that_nobody_counts_is_a_strangers_and_missing(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9), window=W + 5)
+    quick.beats()
+    assert quick.apply().verdict() == "unknown", "its word is still awaited"
+    assert quick.strangers() == [("Report", "a window that does not begin with ten minutes of the clock")]
+
+
+def test_whether_an_event_counts_does_not_depend_on_the_clocks_of_readers(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    day = 24 * 3_600_000
+    foreign = [ForeignCount(W, 5, 5)]
+    quick.count("dc1", found((0, 9)), foreign=foreign, time=W - day - 1)
+    quick.count("offline", found((0, 9)), foreign=foreign, time=W - day + 1000)
+    quick.load(found((0, 9)))
+    quick.beats(LATER)
+    assert quick.apply().findings() == []
+
+
+def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace_audit.auditor.batch.MOST_STRANGERS", 3)
+    for instance in range(9):
+        story.report(0, instance=instance)
+    story.apply()
+    with story.store.reading() as session:
+        rows = answers.strangers(session)
+    assert sorted(row["count"] for row in rows) == [1, 1, 1, 6]
+
+
+def test_more_open_instances_than_any_topic_has_are_strangers(
+    story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.reports.publish.PART_BYTES", 4000)
-    codec = AuditCodec(Ids())
-    first, second = producers(60), producers(70, first=2)
-    parts = edition_records(TOPIC, 1, 1, SequenceCounts(), first)
-    later = edition_records(TOPIC, 1, 2, first, second)
-    assert min(len(parts), len(later)) > 2
-    assert max(len(codec.encode(part)) for part in [*parts, *later]) <= 4000
-    audit.apply(parts[1])
-    assert not held(audit).total, "a part says nothing without the one before"
-    audit.apply(*parts[:2])  # whoever told it was cut off here, and begins again
-    audit.apply(*later)
-    audit.apply(*parts)
-    assert held(audit) == first
-    audit.apply(*parts, *later[:1], *parts, *later, *later)
-    assert {key: tally for key, tally in held(audit).tallies.items() if tally.total} == second.tallies
+    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 3)
+    for instance in range(1, 6):
+        story.hello(instance)
+    story.report(0, (0, 1), instance=2)
+    story.hello(6)
+    story.apply()
+    assert set(story.strangers()) == {("Hello", "more than 3 instances are open")}
+    assert story.verdict() == "unknown"
+    assert "too many instances of topic PageView are open in dc1" in " ".join(story.window()["reasons"])
+    with story.store.reading() as session:
+        (topic,) = answers.topics(session, RULES)
+    assert [instance.instance for instance in topic.instances] == [1, 3, 6], "one has ended meanwhile"
 
 
-def test_a_producer_with_more_holes_than_a_message_takes_is_told_in_parts(
-    audit: Audit, monkeypatch: pytest.MonkeyPatch
+def test_hellos_of_nobody_make_what_is_not_heard_unknown_until_they_are_accepted(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.reports.publish.PART_BYTES", 1000)
-    holes = found(*((each, each) for each in range(0, 1000, 2)), (4, 4))
-    parts = edition_records(TOPIC, 1, 1, SequenceCounts(), holes)
-    assert max(len(AuditCodec(Ids()).encode(part)) for part in parts) <= 1000
-    audit.apply(*parts, *parts)
-    assert held(audit) == holes
+    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 10)
+    quick.carry(SequenceCounts())
+    quick.beats(W - 10 * WINDOW_MS)
+    for instance in range(100, 110):
+        quick.hello(instance, server="evil", service="evil", time=W - 6 * WINDOW_MS)
+    quick.beats(W - 5 * WINDOW_MS)
+    quick.apply()
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.beats()
+    quick.beats(NOW + 6000)
+    assert quick.apply().verdict() == "unknown", "ten acknowledged events are nowhere"
+    assert quick.verdict(W - 8 * WINDOW_MS) == "complete", "before that everybody was heard"
+    quick.accept(service="evil")
+    quick.hello(2)
+    quick.report(0, (0, 9), instance=2)
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict() == "incomplete"
 
 
-def test_a_load_without_a_producer_is_told_too() -> None:
-    (count,) = edition_records(TOPIC, 1, 1, SequenceCounts(), SequenceCounts())
-    assert count.source == LoadNumber(1)
+def test_what_strangers_call_themselves_fits_any_database(story: Story) -> None:
+    story.whole()
+    counts = SequenceCounts()
+    counts.add("web\0" + "x" * 3000, "\0", 9, W, 0, 2)
+    story.carry(counts)
+    story.say("audit-counts", "dc1", Heartbeat(time=NOW, tier="\0" * 500), 1)
+    story.beats(NOW + 6000)
+    story.beats(NOW + 12_000)
+    assert story.apply().verdict() == "carried", story.window()
 
 
-def test_the_last_window_before_the_year_10000_is_one_that_a_client_can_read(audit: Audit) -> None:
-    last = window_start(LAST_MS)
-    audit.apply(hello(), report(0, (0, 0), window=last))
-    with audit.store.reading() as session:
-        answer = to_json(answers.completeness(session, RULES, TOPIC, last, LAST_MS))
-    (window,) = Completeness.from_json(answer).windows
-    assert window.start == datetime(9999, 12, 31, 23, 50, tzinfo=UTC)
-    assert window.end == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+# What is judged.
+
+
+def test_events_of_an_instance_that_never_said_hello_are_carried(story: Story) -> None:
+    story.whole()
+    story.carry(found((0, 4), instance=77))
+    story.beats(NOW + 6000)
+    window = story.apply().window()
+    assert window["verdict"] == "pending", "its hello may be on its way"
+    assert "what its producers say is still read" in window["reasons"][-1]
+    story.beats(NOW + 12_000)
+    window = story.apply().window()
+    assert (window["verdict"], window["acknowledged"], window["carried"]) == ("carried", 10, 5)
+    story.count("dc1", found((5, 5), instance=77))
+    story.ends["offline", "dc1", 0] += 0
+    story.count("offline", SequenceCounts())
+    story.load(SequenceCounts())
+    story.beats(NOW + 18_000)
+    assert story.apply().findings() == [("missing", "offline", [[5, 5]])]
+
+
+def test_a_topic_of_plain_producers_is_carried_and_has_a_watermark(story: Story) -> None:
+    foreign = [ForeignCount(W, 200, 12345)]
+    story.count("dc1", SequenceCounts(), foreign=foreign)
+    story.count("offline", SequenceCounts(), foreign=foreign)
+    story.load(SequenceCounts())
+    story.beats()
+    answer = story.apply().answer(windows=2)
+    assert [window["verdict"] for window in answer["windows"]] == ["carried", "carried"]
+    assert answer["windows"][0]["foreign"] == {"dc1": 200, "offline": 200} == answer["foreign"]
+    assert answer["watermark"] == "2015-05-17T11:30:00Z"
+    assert answer["enough"] == "complete"
+    story.rules = replace(RULES, carried=f"Search.*|{TOPIC}")
+    assert story.completeness(windows=2).proven
+    story.rules = replace(RULES, carried=TOPIC[:-1])
+    assert not story.completeness(windows=2).proven, "the whole name must match"
+
+
+@pytest.mark.parametrize(
+    ("there", "finding"),
+    [
+        ([ForeignCount(W, 199, 1)], ("missing", "offline", 1)),
+        ([ForeignCount(W, 202, 1)], ("duplicate", "offline", 2)),
+        ([ForeignCount(W, 200, 1)], ("altered", "offline", 200)),
+    ],
+)
+def test_messages_without_a_header_are_compared_by_number_and_content(
+    story: Story, there: list[ForeignCount], finding: tuple[str, str, int]
+) -> None:
+    story.count("dc1", SequenceCounts(), foreign=[ForeignCount(W, 200, 12345)])
+    story.count("offline", SequenceCounts(), foreign=there)
+    story.load(SequenceCounts())
+    story.beats()
+    assert story.apply().findings() == [finding]
+
+
+def test_a_payload_changed_on_its_way_is_altered_where_it_was_changed_first(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9), content="changed"))
+    story.load(found((0, 9)))
+    story.beats()
+    assert story.apply().findings() == [("altered", "offline", [[0, 9]])]
+
+
+def test_a_payload_changed_before_the_first_log_is_altered_at_home_only(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9), failed=((10, 11),))
+    story.carry(found((0, 11), content="changed"))
+    story.beats()
+    assert story.apply().findings() == [("altered", "dc1", [[0, 11]])]
+
+
+def test_what_is_on_its_way_is_pending_and_says_where_and_since_when(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.beats()
+    window = story.apply().window()
+    assert window["verdict"] == "pending"
+    assert "offline holds nothing" not in window["reasons"][0]
+    assert "the aggregate cluster holds nothing of topic PageView from dc1" in window["reasons"][0]
+    story.count("offline", found((0, 4)), size=STEP // 2)
+    window = story.apply().window()
+    assert (window["verdict"], window["findings"]) == ("pending", [])
+    assert "on its way from dc1 to offline since 2015-05-17T11:39:54Z" in window["reasons"][0]
+    story.count("offline", found((5, 9)), size=STEP // 2)
+    story.beat("offline", NOW + 6000)
+    window = story.apply().window()
+    assert window["verdict"] == "pending"
+    assert "not loaded yet: `millrace load PageView`" in window["reasons"][0]
+    story.load(found((0, 9)))
+    assert story.apply().verdict() == "complete"
+
+
+def test_a_tier_that_has_read_past_it_lacks_it_for_good(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 7)))
+    story.load(found((0, 6)))
+    story.beats()
+    assert story.apply().findings() == [("missing", "offline", [[8, 9]]), ("missing", "warehouse", [[7, 7]])]
+
+
+def test_positions_decide_not_clocks(story: Story) -> None:
+    """A producer's clock is two hours ahead: its report is later than every heartbeat, and still judged."""
+    story.hello(time=NOW + 12 * WINDOW_MS)
+    story.report(0, (0, 9), time=NOW + 12 * WINDOW_MS)
+    story.carry(found((0, 9)))
+    story.beats()
+    assert story.apply().verdict() == "complete"
+
+
+def test_what_is_only_unread_is_never_missing_though_the_producers_clock_is_behind(story: Story) -> None:
+    story.hello(time=W - 12 * WINDOW_MS)
+    story.beats()
+    story.report(0, (0, 9), time=W - 12 * WINDOW_MS)
+    window = story.apply().window()
+    assert (window["verdict"], window["findings"]) == ("pending", [])
+
+
+def test_a_reader_that_stands_makes_unknown_what_waits_for_it_and_says_so(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.carry(found((0, 9)))
+    story.beats(W + WINDOW_MS)
+    window = story.apply().window()
+    assert window["verdict"] == "unknown"
+    assert "the reader of dc1 stands at 2015-05-17T10:10:00Z" in window["reasons"][0]
+
+
+def test_a_missing_report_keeps_the_topic_unknown_and_accepting_goes_on(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 4), closed=W)
+    story.report(2, (6, 9))
+    story.carry(found((0, 9)))
+    story.beats()
+    window = story.apply().window()
+    assert window["verdict"] == "unknown"
+    assert "report 1 of instance 1" in window["reasons"][0]
+    story.accept(instance=1)
+    story.settle()
+    window = story.window()
+    assert window["verdict"] == "complete"
+    assert (
+        "5 events are counted that it never reported; they are judged like failed ones"
+        in window["reasons"][1]
+    ), "whose report 2 was nobody can tell"
+
+
+def test_a_report_that_somebody_puts_ahead_of_an_instances_own_is_forgotten_with_its_next_one(
+    story: Story,
+) -> None:
+    story.hello()
+    story.report(0, (0, 4), closed=W)
+    story.report(7, (0, 99), key=b"forged".ljust(16), seal=b"forged".ljust(32))
+    story.hello(topic="Other")
+    story.beats(W + 2 * WINDOW_MS)
+    assert "report 1-6 of instance 1" in story.apply().window()["reasons"][0]
+    story.report(8, (0, 99), key=b"forged".ljust(16))
+    story.report(1, (5, 9))
+    story.carry(found((0, 9)))
+    story.beats()
+    assert story.apply().verdict() == "complete", story.window()
+
+
+def test_what_an_instance_sends_to_a_topic_that_it_has_not_announced_is_not_reported(story: Story) -> None:
+    story.hello(topic="Other")
+    story.carry(found((0, 9)))
+    story.report(0, closed=W)
+    story.beats()
+    assert story.apply().verdict() == "carried", story.window()
+
+
+def test_a_disowned_instance_is_nobody_from_then_on(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2)
+    story.report(0, (10, 99), instance=2, key=b"")
+    story.carry(found((0, 2), instance=2))
+    story.hello(3, topic="Other")
+    story.apply()
+    story.beats(NOW + 6000)
+    story.beats(NOW + 12_000)
+    assert story.apply().findings() == [("missing", "dc1", [[3, 4]])]
+    assert story.accept(service="shop", server="web-2", disown=True) == [2]
+    story.settle()
+    assert story.verdict() == "carried", "there are events that nobody has reported"
+    story.hello(2)
+    story.hello(2, topic="Other")
+    story.accept(instance=3, disown=True)
+    story.beats(NOW + 18_000)
+    assert story.apply().verdict() == "carried"
+    assert story.verdict(topic="Other") == "carried", "nobody has announced anything there"
+    assert ("Hello", "an operator has disowned its instance") in story.strangers()
+
+
+def test_a_late_report_raises_the_revision_and_opens_the_verdict_again(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 4), closed=W + WINDOW_MS)
+    story.carry(found((0, 4)))
+    story.beats()
+    assert (story.apply().window()["verdict"], story.window()["revision"]) == ("complete", 0)
+    story.report(1, (5, 9))
+    assert (story.apply().window()["verdict"], story.window()["revision"]) == ("pending", 1)
+    story.carry(found((5, 9)))
+    story.beats(NOW + 6000)
+    window = story.apply().window()
+    assert window["verdict"] == "complete"
+    assert window["revision"] == 1
+
+
+def test_a_duplicate_after_complete_raises_the_revision_and_is_history(story: Story) -> None:
+    story.whole()
+    story.apply()
+    story.count("dc1", SequenceCounts())
+    story.count("offline", found((3, 3)))
+    story.load(SequenceCounts())
+    story.beats(NOW + 6000)
+    window = story.apply().window()
+    assert window["revision"] == 1
+    assert story.findings()[0] == ("duplicate", "offline", [[3, 3]])
+    with story.store.reading() as session:
+        (said,) = answers.history(session, TOPIC, W, W + 1)
+    assert said["what"] == "complete became incomplete at revision 1"
+
+
+def test_a_time_that_was_final_and_empty_begins_at_revision_one(story: Story) -> None:
+    story.whole()
+    story.apply()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=W + WINDOW_MS)
+    story.carry(found((0, 4), instance=2, window=W + WINDOW_MS))
+    story.beats(NOW + 6000)
+    assert story.apply().window(W + WINDOW_MS)["revision"] == 1
+
+
+def test_the_watermark_stops_at_what_is_not_complete_and_says_why(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=W + 2 * WINDOW_MS)
+    story.count("dc1", found((0, 4), instance=2, window=W + 2 * WINDOW_MS))
+    story.count("offline", found((0, 3), instance=2, window=W + 2 * WINDOW_MS))
+    story.load(found((0, 3), instance=2, window=W + 2 * WINDOW_MS))
+    story.beats(NOW + 6000)
+    answer = story.apply().answer()
+    assert answer["watermark"] == "2015-05-17T10:20:00Z"
+    assert answer["held_by"] == "incomplete: 1 missing at offline (shop on web-2)"
+
+
+def test_a_heartbeat_that_is_ahead_of_the_auditors_clock_makes_nothing_final(story: Story) -> None:
+    story.rules = replace(RULES, clock_ms=lambda: W + WINDOW_MS)
+    story.whole()
+    assert story.apply().verdict() == "pending"
+
+
+def test_messages_that_expired_uncounted_leave_a_doubt_on_what_was_not_final_yet(story: Story) -> None:
+    story.whole()
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.hello(2, topic="Other")
+    story.apply()
+    here = NOW + WINDOW_MS
+    story.hello(3)
+    story.report(0, (0, 9), instance=3, window=here)
+    counts = found((5, 9), instance=3, window=here)
+    first = story.ends["dc1", "dc1", 0]
+    story.count("dc1", counts, expired=SequenceRanges([(first, first + 9)]))
+    story.count("offline", found((0, 9), instance=3, window=here))
+    story.load(found((0, 9), instance=3, window=here))
+    story.beats(LATER)
+    window = story.apply().window(here)
+    assert (window["verdict"], window["findings"]) == ("unknown", [])
+    assert "were never counted in full at tier dc1" in window["reasons"][0]
+    assert story.verdict() == "complete", "what was final before stays"
+
+
+def test_counts_that_expired_unread_leave_a_doubt_and_do_not_stop_the_audit(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.carry(found((0, 4)))
+    story.beats(W)
+    story.ends["dc1", "dc1", 0] += STEP
+    story.carry(found((5, 9)))
+    story.beats()
+    assert "offsets 100 to 200 of partition 0 were never counted" in story.apply().window()["reasons"][0]
+    story.carry(found((10, 19), window=NOW))
+    position = ReaderPosition(TOPIC, "dc1-PageView", 0, 900)
+    story.beat("dc1", NOW + 6000, turn=2, positions=[position])
+    assert "offsets 400 to 900 of partition 0" in " ".join(story.apply().window(NOW)["reasons"])
+
+
+def test_positions_say_what_lost_audit_records_were_about_and_not_times_that_records_name(
+    story: Story,
+) -> None:
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.beats(W - WINDOW_MS)
+    story.apply()
+    with story.store.writing() as session:
+        ledger.lose(session, story.place((SAID, "dc1")), 0, 50)
+    story.hello(time=0)
+    story.report(0, (0, 9), time=0)
+    story.carry(found((0, 9)))
+    story.beats(NOW)
+    story.beats(LATER)
+    story.apply()
+    verdicts = [story.verdict(W + n * WINDOW_MS) for n in (-3, 0, 5, 12)]
+    assert verdicts == ["complete", "unknown", "unknown", "complete"]
+    assert f"who sent what from {iso(W - WINDOW_MS)} to {iso(NOW - 6000)}" in story.window()["reasons"][0]
+
+
+def test_what_lost_counts_and_loads_may_have_told_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.hello(2, topic="Other")
+    quick.count("dc1", found((0, 9)))
+    quick.count("offline", found((0, 9)))
+    quick.beats(LATER - WINDOW_MS)
+    quick.apply()
+    there = quick.partitions[OWN, "offline"]
+    with quick.store.writing() as session:  # the load is among them
+        ledger.lose(session, quick.place((OWN, "offline")), len(there) * STEP, (len(there) + 5) * STEP)
+    quick.load(SequenceCounts())
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+    assert quick.verdict(W - WINDOW_MS, topic="Other") == "complete"
+
+
+def test_what_was_counted_before_a_database_begins_is_not_missing(quick: Story) -> None:
+    """Its counts are there still, but the turn that signed them is forgotten."""
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.count("dc1", found((0, 9)), turn=None)
+    quick.beat("dc1", NOW, turn=None)
+    quick.count("offline", found((0, 9)))
+    quick.load(found((0, 9)))
+    quick.beat("dc2", NOW)
+    position = ReaderPosition(TOPIC, "dc1-PageView", 0, quick.ends["dc1", "dc1", 0])
+    quick.beat("dc1", LATER - 3 * WINDOW_MS, positions=[position])
+    quick.hello(2)
+    quick.report(0, (0, 9), instance=2, window=LATER - 2 * WINDOW_MS)
+    quick.carry(found((0, 9), instance=2, window=LATER - 2 * WINDOW_MS))
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+    answer = quick.answer(LATER - 2 * WINDOW_MS)
+    assert (answer["verdict"], answer["watermark"]) == ("complete", "2015-05-17T13:10:00Z")
+
+
+def test_a_topic_that_a_reader_does_not_count_is_unknown_until_it_does(quick: Story) -> None:
+    quick.whole()
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(2, topic="Other")
+    quick.report(0, (0, 9), instance=2, topic="Other")
+    quick.beats(LATER - WINDOW_MS)
+    assert quick.apply().verdict(topic="Other") == "unknown"
+    cause = "the reader of dc1 has not counted topic Other so far: is it there, and among its --topics?"
+    assert cause in quick.window(topic="Other")["reasons"]
+    counts = found((0, 4), instance=2), found((5, 9), instance=2)
+    quick.count("dc1", counts[0], topic="Other", partition=5)  # the first of what there is
+    quick.apply()
+    assert quick.verdict(topic="Other") == "unknown"
+    quick.count("dc1", counts[1], topic="Other", partition=5)
+    for part in counts:
+        quick.count("offline", part, topic="Other", partition=5)
+        quick.load(part, topic="Other")
+    quick.beats(LATER)
+    assert quick.apply().verdict(topic="Other") == "complete", quick.window(topic="Other")
+
+
+def test_a_clock_that_ran_ahead_once_makes_nothing_final_before_it_is_heard(quick: Story) -> None:
+    quick.beat("dc1", NOW + 365 * 144 * WINDOW_MS)
+    quick.beat("dc1", NOW + 365 * 144 * WINDOW_MS + 6000)
+    quick.whole()
+    assert quick.apply().verdict(W + WINDOW_MS) == "complete"
+    quick.beat("dc1", NOW + 6000, through=quick.said_end() + 5 * STEP)
+    quick.apply()
+    quick.beat("dc1", NOW + 12_000, through=quick.said_end() + 5 * STEP)
+    quick.rules = replace(RULES, clock_ms=lambda: NOW + 12 * WINDOW_MS)
+    later = NOW + 11 * WINDOW_MS + 60_000
+    for tier in ("dc1", "dc2", "offline"):
+        quick.beat(tier, later, through=None if tier == "offline" else quick.said_end() + 5 * STEP)
+    assert quick.apply().verdict(NOW + 5 * WINDOW_MS) == "unknown"
+    assert "is topic `audit` mirrored from dc1" in quick.window(NOW + 5 * WINDOW_MS)["reasons"][0]
+
+
+def test_a_producer_whose_clock_is_far_ahead_is_not_awaited_until_then(quick: Story) -> None:
+    quick.hello(time=NOW + 365 * 144 * WINDOW_MS)
+    quick.report(0, (0, 9), time=NOW + 365 * 144 * WINDOW_MS, closed=NOTHING)
+    quick.carry(found((0, 9)))
+    quick.beats()
+    assert quick.apply().verdict() == "unknown"
+
+
+def test_what_is_deleted_before_it_is_known_holds_nothing_up(quick: Story) -> None:
+    quick.load(SequenceCounts())
+    end = LoadEnd("offline-PageView", 99, 500)
+    load = LoadCount(time=NOW, topic=TOPIC, source=LoadNumber(2), counts=SequenceCounts(), ends=[end])
+    quick.say(OWN, "offline", load)
+    quick.loads += 1
+    quick.beat("offline", W, positions=[ReaderPosition(TOPIC, "offline-PageView", 99, None)])
+    quick.whole()
+    assert quick.apply().verdict() == "complete", quick.window()
+
+
+def test_who_was_not_heard_among_too_many_may_speak_once_some_are_accepted(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 3)
+    for instance in range(100, 103):
+        quick.hello(instance, service="evil")
+    quick.hello()
+    quick.report(0, (0, 4), closed=W)
+    quick.apply()
+    quick.accept(service="evil")
+    quick.report(1, (5, 9))
+    quick.carry(found((0, 4)))
+    quick.beats()
+    assert quick.apply().findings() == [("missing", "dc1", [[5, 9]])]
+
+
+def test_beats_of_a_clock_that_was_set_back_are_thinned_where_they_lie(quick: Story) -> None:
+    times = [W, W + 6000, W + WINDOW_MS, W + 12_000, W + 18_000]
+    for n, time in enumerate(times):
+        quick.count("dc1", found((n, n), instance=5))
+        quick.beat("dc1", time)
+    quick.beat("dc1", W + 9 * WINDOW_MS)
+    quick.apply()
+    with quick.store.reading() as session:
+        beats = session.scalars(select(BeatRow).order_by(BeatRow.serial)).all()
+        marks = session.scalars(select(MarkRow).order_by(MarkRow.serial)).all()
+    assert [beat.time for beat in beats] == [W, W + WINDOW_MS, W + 12_000, W + 9 * WINDOW_MS]
+    assert [mark.ends["dc1-PageView-0"] for mark in marks] == [[100], [200], [300], [400], [500]]
+
+
+def test_a_late_event_in_an_expired_range_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(3)
+    quick.beats(LATER - WINDOW_MS)  # everything up to here is counted
+    quick.report(0, (0, 9), instance=3)  # of W, sent late
+    first = quick.ends["dc1", "dc1", 0]
+    quick.count("dc1", found((5, 9), instance=3), expired=SequenceRanges([(first, first + 9)]))
+    quick.count("offline", found((0, 9), instance=3))
+    quick.load(found((0, 9), instance=3))
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+
+
+def test_a_late_event_in_a_partition_that_cannot_be_read_is_not_missing(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello(3)
+    quick.beats(LATER - WINDOW_MS)
+    quick.report(0, (0, 9), instance=3)
+    bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "damaged")
+    for time in (LATER - 6000, LATER):
+        quick.beat("dc1", time, unreadable=[bad])
+        quick.beat("dc2", time)
+        quick.beat("offline", time)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+
+
+def test_what_a_gap_does_not_explain_stays_as_it_is_judged(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.carry(found((0, 4)))
+    quick.hello(2)
+    quick.report(0, (0, 9), instance=2, window=W + WINDOW_MS)
+    quick.carry(found((0, 9), instance=2, window=W + WINDOW_MS))
+    quick.beats(LATER - WINDOW_MS)
+    first = quick.ends["dc1", "dc1", 0]
+    quick.count("dc1", SequenceCounts(), expired=SequenceRanges([(first, first + 9)]))
+    quick.carry(found((0, 0), instance=5), cluster="dc2")  # what is late has both windows judged again
+    quick.carry(found((0, 0), instance=5, window=W + WINDOW_MS), cluster="dc2")
+    quick.beats(LATER)
+    quick.apply()
+    assert quick.findings() == [("missing", "dc1", [[5, 9]])], "lost before there was a gap"
+    assert quick.verdict(W + WINDOW_MS) == "carried", "nothing is there that a gap must explain"
+
+
+def test_what_expired_at_the_home_uncounted_is_no_surplus_behind_it(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.whole()
+    quick.beats(LATER - WINDOW_MS)
+    first = quick.ends["dc1", "dc1", 0]
+    quick.count("dc1", SequenceCounts(), size=2 * STEP, expired=SequenceRanges([(first, first + 9)]))
+    for late in (found((0, 4), instance=5), found((3, 3))):
+        quick.count("offline", late, foreign=[ForeignCount(W, 2, 5)])
+        quick.load(late)
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.findings()) == ("unknown", [])
+
+
+def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_counted_on(story: Story) -> None:
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.whole()
+    story.beats(NOW - 2 * WINDOW_MS)
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=NOW - 2 * WINDOW_MS)
+    story.carry(found((0, 4), instance=2, window=NOW - 2 * WINDOW_MS))
+    story.beats(NOW)
+    assert story.apply().answer(W, 8)["verdict"] == "complete"
+    counted = story.ends["dc1", "dc1", 0]
+    end = story.ends["dc1", "dc1", 0] = counted - STEP + 1
+    story.beat("dc1", NOW + WINDOW_MS, truncated=[Truncated(TOPIC, "dc1-PageView", 0, counted, end)])
+    story.hello(3)
+    story.report(0, (0, 4), instance=3, window=NOW + 2 * WINDOW_MS, closed=NOW)
+    story.report(1, (5, 9), instance=3, window=NOW)  # they were in what is gone
+    new = found((0, 4), instance=3, window=NOW + 2 * WINDOW_MS)
+    story.count("dc1", new, size=2 * STEP)
+    reset = Origin("dc1", "dc1-PageView", 0, end + 2 * STEP)  # by `millrace mirror reset`
+    story.count("offline", new, origin=reset)
+    story.load(new)
+    story.beats(LATER)
+    story.apply()
+    assert story.verdict() == "complete", story.window()
+    assert story.verdict(NOW + 2 * WINDOW_MS) == "complete", story.window(NOW + 2 * WINDOW_MS)
+    assert story.verdict(NOW - 2 * WINDOW_MS) == "complete", "what was final stays"
+    window = story.window(NOW)
+    assert [(f["kind"], f["tier"]) for f in window["findings"]] == [("missing", "offline")], (
+        "not known of dc1"
+    )
+    assert f"offsets {end} to {counted} of partition 0" in " ".join(window["reasons"])
+
+
+def test_a_clock_set_back_does_not_close_a_gap(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    quick.beats(W + 60_000)
+    quick.count("dc1", found((5, 9)), expired=SequenceRanges([(0, 9)]))
+    quick.count("offline", found((0, 9)))
+    quick.load(found((0, 9)))
+    quick.beat("dc1", W - 6 * WINDOW_MS)
+    quick.beats()
+    assert quick.apply().verdict() == "unknown", quick.window()
+
+
+def test_a_partition_that_cannot_be_read_holds_its_own_topic_up_and_no_other(story: Story) -> None:
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.whole()
+    story.hello(2, topic="Other")
+    story.report(0, (0, 4), instance=2, topic="Other")
+    for tier in ("dc1", "offline"):
+        story.count(tier, found((0, 4), instance=2), topic="Other", partition=5)
+    story.load(found((0, 4), instance=2), topic="Other")
+    story.hello(3)
+    story.report(0, (0, 4), instance=3, window=NOW)
+    bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "the batch is damaged")
+    for time in (LATER, LATER + 6000):
+        story.beat("dc1", time, unreadable=[bad])
+        story.beat("dc2", time)
+        story.beat("offline", time)
+    story.apply()
+    window = story.window(NOW)
+    assert (window["verdict"], window["findings"]) == ("unknown", [])
+    cause = "the log of PageView-0 in dc1 cannot be read at offset 100: the batch is damaged"
+    assert any(cause in reason for reason in window["reasons"])
+    assert story.verdict() == "complete"
+    assert story.verdict(topic="Other") == "complete"
+    assert story.answer(NOW, topic="Other")["windows"][0]["verdict"] == "complete"
+    story.carry(found((0, 4), instance=3, window=NOW))
+    story.beats(LATER + 6000)
+    assert story.apply().verdict(NOW) == "complete"
+
+
+def test_what_the_home_has_not_counted_yet_is_no_surplus_behind_it(story: Story) -> None:
+    story.beat("dc1", W, positions=[ReaderPosition(TOPIC, "dc1-PageView", 0, 0)])
+    story.count("offline", found((0, 4), instance=5))
+    story.beats()
+    window = story.apply().window()
+    assert (window["verdict"], window["findings"]) == ("pending", [])
+    story.count("dc1", found((0, 4), instance=5))
+    story.load(found((0, 4), instance=5))
+    story.beats(NOW + 6000)
+    story.beats(NOW + 12_000)
+    assert story.apply().verdict() == "carried", story.window()
+
+
+def test_a_load_is_awaited_that_has_come_to_the_newest_count_of_a_window(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    for tier in ("offline", "dc1"):  # late events of a new partition, which the aggregate counts first
+        quick.count(tier, found((0, 4), instance=77), partition=1)
+        quick.beats(NOW + 6000)
+        quick.apply()
+        assert (quick.verdict(), quick.findings()) == ("pending", [])
+    assert "not loaded yet" in quick.window()["reasons"][0]
+
+
+def test_a_partition_that_is_deleted_after_it_was_loaded_holds_nothing_up(quick: Story) -> None:
+    quick.whole()
+    quick.apply()
+    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
+    window = W + WINDOW_MS
+    quick.hello(2)
+    quick.report(0, (0, 4), instance=2, window=window)
+    counts = found((0, 4), instance=2, window=window)
+    quick.count("dc1", counts)
+    quick.count("offline", counts, topic_id="new", start=0, end=STEP)  # its mirror begins anew
+    quick.load(counts)
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict(window) == "complete", quick.window(window)
+
+
+def test_what_was_deleted_before_it_was_loaded_is_missing_in_the_warehouse(quick: Story) -> None:
+    quick.hello()
+    quick.report(0, (0, 9))
+    for tier in ("dc1", "offline"):
+        quick.count(tier, found((0, 9)))
+    quick.beats()
+    quick.beat("offline", NOW + 6000, positions=[ReaderPosition(TOPIC, "offline-PageView", 10, None)])
+    quick.count("offline", SequenceCounts(), topic_id="new", start=0, end=STEP)
+    quick.load(SequenceCounts())
+    quick.beats(NOW + 12_000)
+    assert quick.apply().findings() == [("missing", "warehouse", [[0, 9]])]
+
+
+def test_a_deleted_partition_is_awaited_nowhere(story: Story) -> None:
+    story.whole()
+    story.count("dc1", found((0, 4), instance=5), partition=1)
+    story.beats(NOW + 6000)
+    assert story.apply().verdict() == "pending"
+    story.beat("dc1", NOW + 12_000, positions=[ReaderPosition(TOPIC, "dc1-PageView", 1, None)])
+    story.beat("offline", NOW + 12_000)
+    assert story.apply().findings() == [("missing", "offline", [[0, 4]])]
+
+
+# Loads.
+
+
+def test_what_readers_and_loads_said_counts_once_though_it_is_read_again_from_a_topic_made_again(
+    quick: Story,
+) -> None:
+    quick.whole()
+    before = quick.apply().answer()
+    with quick.store.writing() as session:
+        place = replace(quick.place((OWN, "offline")), topic_id="another")
+        ledger.apply(session, place, quick.partitions[OWN, "offline"], NOW)
+    quick.settle()
+    assert quick.answer() == before
+
+
+def test_a_later_edition_of_a_load_takes_the_place_of_the_one_before(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9)))
+    story.beats()
+    editions = [found((0, 4)), found((0, 9)), found((0, 9))]
+    before = SequenceCounts()
+    for number, counts in enumerate(editions, 1):
+        for record in edition_records(TOPIC, LoadNumber(1, number), before, counts):
+            for _ in range(2):
+                more, less = record.counts, record.removed
+                story.load(more, source=record.source, removed=less)
+        before = counts
+    assert story.apply().verdict() == "complete", story.window()
+    story.load(SequenceCounts(), source=LoadNumber(1, 4), removed=found((3, 3)))
+    assert story.apply().findings() == [("missing", "warehouse", [[3, 3]])]
+    assert story.window()["revision"] == 1
+
+
+def test_the_parts_of_a_load_count_one_after_the_other(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9)))
+    story.beats()
+    story.load(found((5, 9)), source=LoadNumber(1, 1, 2, 2))
+    story.load(found((0, 4)), source=LoadNumber(1, 1, 1, 2))
+    assert story.apply().verdict() == "pending", "how far it is loaded is said by the last part that counts"
+    story.load(found((0, 4)), source=LoadNumber(1, 1, 1, 2))
+    story.load(found((5, 9)), source=LoadNumber(1, 1, 2, 2))
+    assert story.apply().verdict() == "complete"
+
+
+def test_what_is_said_of_loads_counts_only_in_the_newest_turn_of_the_warehouse(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9)))
+    story.beats()
+    story.load(found((0, 4)), turn=3)
+    story.load(found((5, 9)), turn=2)
+    assert story.apply().findings() == [("missing", "warehouse", [[5, 9]])]
+    story.load(found((5, 9)), turn=None)
+    assert story.apply().findings() == [("missing", "warehouse", [[5, 9]])]
+    assert [kind for kind, _ in story.strangers()] == ["LoadCount", "LoadCount"]
+    story.load(found((5, 9)), turn=3)
+    assert story.apply().verdict() == "complete"
+
+
+def test_another_manifest_under_the_number_of_a_load_that_is_counted_is_a_strangers(story: Story) -> None:
+    story.whole()
+    story.load(found((0, 0)), source=LoadNumber(1, sha256="another"))
+    assert story.apply().verdict() == "complete"
+    cause = f"load 1 of topic {TOPIC} was counted from another manifest"
+    assert story.strangers() == [("LoadCount", cause)]
+
+
+# Published tables.
+
+
+def test_a_published_hour_is_compared_with_what_was_loaded(story: Story) -> None:
+    story.whole()
+    assert "table" not in story.apply().window()["tiers"], "it is not published"
+    story.publish(found((0, 9)))
+    window = story.apply().window()
+    assert (window["verdict"], window["tiers"]["table"], window["revision"]) == ("complete", 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("there", "finding"),
+    [
+        ([(0, 3), (5, 9)], ("missing", "table", [[4, 4]])),
+        ([(0, 9), (4, 4)], ("duplicate", "table", [[4, 4]])),
+        ([(0, 9), (77, 77)], ("unexpected", "table", [[77, 77]])),
+        ([], ("missing", "table", [[0, 9]])),
+    ],
+)
+def test_what_the_table_makes_of_rows_turns_the_verdict_and_setting_it_right_turns_it_back(
+    story: Story, there: list[Range], finding: tuple[str, str, Any]
+) -> None:
+    story.whole()
+    story.publish(found((0, 9)))
+    assert story.apply().verdict() == "complete"
+    story.publish(found(*there))
+    assert story.apply().findings() == [finding]
+    assert story.verdict() == "incomplete"
+    story.publish(found((0, 9)))
+    assert story.apply().verdict() == "complete"
+    with story.store.reading() as session:
+        said = [entry["what"] for entry in answers.history(session, TOPIC, W, W + WINDOW_MS)]
+    assert said == ["complete became incomplete at revision 0", "incomplete became complete at revision 0"]
+
+
+def test_a_table_that_is_behind_what_was_loaded_is_no_loss(story: Story) -> None:
+    story.whole()
+    story.publish(found((0, 4)))
+    story.load(found((10, 10)))
+    window = story.apply().window()
+    assert "table" not in window["tiers"]
+    assert not [finding for finding in story.findings() if finding[1] == "table"]
+
+
+def test_rows_that_nobody_loaded_are_unexpected_in_the_table(story: Story) -> None:
+    story.whole()
+    stranger = found((0, 9))
+    stranger.merge(found((3, 4), instance=99))
+    story.publish(stranger)
+    assert story.apply().findings() == [("unexpected", "table", [[3, 4]])]
+
+
+def test_a_table_count_that_comes_again_or_from_a_turn_that_is_over_has_no_effect(story: Story) -> None:
+    story.whole()
+    story.publish(found((0, 3)), number=4, turn=2)
+    for number, turn in ((4, 2), (3, 2), (9, 1), (9, None)):
+        story.publish(found((0, 9)), number=number, turn=turn)
+        assert story.apply().verdict() == "incomplete", (number, turn)
+    story.publish(found((0, 9)), number=0, turn=3)
+    assert story.apply().verdict() == "complete"
+
+
+def test_a_table_count_in_parts_and_the_same_name_in_two_clusters(story: Story) -> None:
+    for cluster, last in (("dc1", 4), ("dc2", 6)):
+        story.hello(cluster=cluster)
+        story.report(0, (0, last), cluster=cluster)
+        story.count(cluster, found((0, last)), cluster=cluster)
+        story.count("offline", found((0, last)), cluster=cluster)
+    story.load(found((0, 4), (0, 6)))
+    story.publish(found((0, 4)))
+    story.publish(found((0, 6)), windows=())
+    story.beats()
+    assert story.apply().verdict() == "complete", story.window()
+    story.publish(found((0, 4), (0, 5)))
+    assert story.apply().findings() == [("missing", "table", [[6, 6]])]
+
+
+def test_hours_of_a_table_without_events_leave_no_windows(story: Story) -> None:
+    story.whole()
+    story.publish(found((0, 9)), windows=[W + n * WINDOW_MS for n in range(6)])
+    story.apply()
+    with story.store.reading() as session:
+        assert session.scalar(select(func.count()).select_from(WindowRow)) == 1
+
+
+# What it costs.
+
+
+def test_only_what_changed_is_judged_again(quick: Story) -> None:
+    quick.hello(2)
+    for at in range(50):
+        quick.report(at, (9 * at, 9 * at + 8), instance=2, window=W + at * WINDOW_MS, closed=NOTHING)
+    quick.carry(found((0, 9)))
+    quick.beats()
+    quick.apply()
+    assert quick.settle() == 0
+    quick.beats(NOW + 6000)
+    quick.apply()
+    assert quick.settle() == 0
+    quick.carry(found((0, 8), instance=2))
+    quick.apply()
+    assert quick.settle() == 0
+
+
+def test_a_window_names_some_silent_instances_and_counts_the_others(quick: Story) -> None:
+    quick.whole()
+    for instance in range(100, 130):
+        quick.hello(instance, time=NOW if instance > 100 else W)
+        quick.report(0, instance=instance, closed=W if instance < 129 else NOTHING, time=NOW)
+    quick.hello(200, time=W)
+    quick.report(0, instance=200, closed=W + 1, time=W)
+    quick.beats(NOW + 6000)
+    reasons = quick.apply().window()["reasons"]
+    assert reasons[0] == "instance 129 (shop on web-129 in dc1) has closed nothing and may send more"
+    assert (len(reasons), reasons[-1]) == (11, "21 more instances may have something to say")
+    assert quick.verdict() == "unknown", "of one of the others nothing was heard for long"
+    quick.accept(service="shop")
+    quick.settle()
+    reasons = quick.window()["reasons"]
+    assert (quick.verdict(), len(reasons)) == ("complete", 11)
+    assert reasons[-1] == "21 more silent instances are accepted"
+
+
+def test_a_folded_window_gives_the_same_answer_and_unfolds_for_what_is_late(story: Story) -> None:
+    story.hello()
+    story.report(0, (0, 9), closed=W + WINDOW_MS, failed=((10, 11),))
+    story.carry(found((0, 11)))
+    story.beats()
+    story.apply()
+    before = story.answer()
+    story.rules = replace(RULES, clock_ms=lambda: NOW + 25 * 3_600_000)
+    with story.store.writing() as session:
+        answers.tidy(session, story.rules)
+    assert story.answer() == before
+    story.report(1, (12, 14))
+    story.carry(found((12, 14)))
+    story.beats(NOW + 6000)
+    window = story.apply().window()
+    assert (window["verdict"], window["acknowledged"], window["revision"]) == ("complete", 13, 1)
+    story.count("dc1", SequenceCounts())
+    story.count("offline", found((3, 3)))
+    story.load(SequenceCounts())
+    story.beats(NOW + 12_000)
+    assert story.apply().findings()[0] == ("duplicate", "offline", [[3, 3]])
+
+
+def test_windows_expire_and_do_not_come_back(story: Story) -> None:
+    story.whole()
+    story.apply()
+    story.rules = replace(RULES, clock_ms=lambda: NOW + 91 * 24 * 3_600_000)
+    with story.store.writing() as session:
+        answers.tidy(session, story.rules)
+    story.carry(found((0, 9), instance=4))
+    story.apply()
+    with story.store.reading() as session:
+        assert answers.bad(session, story.rules, None, 10) == []
+
+
+def test_an_expired_window_is_unknown_and_an_incomplete_one_stays(quick: Story) -> None:
+    quick.whole()
+    quick.hello(2)
+    quick.report(0, (0, 9), instance=2, window=W + WINDOW_MS)
+    quick.beats(NOW + 12_000)
+    assert quick.apply().verdict(W + WINDOW_MS) == "incomplete"
+    quick.rules = replace(RULES, clock_ms=lambda: NOW + RULES.keep_ms + WINDOW_MS)
+    with quick.store.writing() as session:
+        answers.tidy(session, quick.rules)
+    assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["unknown", "incomplete"]
+    assert "it is older than --keep-days" in quick.window()["reasons"][0]
+
+
+def test_a_window_of_a_far_time_that_expires_blinds_nobody(quick: Story) -> None:
+    far = W + 100 * 365 * 144 * WINDOW_MS
+    quick.hello(66)
+    quick.report(0, (0, 0), instance=66, window=far, time=far)
+    quick.beats()
+    quick.apply()
+    later = NOW + RULES.keep_ms + 24 * 3_600_000
+    quick.rules = replace(RULES, clock_ms=lambda: later)
+    with quick.store.writing() as session:
+        answers.tidy(session, quick.rules)
+    window = later // WINDOW_MS * WINDOW_MS - 10 * WINDOW_MS
+    quick.hello()
+    quick.report(0, (0, 9), window=window)
+    quick.carry(found((0, 4), window=window))
+    quick.beats(later)
+    assert quick.apply().verdict(window) == "incomplete"
+
+
+def test_the_bad_windows_are_listed_over_all_time_the_worst_first(story: Story) -> None:
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=W + WINDOW_MS, closed=W)
+    story.report(1, (5, 6), instance=2, window=W + 2 * WINDOW_MS)
+    story.carry(found((0, 4), instance=2, window=W + WINDOW_MS))
+    story.carry(found((5, 5), instance=2, window=W + 2 * WINDOW_MS))
+    story.count("dc1", found((0, 3), instance=60), topic="Other", partition=3)
+    story.beats(NOW + 6000)
+    story.apply()
+    with story.store.reading() as session:
+        listed = [(bad.topic, bad.window.verdict) for bad in answers.bad(session, RULES, None, 10)]
+        assert listed == [("PageView", "incomplete"), ("Other", "pending")]
+        assert [bad.topic for bad in answers.bad(session, RULES, "Other", 10)] == ["Other"]
+        assert len(answers.bad(session, RULES, None, 1)) == 1
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_report_of_all_numbers_there_are_does_not_stop_the_auditor(quick: Story, failed: bool) -> None:
+    every = ((0, FOR_EVER),)
+    story = Story(quick.store)
+    acknowledged, lost = ((), every) if failed else (every, ())
+    told = ReportedWindow(TOPIC, W, SequenceRanges(acknowledged), SequenceRanges(lost))
+    story.hello()
+    story.report(0, windows=[told])
+    story.beats()
+    assert story.apply().verdict() != "complete"
+
+
+@pytest.mark.parametrize("other", [{"topic": "x\0y"}, {"topic": "x" * 300}, {"instance": 1 << 70}])
+def test_what_the_database_cannot_hold_is_a_strangers_and_stops_nobody(
+    story: Story, other: dict[str, Any]
+) -> None:
+    story.hello(**other)
+    story.whole()
+    assert story.apply().verdict() == "complete"
+    if "instance" in other:
+        assert story.strangers() == [("Hello", "it cannot be read")]
+
+
+def test_a_stranger_is_listed_however_long_the_name_of_its_topic(quick: Story) -> None:
+    quick.carry(found((0, 0), instance=9, window=0), topic="t" * 240)
+    quick.apply()
+    assert ("Count", f"events of topic {'t' * 240}"[:200]) in quick.strangers()

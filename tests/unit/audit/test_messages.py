@@ -1,26 +1,40 @@
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    MOST_UNKNOWN,
+    NOTHING,
     AuditCodec,
     AuditRecord,
     Count,
+    ForeignCount,
     Heartbeat,
     Hello,
+    LoadCount,
+    LoadEnd,
     LoadNumber,
-    OffsetRange,
+    Origin,
+    OtherVersion,
     ReaderPosition,
     Report,
     ReportedWindow,
+    Truncated,
+    Unreadable,
     schema_file,
 )
 from millrace_audit.reports.ranges import SequenceRanges
-from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient, UnknownSchema
+from millrace_registry.client import (
+    RegisteredVersion,
+    RegistryUnavailable,
+    SchemaRegistryClient,
+    UnknownSchema,
+)
 
 WHO: dict[str, Any] = {"cluster": "dc1", "server": "web-1", "service": "shop", "instance": (1 << 63) - 1}
 
@@ -41,46 +55,85 @@ class Ids(SchemaRegistryClient):
         self.schemas[len(self.schemas) + 1] = schema
         return len(self.schemas)
 
+    def lookup(self, subject: str, schema: Any) -> RegisteredVersion | None:
+        found = (number for number, known in self.schemas.items() if known == schema)
+        return next((RegisteredVersion(number, 1, schema) for number in found), None)
 
-def counts() -> SequenceCounts:
+
+def counts(fingerprint: int = (1 << 63) - 1) -> SequenceCounts:
     found = SequenceCounts()
-    found.add("web-1", "shop", 5, 600_000, 0, 99)
+    found.add("web-1", "shop", 5, 600_000, 0, 99, fingerprint)
     found.add("web-1", "shop", 5, 600_000, 40, 41)
     return found
 
 
+def unmarked() -> SequenceCounts:
+    """As a load counts: it takes no fingerprints."""
+    return counts(0)
+
+
+ORIGIN = Origin("dc1", "cd", 3, None)
 RECORDS: list[AuditRecord] = [
-    Hello(time=1, topic="PageView", **WHO),
+    Hello(time=1, topic="PageView", seal=b"s" * 32, **WHO),
     Report(
         time=2,
         number=3,
+        key=b"k" * 16,
+        seal=b"t" * 32,
         closed_through=FOR_EVER,
         windows=[
-            ReportedWindow("PageView", 600_000, SequenceRanges([(0, 8), (10, 11)]), SequenceRanges([(9, 9)]))
+            ReportedWindow(
+                "PageView",
+                600_000,
+                SequenceRanges([(0, 8), (10, 11)]),
+                SequenceRanges([(9, 9)]),
+                -(1 << 63),
+                5,
+            )
         ],
         **WHO,
     ),
+    Heartbeat(time=NOTHING, tier="dc1"),
     Heartbeat(
-        time=4, cluster="dc1", tier="dc1", reader=9, positions=[ReaderPosition("PageView", "ab", 0, 77)]
+        time=4,
+        tier="dc1",
+        number=7,
+        reported_through=1 << 40,
+        positions=[ReaderPosition("PageView", "ab", 0, 77), ReaderPosition("PageView", "ab", 1, None)],
+        unreadable=[Unreadable("PageView", "ab", 2, 9, "a batch is damaged")],
+        truncated=[Truncated("PageView", "ab", 3, 9, 5)],
     ),
-    Count(time=5, tier="warehouse", topic="PageView", source=LoadNumber(7), foreign=0, counts=counts()),
     Count(
         time=6,
         tier="offline",
         topic="PageView",
-        foreign=2,
-        expired=3,
+        topic_id="ab",
+        partition=3,
+        start=100,
+        end=1 << 40,
+        expired=SequenceRanges([(100, 200)]),
+        origin=ORIGIN,
         counts=counts(),
-        source=OffsetRange(reader=9, cluster="offline", topic_id="ab", partition=3, start=100, end=1 << 40),
+        foreign=[ForeignCount(600_000, 7, -8)],
     ),
     Count(
         time=6,
-        tier="warehouse",
+        tier="dc1",
         topic="PageView",
-        foreign=0,
-        counts=counts(),
+        topic_id="cd",
+        partition=3,
+        start=0,
+        end=1,
+        origin=replace(ORIGIN, end=9),
+    ),
+    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=unmarked()),
+    LoadCount(
+        time=6,
+        topic="PageView",
+        counts=unmarked(),
         source=LoadNumber(7, 2),
-        removed=counts(),
+        removed=unmarked(),
+        ends=[LoadEnd("ab", 3, 9)],
     ),
 ]
 
@@ -137,3 +190,69 @@ def test_a_schema_that_only_has_the_name_of_an_audit_record_is_passed_over(schem
     message = AuditCodec(ids).encode(RECORDS[1])
     imposter = ids.register("AuditReport", schema)
     assert AuditCodec(ids).decode(b"\0" + imposter.to_bytes(4, "big") + message[5:]) is None
+
+
+def test_a_record_of_another_version_is_told_from_what_is_no_audit_record() -> None:
+    ids, fields = Ids(), schema_file("AuditHello")["fields"]
+    older = ids.register("AuditHello", {**schema_file("AuditHello"), "fields": fields[:-1]})
+    message = b"\0" + older.to_bytes(4, "big") + b"abc"
+    codec = AuditCodec(ids)
+    assert codec.kind(message) is OtherVersion
+    assert codec.decode(message) is None
+
+
+def test_a_schema_that_was_unknown_once_is_asked_for_again_by_the_next_fetch() -> None:
+    ids = Ids()
+    message = AuditCodec(ids).encode(RECORDS[0])
+    schema, reader = ids.schemas.pop(1), AuditCodec(ids)
+    assert reader.kind(message, 1) is None  # somebody has used the id before there was one
+    ids.schemas[1] = schema
+    assert reader.kind(message, 1) is None
+    assert reader.kind(message, 2) is Hello
+    assert reader.decode(message) == RECORDS[0]
+
+
+def test_of_made_up_schema_ids_a_fetch_asks_for_a_bounded_number() -> None:
+    asked: list[int] = []
+
+    class Asked(Ids):
+        def schema(self, schema_id: int) -> Any:
+            asked.append(schema_id)
+            return super().schema(schema_id)
+
+    codec = AuditCodec(Asked())
+    for number in range(2 * MOST_UNKNOWN):
+        assert codec.kind(b"\0" + number.to_bytes(4, "big") + b"x", 1) is None
+    assert len(asked) == MOST_UNKNOWN
+
+
+def test_made_up_schema_ids_hide_no_record_of_the_same_fetch() -> None:
+    ids = Ids()
+    message, codec = AuditCodec(ids).encode(RECORDS[0]), AuditCodec(ids)
+    for number in range(1000, 1000 + 2 * MOST_UNKNOWN):
+        assert codec.kind(b"\0" + number.to_bytes(4, "big") + b"x", 1) is None
+    assert codec.kind(message, 1) is Hello
+
+
+def test_a_schema_with_a_field_too_many_is_no_audit_record() -> None:
+    """An array of nulls takes no bytes: a few of them could say that 2^50 follow."""
+    ids = Ids()
+    endless = {"name": "more", "type": {"type": "array", "items": "null"}}
+    imposter = ids.register("x", {**schema_file("AuditHello"), "fields": [endless]})
+    message = b"\0" + imposter.to_bytes(4, "big") + bytes.fromhex("8080808080808004")
+    assert AuditCodec(ids).decode(message) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        replace(cast(Hello, RECORDS[0]), topic="x\0y"),
+        replace(cast(Hello, RECORDS[0]), topic="x" * 250),
+        replace(cast(Count, RECORDS[4]), topic_id="a" * 33),
+        replace(cast(LoadCount, RECORDS[7]), ends=[LoadEnd("", 3, 9)]),
+    ],
+    ids=["NUL", "long", "id", "no id"],
+)
+def test_a_record_of_a_topic_that_cannot_be_there_is_passed_over(record: AuditRecord) -> None:
+    codec = AuditCodec(Ids())
+    assert codec.decode(codec.encode(record)) is None

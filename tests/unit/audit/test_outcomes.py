@@ -8,15 +8,25 @@ from hypothesis import strategies as st
 
 from millrace_audit.outcomes import Outcomes
 from millrace_audit.reports.counts import WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, ReportedWindow
+from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, ReportedWindow
+from millrace_audit.reports.seals import wrapped
 
 HOUR = 6 * WINDOW_MS
+FOR_EVER_MS = 1 << 60
 events = st.lists(st.tuples(st.sampled_from(["PageView", "SearchQuery"]), st.integers(0, 4 * WINDOW_MS)))
+
+
+def digest(topic: str, sequence: int) -> int:
+    """Stands for the fingerprint of an event."""
+    return hash((topic, sequence)) % (1 << 64)
 
 
 def send(outcomes: Outcomes, topic: str, time_ms: int) -> int:
     state = outcomes.topic(topic)
-    outcomes.sent(state, time_ms)
+    if not state.run_from <= time_ms < state.run_until:
+        outcomes.begin_run(state, time_ms, FOR_EVER_MS)
+    state.run_fingerprint += digest(topic, state.next_sequence)
+    state.next_sequence += 1
     return state.next_sequence - 1
 
 
@@ -45,7 +55,7 @@ def test_every_event_is_told_once_as_acknowledged_or_failed(
         failed = chance.random() < 0.2
         expected[topic, window_start(time_ms)][failed].add(sequence)
         if failed:
-            outcomes.fail(topic, time_ms, sequence)
+            outcomes.fail(topic, time_ms, sequence, digest(topic, sequence))
         if index in cut_at:
             outcomes.cut(index)
             outcomes.resolve(index)
@@ -54,6 +64,11 @@ def test_every_event_is_told_once_as_acknowledged_or_failed(
     outcomes.resolve(len(sent))
     portions += outcomes.take_news(3)
     assert told(portions) == expected
+    for (topic, window), parts in expected.items():
+        here = [w for portion in portions for w in portion if (w.topic, w.window) == (topic, window)]
+        for part, name in zip(parts, ("fingerprint", "failed_fingerprint"), strict=True):
+            total = sum(digest(topic, sequence) for sequence in part)
+            assert wrapped(sum(getattr(w, name) for w in here)) == wrapped(total)
     assert outcomes.take_news(3) == []
     assert outcomes.open_from == FOR_EVER
 
@@ -87,8 +102,21 @@ def test_a_failure_that_comes_after_the_acknowledgement_was_told_is_told_as_well
     outcomes.cut(1.0)
     outcomes.resolve(1.0)
     assert told(outcomes.take_news(10)) == {("PageView", 0): ({0}, set())}
-    outcomes.fail("PageView", 7, sequence)
-    assert told(outcomes.take_news(10)) == {("PageView", 0): (set(), {0})}
+    outcomes.fail("PageView", 7, sequence, digest("PageView", sequence))
+    (late,) = outcomes.take_news(10)
+    assert told([late]) == {("PageView", 0): (set(), {0})}
+    value = wrapped(digest("PageView", 0))
+    assert (late[0].fingerprint, late[0].failed_fingerprint) == (wrapped(-value), value), "it is taken back"
+
+
+def test_an_event_of_the_run_that_is_ahead_of_the_clock_is_none_of_it() -> None:
+    outcomes = Outcomes()
+    state = outcomes.topic("PageView")
+    outcomes.begin_run(state, 5, 7)
+    assert (state.run_from, state.run_until) == (0, 8)
+    assert outcomes.open_from == 0, "before it is sent as well"
+    outcomes.cut(1.0)
+    assert (state.run_until, outcomes.open_from) == (0, FOR_EVER), "and nothing was"
 
 
 def test_a_long_stream_in_order_costs_one_range_per_window() -> None:
@@ -100,6 +128,28 @@ def test_a_long_stream_in_order_costs_one_range_per_window() -> None:
     (portion,) = outcomes.take_news(1000)
     assert [window.acknowledged.pairs() for window in portion] == [[[0, 29_999]], [[30_000, 59_999]]]
     assert outcomes.topic("PageView").acknowledged.pairs() == [[0, 59_999]]
+
+
+def test_news_of_many_windows_come_in_as_many_portions_as_reports_may_hold() -> None:
+    outcomes = Outcomes()
+    for index in range(2 * MOST_WINDOWS + 1):
+        send(outcomes, "PageView", index * WINDOW_MS)
+    outcomes.cut(1.0)
+    outcomes.resolve(1.0)
+    assert [len(portion) for portion in outcomes.take_news(20_000)] == [MOST_WINDOWS, MOST_WINDOWS, 1]
+
+
+def test_acknowledged_and_failed_ranges_share_the_room_of_a_portion() -> None:
+    outcomes = Outcomes()
+    for index in range(200):
+        send(outcomes, "PageView", 0)
+        if index % 2:
+            outcomes.fail("PageView", 0, index, 1)
+    outcomes.cut(1.0)
+    outcomes.resolve(1.0)
+    portions = outcomes.take_news(30)
+    sizes = [sum(w.acknowledged.range_count + w.failed.range_count for w in p) for p in portions]
+    assert (max(sizes), sum(sizes)) == (30, 200)
 
 
 def test_news_in_portions_stay_small_and_lose_nothing() -> None:

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_audit.reports.ranges import SequenceRanges, from_deltas, in_words, merged, size, to_deltas
+from millrace_audit.reports.ranges import (
+    SequenceRanges,
+    from_deltas,
+    in_words,
+    layered,
+    merged,
+    size,
+    to_deltas,
+)
 
 pairs = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1]))
 lists = st.lists(pairs, max_size=12)
@@ -48,6 +57,21 @@ def test_set_operations_agree_with_python_sets(a: list[tuple[int, int]], b: list
     assert numbers(left) == numbers(a), "an operation does not change its operands"
 
 
+@given(lists)
+def test_layers_hold_each_number_as_often_as_it_is_there(ranges: list[tuple[int, int]]) -> None:
+    layers = layered(ranges)
+    for n in range(80):
+        depth = sum(first <= n <= last for first, last in ranges)
+        assert [n in layer for layer in layers] == [level < depth for level in range(len(layers))]
+    assert all(layers)
+    assert all(map(is_normal, layers))
+
+
+def test_no_ranges_take_more_than_a_sweep_to_layer() -> None:
+    nested = [(n, 200_000 - n) for n in range(50_000)]
+    assert sum(layer.range_count for layer in layered(nested)) == len(nested)
+
+
 @given(st.lists(pairs.map(list), max_size=20))
 def test_the_wire_form_keeps_every_range_in_its_order(ranges: list[list[int]]) -> None:
     assert [list(r) for r in from_deltas(to_deltas(ranges))] == ranges
@@ -60,13 +84,17 @@ def test_a_million_events_in_order_are_one_range() -> None:
     assert (ranges.range_count, len(ranges)) == (1, 1_000_000)
 
 
+def test_all_numbers_of_63_bits_are_no_more_than_python_can_count() -> None:
+    assert len(SequenceRanges([(0, (1 << 63) - 1)])) == sys.maxsize
+
+
 def test_ranges_that_touch_or_overlap_are_joined() -> None:
     joined = merged([(5, 9), (0, 2), (3, 4), (8, 12), (20, 20)])
     assert joined.pairs() == [[0, 12], [20, 20]]
     assert size(joined) == len(joined) == 14
 
 
-@pytest.mark.parametrize("flat", [[1], [5, -1], [0, 3, 1]])
+@pytest.mark.parametrize("flat", [[1], [5, -1], [0, 3, 1], [0, 1 << 63], [1 << 62, 1 << 62]])
 def test_a_broken_wire_form_is_refused(flat: list[int]) -> None:
     with pytest.raises(ValueError, match="range"):
         from_deltas(flat)

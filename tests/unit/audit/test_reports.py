@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, MillraceError
 from millrace_audit import producer as module
 from millrace_audit.producer import AuditedProducer, NotSent
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, Report, schema_file
+from millrace_audit.reports.seals import seal_of
 
 START = 1_431_856_800_000
 EVENT = {"clientAddress": "c", "method": "GET", "url": "/", "protocol": "HTTP/1.1", "status": 200}
@@ -142,3 +143,30 @@ def test_a_time_limit_may_be_written_as_a_string_as_librdkafka_takes_it() -> Non
     )
     assert producer._timeout_s == 2
     producer.close()
+
+
+def test_a_hello_waits_for_the_reports_before_it_and_repeats_the_seal_of_the_next_one() -> None:
+    class Publisher:
+        fails = False
+
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def publish(self, records: list[Any], *, give_up_at: float = math.inf) -> None:
+            if self.fails:
+                raise MillraceError("away")
+            self.told += records
+
+    publisher, codec = Publisher(), Reports()
+    names = {"cluster": "dc1", "server": "s", "service": "x", "instance": 1}
+    reports = module._Reports(publisher, codec, names)  # type: ignore[arg-type]
+    reports.hello("One", None, math.inf)
+    publisher.fails = True
+    with pytest.raises(MillraceError):
+        reports.report([], START)
+    publisher.fails = False
+    reports.hello("Two", None, math.inf)
+    reports.report([], FOR_EVER)
+    first, lost, second, last = publisher.told
+    assert (first.topic, lost.number, second.topic, last.number) == ("One", 0, "Two", 1)
+    assert [seal_of(lost.key), seal_of(last.key), second.seal] == [first.seal, lost.seal, lost.seal]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,45 +11,35 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.store import AuditStore
-from millrace_audit.reports.counts import SequenceCounts
-from tests.unit.audit.test_ledger import RULES, WHOLE, Audit, W, audit, count
-
-__all__ = ["audit"]  # a fixture
+from tests.unit.audit.story import NOW, RULES, SAID, Story
 
 
-def test_what_was_applied_before_an_error_is_not_kept_in_half(audit: Audit) -> None:
+def test_what_was_applied_before_an_error_is_not_kept_in_half() -> None:
+    story = Story(AuditStore("sqlite://"))
+    story.hello()
+
     def fail_halfway() -> None:
-        with audit.store.writing() as session:
-            ledger.apply(session, WHOLE[0])
+        with story.store.writing() as session:
+            ledger.apply(session, story.place((SAID, "dc1")), story.partitions[SAID, "dc1"], NOW)
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
         fail_halfway()
-    with audit.store.reading() as session:
+    with story.store.reading() as session:
         assert answers.topics(session, RULES) == []
 
 
 def test_a_reader_sees_one_state_while_a_writer_commits(tmp_path: Path) -> None:
     store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    story = Story(store)
+    story.whole()
     with store.reading() as session:
         assert answers.topics(session, RULES) == []
-        Audit(store).apply(*WHOLE)
+        story.apply()
         assert answers.topics(session, RULES) == [], "as it was when the reader began"
     with store.reading() as session:
         assert len(answers.topics(session, RULES)) == 1
     store.close()
-
-
-def test_what_strangers_call_themselves_fits_any_database(audit: Audit) -> None:
-    counts = SequenceCounts()
-    counts.add("web\0" + "x" * 3000, "\0", 9, W, 0, 2)
-    audit.apply(*WHOLE, count("dc1", 900, 990, counts))
-    (finding, *_) = audit.window()["findings"]
-    assert (finding["kind"], finding["server"][:6], finding["service"]) == (
-        "unexpected",
-        "web\ufffdxx",
-        "\ufffd",
-    )
 
 
 def test_a_password_is_not_in_the_error() -> None:
@@ -63,3 +55,13 @@ def test_a_database_that_will_not_do_is_refused_in_one_line(url: str) -> None:
     with pytest.raises(MillraceError) as caught:
         AuditStore(url)
     assert "\n" not in str(caught.value)
+
+
+def test_a_database_of_another_millrace_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+    AuditStore(url).close()
+    AuditStore(url).close()
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
+        database.execute("ALTER TABLE tiers DROP COLUMN turn")
+    with pytest.raises(MillraceError, match=r"its table tiers differs.*--database-url of an empty one"):
+        AuditStore(url)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from millrace_avro.cursor import PADDING, PaddedBuffer
+from millrace.records.row_cursor import PADDING, PaddedBuffer
 from millrace_avro.schema import Array, Leaf, Map, Node, Record, Union, parse, without_nulls
 
 Schema = Any

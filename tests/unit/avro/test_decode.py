@@ -17,10 +17,10 @@ from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts, window_start
 from millrace_avro.schema import SchemaError
 from millrace_warehouse.columns import LOG_FIELDS, OWN_FIELDS
-from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import read_cut
+from millrace_warehouse.sequences import count_sequences
 from tests.support import REPOSITORY
 from tests.unit.avro.avro_cases import encode
 from tests.unit.warehouse.log.logs import MemoryLog

@@ -25,7 +25,6 @@ from millrace.records.compression import Codec
 from millrace.wire.fetch import FetchedPartition
 from millrace_warehouse.at import Progress
 from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
-from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.task import write_cut
@@ -243,16 +242,10 @@ def load_run(
     run_id: str = "run-1",
     *,
     progress: Progress = no_progress,
-    counts: list[LoadManifest] | None = None,
     **changes: Any,
 ) -> LoadRun:
     """A run that loads from memory, with small cuts."""
     storage = open_storage(str(warehouse)) if isinstance(warehouse, Path) else warehouse
-
-    def publish_counts(editions: Sequence[LoadManifest]) -> None:
-        if counts is not None:
-            counts.extend(editions)
-
     settings: dict[str, Any] = {
         "storage": storage,
         "client": log,
@@ -260,7 +253,6 @@ def load_run(
         "run": local_run,
         "run_id": run_id,
         "cut_bytes": 2_000,
-        "publish_counts": publish_counts,
         "progress": progress,
         **changes,
     }

@@ -68,8 +68,6 @@ class Mended:
     folder: Path
     log: MemoryLog = field(default_factory=MemoryLog)
     fixed: bool = False
-    counted: dict[int, int] = field(default_factory=dict)
-    """Load -> editions that the auditor was told of."""
     runs: int = 0
 
     def storage(self) -> Storage:
@@ -95,12 +93,5 @@ class Mended:
         self, storage: Storage | None = None, run_id: str = "again", progress: Any = no_progress
     ) -> ReloadRun:
         storage = storage or self.storage()
-        run = load_run(
-            self.log,
-            storage,
-            run_id,
-            progress=progress,
-            pin=self.pin(storage),
-            publish_counts=lambda editions: self.counted.update({editions[0].load: len(editions)}),
-        )
+        run = load_run(self.log, storage, run_id, progress=progress, pin=self.pin(storage))
         return ReloadRun(writing=run.writing, reason="a test")

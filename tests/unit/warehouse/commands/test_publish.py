@@ -59,13 +59,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
     return seen
 
 
-def auditor(monkeypatch: pytest.MonkeyPatch, **verdicts: str) -> list[str]:
+def auditor(monkeypatch: pytest.MonkeyPatch, enough: str = "complete", **verdicts: str) -> list[str]:
     """An auditor that says of each hour what is given as `h10="complete"`; the hours it was asked about."""
     seen: list[str] = []
 
     def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
         seen.append(f"{start:%Y-%m-%dT%H}")
-        return Completeness(topic, start, end, verdicts[f"h{start:%H}"], None, [])
+        return Completeness(topic, start, end, verdicts[f"h{start:%H}"], None, [], enough=enough)
 
     monkeypatch.setattr(run, "completeness", completeness)
     return seen
@@ -108,6 +108,23 @@ def test_late_rows_need_no_option(tmp_path: Path) -> None:
     (late,) = answers(tmp_path, publish, TOPIC, "--unasked")
     (change,) = late["changes"]
     assert (change["hour"], change["kind"], change["added"]) == (HOURS[0], "late", 2)
+
+
+def test_a_carried_hour_is_published_as_proven_where_that_is_enough_and_its_verdict_says_so(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [TOPIC, "--auditor", AUDITOR, "--proven"]
+    verdicts = {"h10": "carried", "h11": "carried", "h12": "pending"}
+    auditor(monkeypatch, **verdicts)
+    (waits,) = answers(loaded, publish, *words)
+    assert [hour["verdict"]["verdict"] for hour in waits["waiting"]] == ["carried", "carried", "pending"]
+    auditor(monkeypatch, "carried", **verdicts)
+    (done,) = answers(loaded, publish, *words)
+    assert [change["hour"] for change in done["changes"]] == HOURS[:2]
+    assert done["complete_until"] == HOURS[2]
+    verdict = done["changes"][0]["verdict"]
+    assert verdict["verdict"] == "complete"
+    assert verdict["reasons"] == ["carried, which the auditor's --carried calls enough for this topic"]
 
 
 def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(

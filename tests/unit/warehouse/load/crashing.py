@@ -16,8 +16,8 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
 
-LOAD_STEPS = ("planned", "written", "described", "published", "recorded", "counted")
-RELOAD_STEPS = ("written", "described", "published", "counted", "recorded")
+LOAD_STEPS = ("planned", "written", "described", "published", "recorded")
+RELOAD_STEPS = ("written", "described", "published", "recorded")
 KILLED = 9
 
 
@@ -45,42 +45,27 @@ def child(work: Callable[[], object]) -> int:
 
 
 def crash_load(warehouse: Path, step: str) -> None:
-    """Kill a load at a step, then run it again; the counts it published go to a file."""
-    log, counts = filled_log(), warehouse / "counts"
+    """Kill a load at a step, then run it again."""
+    log = filled_log()
 
     def load(killed_at: str) -> None:
-        run = load_run(
-            log, warehouse, progress=exit_at(killed_at), publish_counts=lambda m: append(counts, m[0].load)
-        )
-        load_topic(run, TOPIC)
+        load_topic(load_run(log, warehouse, progress=exit_at(killed_at)), TOPIC)
 
     assert child(lambda: load(step)) == KILLED, step
     assert child(lambda: load("")) == 0, step
 
 
 def crash_reload(warehouse: Path, step: str) -> None:
-    """Load, kill a re-load at a step, then run it again; the editions it counted go to a file."""
-    log, counts = filled_log(), warehouse / "counts"
+    """Load, kill a re-load at a step, then run it again."""
+    log = filled_log()
     assert child(lambda: load_topic(load_run(log, warehouse), TOPIC)) == 0
 
     def reload(killed_at: str) -> None:
-        run = load_run(
-            log,
-            warehouse,
-            "again",
-            progress=exit_at(killed_at),
-            publish_counts=lambda m: append(counts, len(m)),
-        )
+        run = load_run(log, warehouse, "again", progress=exit_at(killed_at))
         reload_topic(ReloadRun(writing=run.writing, reason="a test"), TOPIC, [1])
 
     assert child(lambda: reload(step)) == KILLED, step
     assert child(lambda: reload("")) == 0, step
-
-
-def append(path: Path, number: int) -> None:
-    """Write down what was counted."""
-    with path.open("a") as file:
-        file.write(f"{number}\n")
 
 
 if __name__ == "__main__":

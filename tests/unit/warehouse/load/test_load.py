@@ -265,11 +265,10 @@ def test_another_cluster_is_refused_by_name_and_leaves_nothing_behind(tmp_path: 
     log = filled_log()
     load_topic(load_run(log, tmp_path), TOPIC)
     log.bootstrap, log.cluster_id = "dc1:9092", "millrace-another"
-    told: list[object] = []
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(MillraceError, match=re.escape("dc1:9092 is another cluster (millrace-another) than")):
-        load_topic(load_run(log, tmp_path, "run-2", publish_counts=told.append), TOPIC)
-    assert (sorted(tmp_path.rglob("*")), told) == (before, [])
+        load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    assert sorted(tmp_path.rglob("*")) == before
     log.append_events(0, [START])
     result = load_topic(load_run(log, tmp_path, "run-2", accept_new_topic=True), TOPIC)
     assert (result.load, result.rows) == (2, 1), "the topic has its own id there: only what is new"
@@ -351,14 +350,14 @@ def test_the_loser_of_a_race_still_loads_what_only_it_had_planned(tmp_path: Path
 
 
 def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser(tmp_path: Path) -> None:
-    log, counts = filled_log(), list[LoadManifest]()
+    log = filled_log()
 
     def killed_at(wanted: str, step: str) -> None:
         if step == wanted:
             raise InterruptedError
 
     def winner_at(step: str) -> LoadRun:
-        return load_run(log, tmp_path, "winner", progress=partial(killed_at, step), counts=counts)
+        return load_run(log, tmp_path, "winner", progress=partial(killed_at, step))
 
     with pytest.raises(InterruptedError):
         load_topic(winner_at("planned"), TOPIC)
@@ -371,11 +370,10 @@ def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser
             with pytest.raises(InterruptedError):
                 load_topic(winner_at("published"), TOPIC)
 
-    result = load_topic(load_run(log, tmp_path, "loser", progress=overtaken, counts=counts), TOPIC)
+    result = load_topic(load_run(log, tmp_path, "loser", progress=overtaken), TOPIC)
     assert (result.load, result.rows) == (2, 5)
     ledger = (tmp_path / TOPIC / "ledger" / "loads").iterdir()
     assert sorted(path.name for path in ledger) == ["0000000001.json", "0000000002.json"]
-    assert [manifest.load for manifest in counts] == [1, 2]
 
 
 def test_a_warehouse_of_version_0_1_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
@@ -554,14 +552,6 @@ def test_a_schema_record_that_a_load_has_used_and_that_is_gone_stops_the_next_on
     log.append_events(0, [START])
     with pytest.raises(MillraceError, match=r"schema/0001\.json is missing"):
         load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
-
-
-def test_counts_of_the_newest_load_are_published_again_by_the_next_run(tmp_path: Path) -> None:
-    log, counts = filled_log(), list[LoadManifest]()
-    load_topic(load_run(log, tmp_path, counts=counts), TOPIC)
-    log.append_events(0, [START])
-    load_topic(load_run(log, tmp_path, "run-2", counts=counts), TOPIC)
-    assert [manifest.load for manifest in counts] == [1, 1, 2]
 
 
 def test_a_run_id_may_hold_any_character_and_any_length(tmp_path: Path) -> None:

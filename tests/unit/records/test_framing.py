@@ -19,13 +19,13 @@ from millrace.records import (
     Record,
     batch_crc,
     build_batch,
+    framing,
     iter_records,
+    record_bounds,
 )
 from millrace.records.compression import Codec
-from millrace_avro.cursor import PADDING, Faults, PaddedBuffer, RowCursor
-from millrace_warehouse.log import framing, record_bounds
-from millrace_warehouse.log.framing import Frames, frame_batches, read_headers
-from millrace_warehouse.log.reading import Batch
+from millrace.records.framing import Batch, Frames, frame_batches, read_headers
+from millrace.records.row_cursor import PADDING, Faults, PaddedBuffer, RowCursor
 
 sent = st.lists(
     st.builds(

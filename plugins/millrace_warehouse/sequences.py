@@ -1,18 +1,23 @@
-"""Which sequences of which producers a batch of rows holds: the audit header's columns, counted at once."""
+"""Which sequences of which producers rows hold: the audit header's columns, counted at once.
+
+In batches while they are in memory, and in a Parquet file, of which no other column is read.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from millrace.records.row_cursor import Longs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
-from millrace_avro.cursor import Longs
 
 HEADER_FIELDS = ("time", "server", "service", "instance", "sequence")
+_COLUMNS = [f"header.{name}" for name in HEADER_FIELDS]
 _FEW = 8
 """Rows per run of consecutive numbers from which the runs are counted as they come."""
 
@@ -47,6 +52,16 @@ def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | N
         counts.add(
             server_names[at_server], service_names[at_service], number, window * WINDOW_MS, first, last
         )
+    return counts
+
+
+def count_file(content: BinaryIO) -> SequenceCounts:
+    """Which sequences a Parquet file holds; closes it. ArrowException or OSError for a broken one."""
+    counts = SequenceCounts()
+    with content, pq.ParquetFile(content) as file:
+        if "header" in file.schema_arrow.names:
+            for batch in file.iter_batches(columns=_COLUMNS):
+                count_sequences(batch, counts)
     return counts
 
 

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from millrace.errors import MillraceError
 from millrace.records.compression import Buffer
@@ -29,20 +28,19 @@ MAX_BUFFER_BYTES = (1 << 31) - 4096
 """Positions become 32-bit offsets of Arrow arrays."""
 
 if sys.byteorder != "little":  # words are read as they lie in memory
-    raise MillraceError("the vectorised Avro decoder runs on little-endian machines only")
+    raise MillraceError("many messages can be read at once on little-endian machines only")
 
 
 class PaddedBuffer:
     """Bytes of many messages in one piece, readable as bytes and as words at any position."""
 
-    __slots__ = ("arrow", "bytes", "data", "words4", "words8")
+    __slots__ = ("bytes", "data", "words4", "words8")
 
     def __init__(self, data: Buffer) -> None:
         """Bytes that begin and end with PADDING bytes of no meaning."""
         if len(data) > MAX_BUFFER_BYTES:
             raise MillraceError(f"{len(data)} bytes of messages at once, at most {MAX_BUFFER_BYTES}")
         self.data = data
-        self.arrow = pa.py_buffer(data)
         self.bytes: Bytes = np.frombuffer(data, np.uint8)
         # Words that begin at every byte: numpy reads unaligned elements correctly.
         self.words4 = np.ndarray((len(data) - 3,), np.uint32, data, strides=(1,))

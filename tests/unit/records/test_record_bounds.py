@@ -9,8 +9,8 @@ import numpy as np
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, Message, build_batch
-from millrace_avro.cursor import PADDING, PaddedBuffer
-from millrace_warehouse.log.record_bounds import guessed_bounds, walked_bounds
+from millrace.records.record_bounds import guessed_bounds, walked_bounds
+from millrace.records.row_cursor import PADDING, PaddedBuffer
 
 TAG = b"\0\0\0\0\1"
 

@@ -16,10 +16,10 @@ from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader
 from millrace.records.compression import Buffer, decompress
 from millrace.records.messages import read_varint
-from millrace_avro.cursor import PADDING, Faults, Longs, PaddedBuffer, RowCursor
-from millrace_warehouse.log.reading import Batch
-from millrace_warehouse.log.record_bounds import guessed_bounds, walked_bounds
+from millrace.records.record_bounds import guessed_bounds, walked_bounds
+from millrace.records.row_cursor import PADDING, Faults, Longs, PaddedBuffer, RowCursor
 
+Batch = tuple[BatchHeader, memoryview]
 GROUP_BYTES = 2 << 20
 """Batches are framed together up to this many bytes uncompressed: fewer make many calls, more make the
 system hand out fresh memory each time (measured: 1 to 4 MiB are alike)."""

@@ -16,7 +16,7 @@ import numpy as np
 from millrace.errors import CorruptMessage
 from millrace.records.compression import Buffer
 from millrace.records.messages import read_varint
-from millrace_avro.cursor import PADDING, Bytes, Longs, Mask, PaddedBuffer
+from millrace.records.row_cursor import PADDING, Bytes, Longs, Mask, PaddedBuffer
 
 MAX_BATCH_RECORDS = 4 << 20
 """Refuse larger batches: 32 KB of zstd can expand to 150 million records, and each takes about 100 bytes of

@@ -1,0 +1,373 @@
+"""Carries events from the spool to the brokers, a chunk of each topic at a time, and reports what became
+of them.
+
+A chunk and its sequences are in the spool before the first of its events is handed to the client library,
+and stay there until all of them have an outcome. So whatever a killed agent may have sent is known by
+sequence: the next one reports it as failed ("may be in the log or not") and sends the events again under
+its own instance.
+
+An idempotent client without a time limit: while brokers are away a chunk waits and is not repeated. An
+event that the brokers refuse is reported as failed and sent again later; nothing that was taken is ever
+dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from millrace.client.confluent import text_of
+from millrace.errors import MillraceError
+from millrace.records.messages import write_varint
+from millrace_audit.agent.intake import Unavailable, Unknown
+from millrace_audit.agent.spool import Chunk, Event, Outcome, Spool, SpooledInstance, Untold
+from millrace_audit.agent.voice import TOLD_PER_REPORT, Voice
+from millrace_audit.reports.counts import window_start
+from millrace_audit.reports.event import instance_bytes
+from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec
+from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
+from millrace_audit.reports.seals import fingerprint
+from millrace_registry.client import SchemaRegistryClient
+
+log = logging.getLogger("millrace.agent")
+
+CHUNK_EVENTS, CHUNK_BYTES = 2000, 1 << 20
+MAX_CHUNKS = 64
+"""Chunks of different topics that are at the client library at once."""
+MAX_AGAIN = 10_000
+"""Events of a topic that the brokers refuse; with more of them the topic waits."""
+RETRY_S = (1.0, 60.0)
+"""First and longest wait before events that were refused are sent again; it doubles."""
+SAY_S = 5.0
+"""How long a hello or report may hold up the events before it is tried again later."""
+TOPICS_WAIT_S = 5.0
+"""How long the brokers may take to say whether there is a topic."""
+STALLED_S = 60.0
+"""A chunk that is not acknowledged for so long is trouble."""
+_POLL_S = 0.05
+_SETTINGS: dict[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "delivery.timeout.ms": 0,  # for ever: what ran out of time would be sent twice
+    "linger.ms": 2,
+    "message.max.bytes": 1_100_000,
+    "queue.buffering.max.messages": 2 * MAX_CHUNKS * CHUNK_EVENTS,
+    "log_level": 2,
+}
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A chunk at the client library."""
+
+    first_sequence: int
+    events: list[tuple[int, Event]]
+    fingerprints: list[int]
+    failed: dict[int, str] = field(default_factory=dict)
+    """By place in the chunk: why."""
+    outstanding: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A topic: how far it is read from the spool, what is on its way and what was refused."""
+
+    topic: str
+    behind: int = 0
+    """The id of the last event that was handed over."""
+    next_sequence: int = 0
+    sent: _Sent | None = None
+    has_news: bool = True
+    again: list[int] = field(default_factory=list)
+    """Ids of events that were refused."""
+    again_at: float = 0.0
+    wait_s: float = 0.0
+    trouble: str | None = None
+
+
+class Carrier:
+    """Sends what is in a spool as one new producer instance, and finishes what earlier ones left."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        bootstrap: str,
+        registry: SchemaRegistryClient,
+        *,
+        cluster: str,
+        server: str,
+        service: str,
+        lateness_ms: int,
+        report_interval_s: float,
+        caught_up: Callable[[], float] = time.time,
+    ) -> None:
+        self._spool, self._lateness_ms, self._interval_s = spool, lateness_ms, report_interval_s
+        self._where = f"cluster {cluster} at {bootstrap}"
+        self._settings = {"bootstrap.servers": bootstrap, **_SETTINGS}
+        self._caught_up = caught_up
+        self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
+        self._codec = AuditCodec(registry)
+        self._producer = Producer(self._settings)
+        spooled = SpooledInstance(secrets.randbits(63), cluster, server, service)
+        self._who = instance_bytes(server, service, spooled.instance)
+        self._recover()
+        self._dead = [self._voice(left) for left in spool.left_instances()]
+        spool.begin(spooled)
+        self._mine = self._voice(spooled)
+        self._lanes: dict[str, _Lane] = {}
+        self._chunks = 0
+        self._fatal = False
+        self._failing: str | None = None  # why reports or the spool do not go on
+        self.acknowledged = self.failed = self.reports = 0
+
+    @property
+    def instance(self) -> int:
+        return self._mine.spooled.instance
+
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps events from the brokers just now; for any thread."""
+        now, said = time.monotonic(), []
+        if self._failing is not None:
+            said.append(self._failing)
+        for lane in list(self._lanes.values()):
+            sent = lane.sent
+            if lane.trouble is not None:
+                said.append(f"topic {lane.topic}: {lane.trouble}")
+            elif sent is not None and now - sent.since > STALLED_S:
+                waited = f"{now - sent.since:.0f} s"
+                said.append(f"topic {lane.topic}: {self._where} has acknowledged nothing for {waited}")
+        return said
+
+    def run(self, stop: threading.Event, drain_s: float) -> None:
+        """Carry until `stop`, and on for at most that time until all is sent and the instance is ended."""
+        due = 0.0
+        while not stop.is_set():
+            self._step(self._carry)
+            if time.monotonic() >= due or self._told_much:
+                self._step(self._report)
+                due = time.monotonic() + self._interval_s
+        give_up_at = time.monotonic() + drain_s
+        while time.monotonic() < give_up_at:
+            if not self._spool.events and not self._chunks:
+                self._step(self._end)
+                if self._failing is None:
+                    break
+            self._step(self._carry)
+        self._producer.purge()
+        self._publisher.close()
+
+    def _step(self, step: Callable[[], None]) -> None:
+        """One step; what stands in its way is said once and does not end the thread."""
+        try:
+            step()
+            if step == self._report or step == self._end:
+                self._failing = None
+        except MillraceError as error:
+            if str(error) != self._failing:
+                log.warning("%s", error)
+            self._failing = str(error)
+            time.sleep(_POLL_S)
+
+    # What earlier processes left.
+
+    def _recover(self) -> None:
+        """What may have been sent is told as failed; its events wait to be sent again."""
+        left = {one.instance: one for one in self._spool.left_instances()}
+        for chunk in self._spool.left_chunks():
+            one = left[chunk.instance]
+            who = instance_bytes(one.server, one.service, one.instance)
+            untold: Untold = {}
+            ids, behind = list(chunk.ids), 0
+            sequences = {number: chunk.first_sequence + place for place, number in enumerate(ids)}
+            most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
+            while ids and (found := self._spool.waiting(chunk.topic, ids=ids, **most)):
+                for behind, event in found:
+                    outcome = untold.setdefault((chunk.topic, window_start(event.time)), Outcome())
+                    digest = fingerprint(_message(event, who, sequences[behind]))
+                    outcome.add(sequences[behind], digest, failed=True)
+                ids = [number for number in ids if number > behind]
+            self._spool.settle(one, chunk.topic, {}, untold)
+            log.info("%d events of topic %s are sent again", len(chunk.ids), chunk.topic)
+
+    def _voice(self, spooled: SpooledInstance) -> Voice:
+        return Voice(spooled, self._spool, self._codec.encode, self._publish)
+
+    def _publish(self, message: bytes) -> None:
+        self._publisher.publish([message], give_up_at=time.monotonic() + SAY_S)
+        self.reports += 1
+
+    # Reports.
+
+    @property
+    def _told_much(self) -> bool:
+        untold = self._mine.spooled.untold
+        ranges = sum(1 + o.acknowledged.range_count + o.failed.range_count for o in untold.values())
+        return ranges > TOLD_PER_REPORT
+
+    def _promise(self) -> int:
+        """No event before this time will follow: none that waits or is being taken is older."""
+        clock = min(self._spool.arrived_by, self._caught_up())
+        return min(window_start(int(clock * 1000) - self._lateness_ms), self._spool.open_from)
+
+    def _report(self) -> None:
+        if self._dead:
+            # Announced first: else windows of events that wait here would be final for a moment.
+            self._open_lanes()
+            for topic in self._lanes:
+                self._mine.greet(topic, self._promise())
+            self._end_dead()
+        self._mine.report(self._promise())
+
+    def _end(self) -> None:
+        self._end_dead()
+        self._mine.end()
+
+    def _end_dead(self) -> None:
+        while self._dead:
+            self._dead[0].end()
+            log.info("instance %d of an earlier process is ended", self._dead[0].spooled.instance)
+            del self._dead[0]
+
+    # Events.
+
+    def _carry(self) -> None:
+        """Take outcomes, hand over what waits; returns after a moment."""
+        if self._chunks:
+            self._producer.poll(_POLL_S)
+        else:
+            self._spool.awake.wait(_POLL_S)
+        self._spool.awake.clear()
+        self._open_lanes()
+        for lane in list(self._lanes.values()):
+            if lane.sent is not None and not lane.sent.outstanding:
+                self._settle(lane, lane.sent)
+        if self._fatal and not self._chunks:
+            self._producer, self._fatal = Producer(self._settings), False
+        if self._fatal or self._told_much:
+            return
+        for lane in list(self._lanes.values()):
+            if lane.sent is None and self._chunks < MAX_CHUNKS:
+                self._hand_over(lane)
+
+    def _open_lanes(self) -> None:
+        for topic in self._spool.take_news():
+            self._lanes.setdefault(topic, _Lane(topic)).has_news = True
+
+    def _next_events(self, lane: _Lane) -> list[tuple[int, Event]]:
+        most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
+        if lane.again and time.monotonic() >= lane.again_at:
+            events = self._spool.waiting(lane.topic, ids=lane.again, **most)
+            gone = {number for number, _ in events}
+            lane.again = [number for number in lane.again if number not in gone]
+            return events
+        if not lane.has_news or len(lane.again) > MAX_AGAIN:
+            return []
+        events = self._spool.waiting(lane.topic, behind=lane.behind, **most)
+        lane.has_news = bool(events)
+        if events:
+            lane.behind = events[-1][0]
+        return events
+
+    def _hand_over(self, lane: _Lane) -> None:
+        before = lane.again.copy(), lane.behind, lane.has_news
+        events = self._next_events(lane)
+        if not events:
+            return
+        mine = self._mine
+        try:
+            mine.greet(lane.topic, self._promise())
+            ids = [number for number, _ in events]
+            self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
+        except MillraceError:
+            lane.again, lane.behind, lane.has_news = before
+            raise
+        messages = [_message(event, self._who, lane.next_sequence + n) for n, (_, event) in enumerate(events)]
+        sent = _Sent(lane.next_sequence, events, list(map(fingerprint, messages)), outstanding=len(events))
+        lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
+        for place, (message, (_, event)) in enumerate(zip(messages, events, strict=True)):
+            self._produce(sent, place, event, message)
+
+    def _produce(self, sent: _Sent, place: int, event: Event, message: bytes) -> None:
+        try:
+            self._producer.produce(
+                event.topic,
+                message,
+                event.key,
+                timestamp=event.time,
+                on_delivery=partial(self._delivered, sent, place),
+            )
+        except (KafkaException, BufferError) as error:
+            cause = error.args[0] if error.args else None
+            self._fatal |= isinstance(cause, KafkaError) and cause.fatal()
+            sent.failed[place] = text_of(error)
+            sent.outstanding -= 1
+
+    def _delivered(self, sent: _Sent, place: int, error: KafkaError | None, _: Message) -> None:
+        sent.outstanding -= 1
+        if error is not None:
+            self._fatal |= error.fatal()
+            sent.failed[place] = text_of(error)
+
+    def _settle(self, lane: _Lane, sent: _Sent) -> None:
+        untold: Untold = {}
+        acknowledged: dict[int, Event] = {}
+        refused: list[int] = []
+        for place, (number, event) in enumerate(sent.events):
+            failed = place in sent.failed
+            outcome = untold.setdefault((lane.topic, window_start(event.time)), Outcome())
+            outcome.add(sent.first_sequence + place, sent.fingerprints[place], failed=failed)
+            if failed:
+                refused.append(number)
+            else:
+                acknowledged[number] = event
+        self._spool.settle(self._mine.spooled, lane.topic, acknowledged, untold)
+        lane.sent, self._chunks = None, self._chunks - 1
+        self.acknowledged += len(acknowledged)
+        self.failed += len(refused)
+        if refused:
+            first, longest = RETRY_S
+            lane.wait_s = min(longest, 2 * lane.wait_s) or first
+            lane.again_at = time.monotonic() + lane.wait_s
+            lane.again += refused
+            why = next(iter(sent.failed.values()))
+            lane.trouble = f"{self._where} refuses {len(lane.again)} events, which are kept: {why}"
+            log.warning("topic %s: %s; they are sent again in %g s", lane.topic, lane.trouble, lane.wait_s)
+        elif not lane.again:
+            lane.trouble, lane.wait_s = None, 0.0
+
+
+def _message(event: Event, who: bytes, sequence: int) -> bytes:
+    """The bytes that the brokers get; `who` is what every header of the instance has in common."""
+    out = bytearray(b"\0")
+    out += event.schema_id.to_bytes(4, "big")
+    write_varint(out, event.time)
+    out += who
+    write_varint(out, sequence)
+    out += event.body
+    return bytes(out)
+
+
+class BrokersTopics:
+    """Which topics the brokers have, for the intake."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=TOPICS_WAIT_S)
+
+    def check(self, topic: str) -> None:
+        """Raises Unknown when there is no such topic, Unavailable when no broker answers."""
+        try:
+            self._publisher.check_topics(topic)
+        except UnknownTopic as error:
+            raise Unknown(str(error)) from None
+        except MillraceError as error:
+            raise Unavailable(str(error)) from None

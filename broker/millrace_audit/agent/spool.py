@@ -1,0 +1,589 @@
+"""What the agent has taken and the brokers have not acknowledged, and what its instances still have to
+say.
+
+One SQLite database in a folder that one process at a time holds. All changes run in one thread. Those
+that wait at the same time are one transaction and one fsync (group commit), and each of them happens
+whole or not at all. Knows neither HTTP nor Kafka.
+
+    events     taken, and not known to be acknowledged
+    chunks     events that are at the client library, or were about to be, and the sequences they have there
+    instances  producer instances that have not ended: number and key of the next report, the last one's bytes
+    hellos     topics that an instance has announced, or was about to, and the number of its next report then
+    untold     sequences with an outcome that no report has told
+    files      followed files, and how far each one is taken
+    topics, schemas   what brokers and registry had, for a start while they are away
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from millrace.errors import MillraceError
+from millrace.service.database import open_database, reason_of
+from millrace_audit.reports.counts import window_start
+from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
+from millrace_audit.reports.seals import new_key, wrapped
+
+T = TypeVar("T")
+VERSION = 1
+ROW_BYTES = 100
+"""What an event takes besides its body, key and topic's name."""
+MAX_GROUP = 1000
+"""Changes in one transaction."""
+
+_metadata = sa.MetaData()
+_bytes, _long = sa.LargeBinary, sa.BigInteger
+EVENTS = sa.Table(
+    "events",
+    _metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("topic", sa.Text, nullable=False),
+    sa.Column("schema_id", sa.Integer, nullable=False),
+    sa.Column("time", _long, nullable=False),
+    sa.Column("key", _bytes),
+    sa.Column("body", _bytes, nullable=False),
+    sa.Index("events_of_topic", "topic", "id"),
+    sqlite_autoincrement=True,  # an id is never used again: readers go on behind the last one they had
+)
+CHUNKS = sa.Table(
+    "chunks",
+    _metadata,
+    sa.Column("topic", sa.Text, primary_key=True),
+    sa.Column("instance", _long, nullable=False),
+    sa.Column("first_sequence", _long, nullable=False),
+    sa.Column("ids", sa.Text, nullable=False),
+)
+INSTANCES = sa.Table(
+    "instances",
+    _metadata,
+    sa.Column("instance", _long, primary_key=True, autoincrement=False),
+    sa.Column("cluster", sa.Text, nullable=False),
+    sa.Column("server", sa.Text, nullable=False),
+    sa.Column("service", sa.Text, nullable=False),
+    sa.Column("number", _long, nullable=False),
+    sa.Column("key", _bytes, nullable=False),
+    sa.Column("report", _bytes),
+    sa.Column("ended", sa.Boolean, nullable=False),
+)
+HELLOS = sa.Table(
+    "hellos",
+    _metadata,
+    sa.Column("instance", _long, primary_key=True, autoincrement=False),
+    sa.Column("topic", sa.Text, primary_key=True),
+    sa.Column("number", _long, nullable=False),
+)
+UNTOLD = sa.Table(
+    "untold",
+    _metadata,
+    sa.Column("instance", _long, primary_key=True, autoincrement=False),
+    sa.Column("topic", sa.Text, primary_key=True),
+    sa.Column("window", _long, primary_key=True, autoincrement=False),
+    sa.Column("acknowledged", sa.Text, nullable=False),
+    sa.Column("failed", sa.Text, nullable=False),
+    sa.Column("fingerprint", _long, nullable=False),
+    sa.Column("failed_fingerprint", _long, nullable=False),
+)
+FILES = sa.Table(
+    "files",
+    _metadata,
+    sa.Column("path", sa.Text, primary_key=True),
+    sa.Column("device", _long, nullable=False),
+    sa.Column("inode", _long, nullable=False),
+    sa.Column("offset", _long, nullable=False),
+    sa.Column("tail", _bytes, nullable=False),
+)
+TOPICS = sa.Table("topics", _metadata, sa.Column("topic", sa.Text, primary_key=True))
+SCHEMAS = sa.Table(
+    "schemas",
+    _metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("schema_id", sa.Integer, nullable=False),
+    sa.Column("schema", sa.Text, nullable=False),
+)
+
+
+class SpoolFull(MillraceError):
+    """Nothing of it was taken: the events that wait take all the room they may."""
+
+
+class SpoolFailed(MillraceError):
+    """Nothing of it was taken: the disk does not take it."""
+
+
+class Event(NamedTuple):
+    """An event as it waits; `body` is its Avro body behind the header, which it gets when it is sent."""
+
+    topic: str
+    schema_id: int
+    time: int
+    key: bytes | None
+    body: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.topic) + len(self.key or b"") + len(self.body) + ROW_BYTES
+
+
+class FilePosition(NamedTuple):
+    """How far a followed file is taken; `tail` is the end of what lies before `offset`."""
+
+    path: str
+    device: int
+    inode: int
+    offset: int
+    tail: bytes
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Sequences of one topic and window whose outcome is certain, and the sums of their fingerprints."""
+
+    acknowledged: SequenceRanges = field(default_factory=SequenceRanges)
+    failed: SequenceRanges = field(default_factory=SequenceRanges)
+    fingerprint: int = 0
+    failed_fingerprint: int = 0
+
+    def add(self, sequence: int, fingerprint: int, *, failed: bool) -> None:
+        if failed:
+            self.failed.add(sequence, sequence)
+            self.failed_fingerprint += fingerprint
+        else:
+            self.acknowledged.add(sequence, sequence)
+            self.fingerprint += fingerprint
+
+
+Untold = dict[tuple[str, int], Outcome]
+"""By topic and window."""
+
+
+@dataclass(slots=True)
+class SpooledInstance:
+    """A producer instance as the spool knows it."""
+
+    instance: int
+    cluster: str
+    server: str
+    service: str
+    number: int = 0
+    """Of the next report."""
+    key: bytes = field(default_factory=new_key)
+    """Of the next report."""
+    report: bytes | None = None
+    """The last report: until the next one is written it may not be at the brokers."""
+    ended: bool = False
+    """The last report says that nothing will follow."""
+    hellos: dict[str, int] = field(default_factory=dict)
+    """The number of the next report when each topic was announced."""
+    untold: Untold = field(default_factory=dict)
+
+
+class Chunk(NamedTuple):
+    """Events of a topic at the client library; the first of them has the first sequence, and so on."""
+
+    topic: str
+    instance: int
+    first_sequence: int
+    ids: Sequence[int]
+
+
+class Spool:
+    """The spool of a folder. Safe between threads; what instances say is for one thread."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._folder = folder
+        self._lock_file = _hold(folder)
+        url = sa.URL.create("sqlite", database=str(folder.absolute() / "spool.db"))
+        self._engine = open_database(url.render_as_string(), _prepare)
+        self._lock = threading.Lock()
+        self._windows: Counter[int] = Counter()  # of the events that wait or are being taken
+        self._arrivals: dict[object, float] = {}  # when each request that is being read began
+        self._news: set[str] = set()
+        self.awake = threading.Event()
+        """Set when there is something to send."""
+        self.events = self.bytes = 0
+        """What waits. Changed in the thread of the changes alone."""
+        self.committed_groups = 0
+        self._count()
+        self._changes: queue.SimpleQueue[tuple[Callable[[sa.Connection], Any], Future[Any]] | None]
+        self._changes = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._commit_groups, name="spool")
+        self._thread.start()
+
+    def _count(self) -> None:
+        size = (
+            sa.func.length(EVENTS.c.topic)
+            + sa.func.coalesce(sa.func.length(EVENTS.c.key), 0)
+            + sa.func.length(EVENTS.c.body)
+            + ROW_BYTES
+        )
+        with self._engine.connect() as connection:
+            self.events, total = connection.execute(sa.select(sa.func.count(), sa.func.sum(size))).one()
+            self.bytes = total or 0
+            times = sa.select(EVENTS.c.time, sa.func.count()).group_by(EVENTS.c.time)
+            for time_ms, count in connection.execute(times):
+                self._windows[window_start(time_ms)] += count
+            self._news.update(connection.scalars(sa.select(EVENTS.c.topic).distinct()))
+
+    def close(self) -> None:
+        """Make the changes that wait and let go of the folder."""
+        self._changes.put(None)
+        self._thread.join()
+        self._engine.dispose()
+        self._lock_file.close()
+
+    # Changes, all of them in one thread.
+
+    def _change(self, change: Callable[[sa.Connection], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._changes.put((change, future))
+        return future
+
+    def _commit_groups(self) -> None:
+        closing = False
+        while not closing:
+            group = [self._changes.get()]
+            while len(group) < MAX_GROUP:
+                try:
+                    group.append(self._changes.get_nowait())
+                except queue.Empty:
+                    break
+            closing = None in group
+            # From here on nobody can take a change back.
+            self._commit([one for one in group if one is not None and one[1].set_running_or_notify_cancel()])
+
+    def _commit(self, group: Sequence[tuple[Callable[[sa.Connection], Any], Future[Any]]]) -> None:
+        """Make the changes of a group; each has its own outcome, but for a disk that takes none of them."""
+        before = self.events, self.bytes
+        done: list[tuple[Future[Any], Any]] = []
+        try:
+            with self._engine.begin() as connection:
+                for change, future in group:
+                    events_and_bytes = self.events, self.bytes
+                    try:
+                        with connection.begin_nested():
+                            done.append((future, change(connection)))
+                    except SQLAlchemyError:
+                        raise
+                    except Exception as error:
+                        self.events, self.bytes = events_and_bytes
+                        future.set_exception(error)
+        except SQLAlchemyError as error:
+            self.events, self.bytes = before
+            failed = SpoolFailed(f"the disk under {self._folder} takes nothing: {reason_of(error)}")
+            for _, future in group:
+                if not future.done():
+                    future.set_exception(failed)
+            return
+        self.committed_groups += 1
+        for future, result in done:
+            future.set_result(result)
+
+    # Taking events.
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Keeps the clock where it is while a request is read, so that it closes no window of its events."""
+        token = object()
+        with self._lock:
+            self._arrivals[token] = time.time()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._arrivals[token]
+
+    def take(self, events: Sequence[Event], position: FilePosition | None = None) -> Future[None]:
+        """Take all the events, and that a file is taken as far as them, or nothing.
+
+        The future is done when they are on the disk. It raises SpoolFull or SpoolFailed.
+        """
+        needed = sum(event.size for event in events)
+        windows = Counter(window_start(event.time) for event in events)
+        rows = [event._asdict() for event in events]
+
+        def insert(connection: sa.Connection) -> None:
+            if events and self.bytes + needed > self.limit_bytes:
+                raise SpoolFull(
+                    f"the spool holds {self.bytes} of {self.limit_bytes} bytes, these events need {needed}:"
+                    " the brokers are away or take less than is sent; nothing was taken, send it again later"
+                )
+            if rows:
+                connection.execute(sa.insert(EVENTS), rows)
+            if position is not None:
+                connection.execute(sa.insert(FILES).prefix_with("OR REPLACE"), position._asdict())
+            self.events, self.bytes = self.events + len(rows), self.bytes + needed
+
+        with self._lock:
+            self._windows.update(windows)
+        future = self._change(insert)
+        future.add_done_callback(lambda done: self._taken(done, windows, {event.topic for event in events}))
+        return future
+
+    def _taken(self, done: Future[None], windows: Mapping[int, int], topics: set[str]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._forget(windows)
+            return
+        with self._lock:
+            self._news |= topics
+        self.awake.set()
+
+    def _forget(self, windows: Mapping[int, int]) -> None:
+        with self._lock:
+            self._windows.subtract(windows)
+            for window in windows:
+                if not self._windows[window]:
+                    del self._windows[window]
+
+    @property
+    def open_from(self) -> int:
+        """Start (ms) of the earliest window with an event that waits; FOR_EVER when none does."""
+        with self._lock:
+            return min(self._windows, default=FOR_EVER)
+
+    @property
+    def arrived_by(self) -> float:
+        """Seconds since the epoch: every event that came before this time is taken or was refused."""
+        with self._lock:
+            return min((time.time(), *self._arrivals.values()))
+
+    # Sending events.
+
+    def take_news(self) -> set[str]:
+        """The topics that events have come for since the last call; all that have any the first time."""
+        with self._lock:
+            news, self._news = self._news, set()
+        return news
+
+    def waiting(
+        self, topic: str, *, behind: int = 0, ids: Sequence[int] = (), most: int, most_bytes: int
+    ) -> list[tuple[int, Event]]:
+        """The topic's next events behind an id, or those of the ids; at least one if there is any."""
+        columns = EVENTS.c
+        query = sa.select(*columns).where(columns.topic == topic).order_by(columns.id).limit(most)
+        query = query.where(columns.id.in_(ids[:most]) if ids else columns.id > behind)
+        found: list[tuple[int, Event]] = []
+        size = 0
+        with self._engine.connect() as connection:
+            for number, *rest in connection.execute(query):
+                event = Event(*rest)
+                size += event.size
+                if found and size > most_bytes:
+                    break
+                found.append((number, event))
+        return found
+
+    def begin(self, instance: SpooledInstance) -> None:
+        """An instance will say hello."""
+        columns = ("instance", "cluster", "server", "service", "number", "key", "report", "ended")
+        row = {column: getattr(instance, column) for column in columns}
+        self._change(lambda connection: connection.execute(sa.insert(INSTANCES), row)).result()
+
+    def greet(self, instance: SpooledInstance, topic: str) -> None:
+        """An instance is about to announce a topic."""
+        row = {"instance": instance.instance, "topic": topic, "number": instance.number}
+        self._change(lambda connection: connection.execute(sa.insert(HELLOS), row)).result()
+        instance.hellos[topic] = instance.number
+
+    def hand_over(self, chunk: Chunk) -> None:
+        """Events are about to be handed to the client library, with these sequences."""
+        row = {**chunk._asdict(), "ids": _text((number, number) for number in chunk.ids)}
+        self._change(lambda connection: connection.execute(sa.insert(CHUNKS), row)).result()
+
+    def settle(
+        self, instance: SpooledInstance, topic: str, acknowledged: Mapping[int, Event], news: Untold
+    ) -> None:
+        """The topic's chunk has its outcome: events that were acknowledged go, the others wait."""
+        merged = _merged(instance.untold, news)
+        ids = [{"gone": number} for number in acknowledged]
+        windows = Counter(window_start(event.time) for event in acknowledged.values())
+        freed = sum(event.size for event in acknowledged.values())
+
+        def change(connection: sa.Connection) -> None:
+            if ids:
+                connection.execute(sa.delete(EVENTS).where(EVENTS.c.id == sa.bindparam("gone")), ids)
+            connection.execute(sa.delete(CHUNKS).where(CHUNKS.c.topic == topic))
+            _write_untold(connection, instance.instance, merged)
+            self.events, self.bytes = self.events - len(ids), self.bytes - freed
+
+        self._change(change).result()
+        instance.untold.update(merged)
+        self._forget(windows)
+
+    def report(
+        self,
+        instance: SpooledInstance,
+        message: bytes,
+        told: Sequence[tuple[str, int]],
+        next_key: bytes,
+        *,
+        ended: bool,
+    ) -> None:
+        """An instance is about to publish its next report, which tells of these topics and windows."""
+        rows = [{"of_topic": topic, "of_window": window} for topic, window in told]
+        values = {"number": instance.number + 1, "key": next_key, "report": message, "ended": ended}
+        here = UNTOLD.c.instance == instance.instance
+
+        def change(connection: sa.Connection) -> None:
+            one = INSTANCES.c.instance == instance.instance
+            connection.execute(sa.update(INSTANCES).where(one).values(values))
+            if rows:
+                which = (
+                    UNTOLD.c.topic == sa.bindparam("of_topic"),
+                    UNTOLD.c.window == sa.bindparam("of_window"),
+                )
+                connection.execute(sa.delete(UNTOLD).where(here, *which), rows)
+
+        self._change(change).result()
+        instance.number, instance.key = instance.number + 1, next_key
+        instance.report, instance.ended = message, ended
+        for key in told:
+            del instance.untold[key]
+
+    def end(self, instance: SpooledInstance) -> None:
+        """An instance has nothing left to say."""
+
+        def change(connection: sa.Connection) -> None:
+            for table in (UNTOLD, HELLOS, INSTANCES):
+                connection.execute(sa.delete(table).where(table.c.instance == instance.instance))
+
+        self._change(change).result()
+
+    # After a start.
+
+    def left_instances(self) -> list[SpooledInstance]:
+        """The instances of earlier processes that have not ended."""
+        with self._engine.connect() as connection:
+            found = {
+                row.instance: SpooledInstance(**row._mapping)
+                for row in connection.execute(sa.select(INSTANCES))
+            }
+            for row in connection.execute(sa.select(HELLOS)):
+                found[row.instance].hellos[row.topic] = row.number
+            for row in connection.execute(sa.select(UNTOLD)):
+                found[row.instance].untold[row.topic, row.window] = Outcome(
+                    _ranges(row.acknowledged), _ranges(row.failed), row.fingerprint, row.failed_fingerprint
+                )
+        return list(found.values())
+
+    def left_chunks(self) -> list[Chunk]:
+        """Events of earlier processes that are in the log, or not, or come there yet."""
+        with self._engine.connect() as connection:
+            return [
+                Chunk(row.topic, row.instance, row.first_sequence, [n for n, _ in _pairs(row.ids)])
+                for row in connection.execute(sa.select(CHUNKS))
+            ]
+
+    # What was seen before.
+
+    def file_position(self, path: str) -> FilePosition | None:
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(FILES).where(FILES.c.path == path)).first()
+        return None if row is None else FilePosition(*row)
+
+    def topics(self) -> set[str]:
+        with self._engine.connect() as connection:
+            return set(connection.scalars(sa.select(TOPICS.c.topic)))
+
+    def note_topic(self, topic: str) -> None:
+        insert = sa.insert(TOPICS).prefix_with("OR REPLACE")
+        self._change(lambda connection: connection.execute(insert, {"topic": topic})).result()
+
+    def schemas(self) -> dict[str, tuple[int, Any]]:
+        """By the name under which `note_schema` was told: schema id and schema."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(sa.select(SCHEMAS)).all()
+        return {row.name: (row.schema_id, json.loads(row.schema)) for row in rows}
+
+    def note_schema(self, name: str, schema_id: int, schema: Any) -> None:
+        insert = sa.insert(SCHEMAS).prefix_with("OR REPLACE")
+        row = {"name": name, "schema_id": schema_id, "schema": json.dumps(schema)}
+        self._change(lambda connection: connection.execute(insert, row)).result()
+
+
+def _hold(folder: Path) -> Any:
+    """A lock on the folder until the file is closed or the process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # events of others lie here
+        held = open(folder / "lock", "w")  # noqa: SIM115  # for as long as the process lives
+    except OSError as error:
+        raise MillraceError(
+            f"{folder} cannot be used ({error.strerror}): give a --spool that can be written"
+        ) from None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        raise MillraceError(f"another agent has {folder}: stop it, or give each its own --spool") from None
+    return held
+
+
+def _prepare(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        version = connection.exec_driver_sql("PRAGMA user_version").scalar()
+        if version not in (0, VERSION):
+            raise MillraceError(
+                f"the spool has version {version}, this agent reads {VERSION}: start the agent that wrote it"
+                " until it has sent all, then give this one another --spool"
+            )
+        _metadata.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
+
+
+def _merged(untold: Untold, news: Untold) -> Untold:
+    """The untold outcomes that change with the news, as they are then."""
+    merged: Untold = {}
+    for key, new in news.items():
+        old = untold.get(key, Outcome())
+        merged[key] = Outcome(
+            old.acknowledged | new.acknowledged,
+            old.failed | new.failed,
+            wrapped(old.fingerprint + new.fingerprint),
+            wrapped(old.failed_fingerprint + new.failed_fingerprint),
+        )
+    return merged
+
+
+def _write_untold(connection: sa.Connection, instance: int, untold: Untold) -> None:
+    rows = [
+        {
+            "instance": instance,
+            "topic": topic,
+            "window": window,
+            "acknowledged": _text(outcome.acknowledged),
+            "failed": _text(outcome.failed),
+            "fingerprint": outcome.fingerprint,
+            "failed_fingerprint": outcome.failed_fingerprint,
+        }
+        for (topic, window), outcome in untold.items()
+    ]
+    if rows:
+        connection.execute(sa.insert(UNTOLD).prefix_with("OR REPLACE"), rows)
+
+
+def _text(ranges: Iterable[Sequence[int]]) -> str:
+    return json.dumps(to_deltas(ranges))
+
+
+def _pairs(text: str) -> list[tuple[int, int]]:
+    return from_deltas(json.loads(text))
+
+
+def _ranges(text: str) -> SequenceRanges:
+    return SequenceRanges(_pairs(text))

@@ -1,0 +1,303 @@
+"""What a batch of audit records changes: windows, producers and strangers, each read and written once.
+
+Knows rows and sums; what a record means is decided in `said` and `counted`. What changes a window that was
+final before raises its revision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.orm import Session
+
+from millrace_audit.answer import Verdict
+from millrace_audit.auditor import store
+from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.store import ProducerRow, WindowRow
+from millrace_audit.reports.counts import FIRST_EVENT_MS, WINDOW_MS, CountKey, SequenceTally
+from millrace_audit.reports.messages import (
+    NOTHING,
+    TABLE,
+    AuditRecord,
+    Count,
+    Heartbeat,
+    Hello,
+    Kind,
+    Report,
+    ReportedWindow,
+)
+
+MOST_STRANGERS = 1000
+"""Rows of strangers; beyond, they are only counted."""
+_SERIAL_BITS = 44
+_LAST_MS = 253_402_300_800_000 - WINDOW_MS  # of year 9999: dates have no more digits
+
+
+class Heard(NamedTuple):
+    """One record of an audit topic's partition."""
+
+    record: AuditRecord | None
+    """None when it could not be read as one."""
+    offset: int
+    value: bytes
+    at: int
+    """Behind it: an offset of the log that it was published to, where its producer's cluster keeps it."""
+    turn: int | None = None
+    """Whose turn signed it; None for nobody's."""
+    kind: Kind | None = None
+    """What it says it is; the record is read only where that has an effect, and is signed if it must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition of an audit topic, and for whose word it stands."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    tier: str
+    """The cluster that it is a mirror of; `offline` where it is none."""
+    takes: tuple[type[AuditRecord], ...]
+    """The kinds of records that have an effect here."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition} ({self.tier})"
+
+    def serial(self, offset: int) -> int:
+        """Orders what a tier says, also when its topic was made again and has another partition here."""
+        return (self.partition << _SERIAL_BITS) + offset
+
+
+def names_hash(server: str, service: str) -> str:
+    return hashlib.blake2b(f"{server}\0{service}".encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+class Producers:
+    """The rows of producers that a batch names, made where there are none."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rows: dict[tuple[str, int], dict[str, ProducerRow]] = {}
+
+    def prepare(self, origin: str, instances: Iterable[int]) -> list[ProducerRow]:
+        """Read all of them at once: asking for each by itself would cost as much as everything else here."""
+        numbers = sorted({n for n in instances if (origin, n) not in self._rows})
+        read = []
+        for some in store.slices(numbers):
+            for number in some:
+                self._rows[origin, number] = {}
+            here = (ProducerRow.origin == origin, ProducerRow.instance.in_(some))
+            for row in self._session.scalars(select(ProducerRow).where(*here)):
+                self._rows[origin, row.instance][row.names] = row
+                read.append(row)
+        return read
+
+    def announced(self, origin: str, instance: int) -> ProducerRow | None:
+        self.prepare(origin, [instance])
+        rows = self._rows[origin, instance].values()
+        return next((row for row in rows if row.announced), None)
+
+    def get_all(self, origin: str, keys: Iterable[CountKey]) -> dict[CountKey, ProducerRow]:
+        """The row of every key."""
+        keys = list(keys)
+        self.prepare(origin, (key.instance for key in keys))
+        found, new = {}, False
+        for key in keys:
+            rows, names = self._rows[origin, key.instance], names_hash(key.server, key.service)
+            if names not in rows:
+                rows[names] = ProducerRow(
+                    origin=origin,
+                    instance=key.instance,
+                    names=names,
+                    server=storable(key.server),
+                    service=storable(key.service),
+                )
+                self._session.add(rows[names])
+                new = True
+            found[key] = rows[names]
+        if new:
+            self._session.flush()  # the database numbers them
+        return found
+
+
+class Strangers:
+    """Records without effect, counted by who seems to have written them."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._seen: dict[tuple[str, str, str], list[int]] = {}
+
+    def add(self, entry: Heard, kind: str, cause: str) -> None:
+        record = entry.record
+        who = "?"
+        if isinstance(record, Hello | Report):
+            who = f"instance {record.instance} ({record.service} on {record.server})"
+        elif isinstance(record, Count | Heartbeat):
+            who = f"tier {record.tier}"
+        time = record.time if record is not None else NOTHING
+        seen = self._seen.setdefault((kind, cause[:200], storable(who)[:200]), [0, time, time])
+        seen[:] = seen[0] + 1, min(seen[1], time), max(seen[2], time)
+
+    def write(self, session: Session) -> None:
+        table = store.StrangerRow
+        for (kind, cause, who), (count, first, last) in self._seen.items():
+            key = {"place": self._place.name[:300], "kind": kind, "cause": cause, "who": who}
+            row = session.get(table, key)
+            if (
+                row is None
+                and (session.scalar(select(func.count()).select_from(table)) or 0) >= MOST_STRANGERS
+            ):
+                key = {"place": "", "kind": "", "cause": "more than are listed", "who": ""}
+                row = session.get(table, key)
+            if row is None:
+                session.add(table(**key, count=count, first=first, last=last))
+                session.flush()
+            else:
+                row.count += count
+                row.first, row.last = min(row.first, first), max(row.last, last)
+
+
+class Change:
+    """What a batch adds to one window."""
+
+    __slots__ = ("counts", "foreign", "is_table_new", "late", "positions", "removed", "reports", "table")
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[int, ReportedWindow]] = []
+        self.counts: list[tuple[str, int, SequenceTally]] = []
+        self.removed: list[tuple[str, int, SequenceTally]] = []
+        self.foreign: list[tuple[str, str, int, int]] = []
+        self.table: list[tuple[int, SequenceTally]] = []
+        self.is_table_new = False
+        """`table` takes the place of what was there before."""
+        self.positions: dict[tuple[str, str], int] = {}
+        self.late = False
+
+    def replace_table(self) -> None:
+        self.table.clear()
+        self.is_table_new = True
+
+    @property
+    def is_of_table(self) -> bool:
+        """True if it says nothing but what the published table holds."""
+        others = self.reports or self.counts or self.removed or self.foreign or self.late
+        return bool(self.is_table_new or self.table) and not others
+
+
+class Changes:
+    """What a batch changes, by topic and window: every window is read and written once."""
+
+    def __init__(self, session: Session, now_ms: int) -> None:
+        self._session = session
+        self._now_ms = now_ms
+        self._topics: dict[str, dict[int, Change]] = {}
+
+    def topic(self, topic: str) -> dict[int, Change]:
+        return self._topics.setdefault(topic, {})
+
+    def window(self, topic: str, window: int) -> Change:
+        windows = self.topic(topic)
+        if window not in windows:
+            windows[window] = Change()
+        return windows[window]
+
+    def write(self) -> None:
+        for name, windows in self._topics.items():
+            topic = self._session.get(store.TopicRow, name) or store.TopicRow(topic=name)
+            self._session.add(topic)
+            for some in store.slices(sorted(windows)):
+                self._write(topic, {start: windows[start] for start in some})
+
+    def _write(self, topic: store.TopicRow, windows: Mapping[int, Change]) -> None:
+        table = WindowRow
+        here = (table.topic == topic.topic, table.window.in_(windows))
+        columns = (
+            table.window,
+            table.revision,
+            table.verdict,
+            table.settled,
+            table.positions,
+            table.evidence,
+        )
+        rows = {row.window: row for row in self._session.execute(select(*columns).where(*here))}
+        new: list[dict[str, Any]] = []
+        changed: list[dict[str, Any]] = []
+        for start, change in windows.items():
+            row = rows.get(start)
+            if row is None and start < topic.kept_from:
+                continue  # it has expired from the database
+            if row is None and change.is_of_table and not change.table:
+                continue  # no event was ever there
+            values = {
+                "topic": topic.topic,
+                "window": start,
+                "settled": False,
+                "dirty": True,
+                "touched": self._now_ms,
+                "folded": False,
+                "revision": _revision(row, start, change, topic.final_through),
+                "positions": _moved(row.positions if row else {}, change),
+                "evidence": _added(row.evidence if row else b"", change).pack(),
+            }
+            (changed if row else new).append(values)
+        if new:
+            self._session.execute(insert(table), new)
+        if changed:
+            self._session.execute(update(table), changed)
+
+
+def _revision(row: Any, start: int, change: Change, final_through: int) -> int:
+    """The window's revision with a change: raised by what comes after a verdict that was final.
+
+    That what was missing arrives is no revision: it was awaited.
+    """
+    if row is not None and change.is_of_table:
+        return int(row.revision)  # its events are what they were
+    if row is None:  # a time that was final already begins at revision 1
+        return int(start + WINDOW_MS <= final_through or change.late)
+    again = row.settled and (row.verdict != Verdict.INCOMPLETE or change.reports)
+    again = again or (change.late and row.revision == 0)
+    revision: int = row.revision + bool(again)
+    return revision
+
+
+def _added(packed: bytes, change: Change) -> Evidence:
+    evidence = Evidence.unpack(packed)
+    for producer, news in change.reports:
+        evidence.report(producer, news.acknowledged, news.fingerprint, news.failed, news.failed_fingerprint)
+    for tier, producer, tally in change.counts:
+        evidence.count(tier, producer, tally)
+    for tier, producer, tally in change.removed:
+        evidence.remove(tier, producer, tally)
+    if change.is_table_new:
+        evidence.held[TABLE] = {}
+    for producer, tally in change.table:
+        evidence.count(TABLE, producer, tally)
+    for foreign in change.foreign:
+        evidence.count_foreign(*foreign)
+    return evidence.bound()
+
+
+def _moved(positions: Mapping[str, Mapping[str, int]], change: Change) -> dict[str, dict[str, int]]:
+    moved = {kind: {**positions.get(kind, {})} for kind in ("reported", "counted", "origins")}
+    for (kind, name), at in change.positions.items():
+        moved[kind][name] = max(moved[kind].get(name, NOTHING), at)
+    return moved
+
+
+def is_of_this_world(window: int) -> bool:
+    """True for a window that there is; whatever the clock of who names it says, so that all tiers agree.
+
+    What is still to come is not judged: `answers` knows the time.
+    """
+    return FIRST_EVENT_MS <= window < _LAST_MS and window % WINDOW_MS == 0
+
+
+def storable(text: str) -> str:
+    """What somebody called himself, without what PostgreSQL or UTF-8 cannot hold."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

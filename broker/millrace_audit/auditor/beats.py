@@ -1,0 +1,229 @@
+"""How far tiers are counted: their beats and marks, and what follows from positions instead of clocks.
+
+A *beat* is a heartbeat that is kept, one for every five seconds of a tier's own time; after an hour one for
+every ten minutes. A *mark* says where a topic's partitions were counted to at a beat. Of a window the home
+cluster is past once there is a beat that is later than the window and than all that was said of it; the mark
+at that beat is what everything behind it must have come to. Nothing here depends on the order between tiers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
+
+APART_MS = 5000
+ALL_KEPT_MS = 3_600_000
+Ends = Mapping[str, Sequence[Any]]
+"""Partition -> [end] or [end, origin cluster, origin partition, origin end]."""
+
+
+class Beat(NamedTuple):
+    """A heartbeat that is kept."""
+
+    serial: int
+    time: int
+    reported_through: int | None
+
+
+def bucket(time: int) -> int:
+    return time // WINDOW_MS
+
+
+def name(row: CoverageRow) -> str:
+    """A partition as marks name it."""
+    return f"{row.topic_id}-{row.partition}"
+
+
+class Beats(list[Beat]):
+    """Those of a tier, in the order of their serials."""
+
+    def __init__(self) -> None:
+        self._latest: list[int] = []  # time and reported_through at each beat or before: clocks are set back
+        self._through: list[int] = []
+
+    def add(self, beat: Beat) -> None:
+        self.append(beat)
+        self._latest.append(max(beat.time, self._latest[-1] if self._latest else beat.time))
+        through = beat.reported_through or 0
+        self._through.append(max(through, self._through[-1] if self._through else through))
+
+    def first(self, time: int = NOTHING, reported_at: int = NOTHING, serial: int = NOTHING) -> Beat | None:
+        """The first one behind `serial`, at or after `time`, that stands for what was reported by then."""
+        begin = max(
+            bisect_right(self, serial, key=lambda beat: beat.serial),
+            bisect_left(self._latest, time),
+            bisect_left(self._through, reported_at),
+        )
+        for index in range(begin, len(self)):
+            beat = self[index]
+            if beat.time >= time and (beat.reported_through or 0) >= reported_at:
+                return beat
+        return None
+
+    def time_before(self, at: int) -> tuple[int, bool]:
+        """Time of the newest one from when the audit topic ended at `at` or before; True if it is known."""
+        if self and self[0].reported_through is None:
+            return NOTHING, False
+        index = bisect_right(self._through, at)
+        return (self[index - 1].time if index else NOTHING), index < len(self)
+
+
+def time_at(session: Session, row: CoverageRow, end: int) -> int:
+    """Time of the newest beat by which a partition was counted to `end` or less; NOTHING if none is kept."""
+    marks = select(MarkRow.serial, MarkRow.ends).where(MarkRow.tier == row.tier, MarkRow.topic == row.topic)
+    before = FOR_EVER
+    for serial, ends in session.execute(marks.order_by(MarkRow.serial.desc())):
+        if name(row) not in ends or ends[name(row)][0] <= end:
+            kept = select(BeatRow.time).where(BeatRow.tier == row.tier, BeatRow.serial < before)
+            time = session.scalar(kept.order_by(BeatRow.serial.desc()).limit(1))
+            return NOTHING if time is None else time
+        before = serial
+    return NOTHING
+
+
+def thin(session: Session, tier: str, before: int, now: int) -> None:
+    """Of the beats that have become an hour old since the time `before`, keep one for every ten minutes."""
+    hour = ALL_KEPT_MS // WINDOW_MS
+    beats = select(BeatRow.serial, BeatRow.time).where(BeatRow.tier == tier).order_by(BeatRow.serial)
+    # Those behind each other alone: of a clock that was set back the same minutes come again.
+    for at, some in groupby(session.execute(beats).all(), key=lambda beat: bucket(beat.time)):
+        if not bucket(before) - hour <= at < bucket(now) - hour:
+            continue
+        kept, *others = (serial for serial, _ in some)
+        if not others:
+            continue
+        session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial.in_(others)))
+        # The next beat that is kept stands for what was marked last before it.
+        here = (MarkRow.tier == tier, MarkRow.serial > kept, MarkRow.serial <= others[-1])
+        newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*here).group_by(MarkRow.topic)
+        for topic, last in session.execute(newest).all():
+            session.execute(delete(MarkRow).where(*here, MarkRow.topic == topic, MarkRow.serial < last))
+
+
+def forget(session: Session, before: int) -> None:
+    """Drop the beats before that time, and the marks that no beat behind them needs."""
+    for tier in session.scalars(select(TierRow.tier)).all():
+        last = session.scalar(
+            select(func.max(BeatRow.serial)).where(BeatRow.tier == tier, BeatRow.time < before)
+        )
+        if last is None:
+            continue
+        session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial < last))
+        here = (MarkRow.tier == tier, MarkRow.serial <= last)
+        newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*here).group_by(MarkRow.topic)
+        for topic, serial in session.execute(newest).all():
+            session.execute(delete(MarkRow).where(*here, MarkRow.topic == topic, MarkRow.serial < serial))
+
+
+class Progress:
+    """How far every tier has come, read once for many windows."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        tiers = session.scalars(select(TierRow)).all()
+        self.heartbeats = {row.tier: row.heartbeat for row in tiers}
+        self._heard_through = {row.tier: row.heard_through for row in tiers}
+        self.beats: defaultdict[str, Beats] = defaultdict(Beats)
+        columns = select(BeatRow.tier, BeatRow.serial, BeatRow.time, BeatRow.reported_through)
+        for tier, serial, time, through in session.execute(columns.order_by(BeatRow.serial)):
+            self.beats[tier].add(Beat(serial, time, through))
+        self.heard_times = {
+            tier: next((beat.time for beat in reversed(beats) if self.has_heard(tier, beat)), NOTHING)
+            for tier, beats in self.beats.items()
+        }
+        """Tier -> time of its newest beat by which all that its producers had said is applied."""
+        self._coverage: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
+        for row in session.scalars(select(CoverageRow)):
+            self._coverage[row.tier, row.topic].append(row)
+        self.unreadable: defaultdict[str, list[UnreadableRow]] = defaultdict(list)
+        for bad in session.scalars(select(UnreadableRow)):
+            self.unreadable[bad.topic].append(bad)
+        self._marks: dict[tuple[str, str], tuple[list[int], list[Ends]]] = {}
+
+    def _marks_of(self, tier: str, topic: str) -> tuple[list[int], list[Ends]]:
+        if (tier, topic) not in self._marks:
+            here = (MarkRow.tier == tier, MarkRow.topic == topic)
+            columns = select(MarkRow.serial, MarkRow.ends).where(*here).order_by(MarkRow.serial)
+            rows = self._session.execute(columns).all()
+            self._marks[tier, topic] = [row.serial for row in rows], [row.ends for row in rows]
+        return self._marks[tier, topic]
+
+    def has_heard(self, tier: str, beat: Beat) -> bool:
+        """True if what producers had said when all before a beat was counted is applied."""
+        later = self.beats[tier].first(serial=beat.serial)  # it looked after the counting
+        return later is not None and (later.reported_through or 0) <= self._heard_through.get(tier, 0)
+
+    def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
+        """Where the topic was counted to at a beat; without what has been deleted since."""
+        serials, ends = self._marks_of(tier, topic)
+        index = bisect_right(serials, beat.serial) - 1
+        return self._there(tier, topic, ends[index]) if index >= 0 else {}
+
+    def _there(self, tier: str, topic: str, ends: Ends) -> Ends:
+        there = {name(row) for row in self._coverage[tier, topic] if not row.gone}
+        return {partition: end for partition, end in ends.items() if partition in there}
+
+    def began(self, tier: str, topic: str) -> int | None:
+        """Serial behind which a tier's reader counts a topic; None when it does not."""
+        return min((row.began for row in self._coverage[tier, topic]), default=None)
+
+    def is_mirrored(self, topic: str, origin: str, ends: Ends) -> bool:
+        """True if the aggregate cluster is counted as far as those ends of an origin."""
+        return _covers(self._mirrored(topic, origin), ends)
+
+    def _mirrored(self, topic: str, origin: str) -> dict[str, int]:
+        """Origin partition -> how far the aggregate cluster's copy of it is counted."""
+        rows = self._coverage[OFFLINE, topic]
+        return _origin_ends([[row.end, *(row.origin or ())] for row in rows if not row.gone], origin)
+
+    def first_mirrored(self, topic: str, needed: Mapping[str, Ends], serial: int) -> tuple[Beat, Ends] | None:
+        """The aggregate cluster's first beat behind `serial` that has come that far, and its ends there."""
+        beats = self.beats[OFFLINE]
+        serials, marks = self._marks_of(OFFLINE, topic)
+        first = beats.first(serial=serial)
+        if first is None:
+            return None
+        for index in range(max(bisect_right(serials, first.serial) - 1, 0), len(serials)):
+            if all(_covers(_origin_ends(marks[index].values(), o), ends) for o, ends in needed.items()):
+                beat = beats.first(serial=max(serials[index], first.serial) - 1)
+                return None if beat is None else (beat, self._there(OFFLINE, topic, marks[index]))
+        return None
+
+    def is_loaded(self, topic: str, ends: Ends) -> bool:
+        """True if loads have said that all before those ends of the aggregate cluster is in the warehouse."""
+        loaded = {name(row): row.end for row in self._coverage[WAREHOUSE, topic]}
+        return bool(loaded) and _covers(loaded, ends)
+
+    def is_ahead(self, topic: str, origin: str) -> bool:
+        """True if the origin's reader has counted all that the aggregate cluster's has of its events."""
+        rows = self._coverage[origin, topic]
+        counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
+        return _covers(counted, {key: [end] for key, end in self._mirrored(topic, origin).items()})
+
+    def is_ahead_of_loads(self, topic: str) -> bool:
+        rows = self._coverage[OFFLINE, topic]
+        counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
+        loaded = {name(row): [row.end] for row in self._coverage[WAREHOUSE, topic]}
+        return _covers(counted, loaded)
+
+    def holds_mirror(self, topic: str, origin: str) -> bool:
+        return any(row.origin and row.origin[0] == origin for row in self._coverage[OFFLINE, topic])
+
+
+def _origin_ends(ends: Any, origin: str) -> dict[str, int]:
+    """Origin partition -> next origin offset, of the partitions that mirror it."""
+    return {end[2]: end[3] for end in ends if len(end) > 1 and end[1] == origin and end[3] is not None}
+
+
+def _covers(have: Mapping[str, int], needed: Ends) -> bool:
+    return all(have.get(partition, -1) >= end[0] for partition, end in needed.items())

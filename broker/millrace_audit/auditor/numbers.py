@@ -1,0 +1,95 @@
+"""The auditor's numbers for Prometheus: verdicts, watermarks, lags, strangers, and how long each hop takes.
+
+Counted from the database when Prometheus asks; the histograms of delays are of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from sqlalchemy import func, select
+
+from millrace_audit.answer import Verdict, Window
+from millrace_audit.auditor import answers
+from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
+
+if TYPE_CHECKING:
+    from millrace_audit.auditor.circumstances import AuditRules
+    from millrace_audit.auditor.verdict import Circumstances
+
+DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
+
+
+class AuditNumbers(Collector):
+    """Collects when it is asked; `settled` is told of every window that becomes final."""
+
+    def __init__(self, store: AuditStore, rules: AuditRules) -> None:
+        self._store, self._rules = store, rules
+        self.unapplied = 0
+        """Bytes of the audit topics that are not applied yet."""
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._delays = Histogram(
+            "millrace_audit_delay_seconds",
+            "From the end of a window until a tier was past it",
+            ["topic", "tier"],
+            buckets=DELAYS_S,
+            registry=self._registry,
+        )
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def settled(self, window: Window, around: Circumstances, topic: str) -> None:
+        """Note how long each tier took for a window that is final for the first time."""
+        end = window.end.timestamp()
+        home = max((beat.time for tier, beat in around.reached.items() if tier != OFFLINE), default=None)
+        offline = around.reached[OFFLINE].time if OFFLINE in around.reached else None
+        for tier, time in (("home", home), (OFFLINE, offline), (WAREHOUSE, self._rules.clock_ms())):
+            if time is not None:
+                self._delays.labels(topic, tier).observe(max(time / 1000 - end, 0))
+
+    def text(self) -> bytes:
+        """All numbers as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What the database says now."""
+        now = self._rules.clock_ms()
+        windows = GaugeMetricFamily(
+            "millrace_audit_windows", "Windows by verdict", labels=["topic", "verdict"]
+        )
+        pending = GaugeMetricFamily(
+            "millrace_audit_oldest_pending_seconds", "Age of the oldest pending window", labels=["topic"]
+        )
+        marks = GaugeMetricFamily(
+            "millrace_audit_watermark_age_seconds", "How far the watermark is behind", labels=["topic"]
+        )
+        behind = GaugeMetricFamily(
+            "millrace_audit_behind_seconds", "How long ago a tier was last counted", labels=["tier"]
+        )
+        with self._store.reading() as session:
+            counts = select(WindowRow.topic, WindowRow.verdict, func.count(), func.min(WindowRow.window))
+            for topic, verdict, count, first in session.execute(
+                counts.where(answers.is_listed(WindowRow.topic)).group_by(WindowRow.topic, WindowRow.verdict)
+            ):
+                windows.add_metric([topic, verdict], count)
+                if verdict == Verdict.PENDING:
+                    pending.add_metric([topic], max(now - first - WINDOW_MS, 0) / 1000)
+            for known in answers.topics(session, self._rules):
+                if known.watermark is not None:
+                    marks.add_metric([known.topic], max(now / 1000 - known.watermark.timestamp(), 0))
+            for tier, heartbeat in answers.heartbeats(session).items():
+                behind.add_metric([tier], max(now - heartbeat, 0) / 1000)
+            strangers = session.scalar(select(func.sum(StrangerRow.count))) or 0
+        yield from (windows, pending, marks, behind)
+        yield GaugeMetricFamily(
+            "millrace_audit_strangers", "Records without effect: nobody may say them", strangers
+        )
+        yield GaugeMetricFamily(
+            "millrace_audit_unapplied_bytes", "Of the audit topics, not applied yet", self.unapplied
+        )

@@ -1,0 +1,179 @@
+"""What producers of one cluster say: hellos and reports, and who may say them.
+
+The first hello of an instance fixes its names. A report counts if it is the next one and its key fits the
+seal of what was said before. Nobody can tell whose report is further on: it says only that one is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from millrace_audit.auditor import store
+from millrace_audit.auditor.batch import (
+    Changes,
+    Heard,
+    Place,
+    Producers,
+    Strangers,
+    is_of_this_world,
+    names_hash,
+    storable,
+)
+from millrace_audit.auditor.store import ProducerRow
+from millrace_audit.reports.counts import WINDOW_MS, CountKey
+from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, Hello, Report
+from millrace_audit.reports.seals import seal_of
+
+MOST_OPEN = 10_000
+"""Instances of a topic and origin that may be open at once; further ones are strangers."""
+MOST_MISSING = 1000
+"""Reports that may be missing before the next one of an instance; one further on is a stranger."""
+MOST_RANGES = 50_000
+"""Of all windows of a report: more than twice what producers put into one."""
+
+
+class Said:
+    """Hellos and reports of one cluster's producers."""
+
+    def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:
+        self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
+        self._producers = Producers(session)
+        self._links: set[tuple[str, int]] = set()  # (topic, producer) of those that the batch names
+        self._open: dict[str, int] = {}
+        gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
+        self._has_gap = session.scalar(gaps.limit(1)) is not None
+
+    def take_all(self, heard: Sequence[Heard]) -> None:
+        """Apply hellos and reports in their order."""
+        numbers = [h.record.instance for h in heard if isinstance(h.record, Hello | Report)]
+        rows = self._producers.prepare(self._place.tier, numbers)
+        link = store.ProducerTopicRow
+        for some in store.slices([row.producer for row in rows if row.announced]):
+            links = select(link.topic, link.producer).where(link.producer.in_(some))
+            self._links.update((topic, producer) for topic, producer in self._session.execute(links))
+        for entry in heard:
+            self._take(entry)
+
+    def _take(self, entry: Heard) -> None:
+        record = entry.record
+        assert isinstance(record, Hello | Report)
+        kind = type(record).__name__
+        row = self._producers.announced(self._place.tier, record.instance)
+        if record.cluster != self._place.tier:
+            cause = (
+                f"it says cluster {storable(record.cluster)[:100]} and speaks in that of {self._place.tier}"
+            )
+        elif row is not None and row.names != names_hash(record.server, record.service):
+            cause = "it contradicts the first hello of its instance"
+        elif isinstance(record, Hello):
+            cause = self._hello(row, record, entry.at)
+        elif any(news.window % WINDOW_MS for news in record.windows):
+            cause = "a window that does not begin with ten minutes of the clock"
+        elif len(record.windows) > MOST_WINDOWS:
+            cause = f"a report of more than {MOST_WINDOWS} windows"
+        elif sum(w.acknowledged.range_count + w.failed.range_count for w in record.windows) > MOST_RANGES:
+            cause = f"a report of more than {MOST_RANGES} ranges"
+        else:
+            cause = self._report(row, record, entry)
+        if cause:
+            self._strangers.add(entry, kind, cause)
+
+    def _hello(self, row: ProducerRow | None, hello: Hello, at: int) -> str:
+        if row is not None and row.done:
+            return _ended(row)
+        if row is not None and row.seal != hello.seal and not row.missing:
+            return "it does not have the instance's seal"
+        if not self._may_join(row, hello.topic, at):
+            return f"more than {MOST_OPEN} instances are open"
+        if row is None:
+            row = self._announce(hello, at)
+            row.closed_through = hello.closed_through
+        row.heard_at = max(row.heard_at, hello.time)
+        self._join(row, hello.topic)
+        return ""
+
+    def _announce(self, word: Hello | Report, at: int) -> ProducerRow:
+        key = CountKey(word.server, word.service, word.instance, 0)
+        row = self._producers.get_all(self._place.tier, [key])[key]
+        row.announced, row.hello_at, row.seal = True, at, word.seal
+        return row
+
+    def _may_join(self, row: ProducerRow | None, topic: str, at: int) -> bool:
+        """Whether the topic has room for one more; if not, what is said of it is not all known from here."""
+        if row is not None and (topic, row.producer) in self._links:
+            return True
+        if self._open.get(topic, MOST_OPEN) >= MOST_OPEN:  # some may have ended meanwhile
+            link = store.ProducerTopicRow
+            known = (
+                select(func.count())
+                .select_from(link)
+                .join(ProducerRow, ProducerRow.producer == link.producer)
+                .where(link.topic == topic, ProducerRow.origin == self._place.tier)
+                .where(~ProducerRow.done, ProducerRow.accepted.is_(None))
+            )
+            self._open[topic] = self._session.scalar(known) or 0
+        if self._open[topic] < MOST_OPEN:
+            return True
+        gap = store.UnheardRow
+        crowd = (gap.origin == self._place.tier, gap.topic == topic, gap.to.is_(None))
+        if self._session.scalar(select(gap).where(*crowd)) is None:
+            self._session.merge(gap(origin=self._place.tier, topic=topic, at=at))
+            self._session.flush()
+        self._changes.topic(topic)
+        return False
+
+    def _join(self, row: ProducerRow, topic: str) -> None:
+        self._changes.topic(topic)
+        if (topic, row.producer) not in self._links:
+            self._links.add((topic, row.producer))
+            self._open[topic] += 1
+            self._session.execute(
+                insert(store.ProducerTopicRow), [{"topic": topic, "producer": row.producer}]
+            )
+
+    def _report(self, row: ProducerRow | None, report: Report, entry: Heard) -> str:
+        digest = hashlib.blake2b(entry.value, digest_size=16).digest()
+        if row is None:
+            if not self._has_gap:
+                return "its instance has not said hello"
+            row = self._announce(report, entry.at)  # its hello had no effect: a gap doubts what lies before
+            row.first_report = row.next_report = report.number
+        elif report.number < row.next_report:
+            repeated = report.number == row.next_report - 1 and digest == row.last_report
+            return "" if repeated else "another report with its number has come before"
+        elif row.done:
+            return _ended(row)
+        elif report.number > row.next_report + MOST_MISSING:
+            return f"it is more than {MOST_MISSING} reports ahead"
+        elif report.number > row.next_report:
+            row.missing = row.missing or [[row.next_report, report.number - 1]]
+            return ""
+        elif seal_of(report.key) != row.seal:
+            return "its key does not fit the seal of what was said before"
+        row.missing = []  # no producer writes a report before the next one is there: who seemed to did not
+        promised, row.closed_through = row.closed_through, report.closed_through
+        row.next_report, row.seal, row.last_report = report.number + 1, report.seal, digest
+        row.heard_at = max(row.heard_at, report.time)
+        row.done = row.closed_through == FOR_EVER
+        for news in report.windows:
+            if not is_of_this_world(news.window):
+                self._strangers.add(entry, "Report", "a time that no producer may send")
+            elif self._may_join(row, news.topic, entry.at):
+                self._join(row, news.topic)
+                change = self._changes.window(news.topic, news.window)
+                change.reports.append((row.producer, news))
+                row.be_in(news.window)
+                change.positions["reported", self._place.tier] = entry.at
+                change.positions["origins", self._place.tier] = 1
+                change.late |= promised >= news.window + WINDOW_MS  # it had said that nothing would follow
+            else:
+                self._strangers.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
+        return ""
+
+
+def _ended(row: ProducerRow) -> str:
+    return "an operator has disowned its instance" if row.disowned else "its instance has ended"

@@ -1,0 +1,108 @@
+"""The cluster's brokers, each asked by itself: one that fails takes only its own partitions with it.
+
+What a broker says of one partition concerns nobody else. Does not retry: who asks knows when again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.connection import Connection
+from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition, error_name
+from millrace_audit.reader.partition import CannotRead
+
+FETCH_BYTES = 8 << 20
+_PARTITION_BYTES = 1 << 20
+_WAIT_MS = 100
+_TIMEOUT_S = 5.0
+
+
+class Brokers:
+    """Connections to the leaders of partitions. For one thread."""
+
+    def __init__(self, client: ClusterClient, client_id: str) -> None:
+        self._client, self._client_id = client, client_id
+        self._fetchers: dict[int, BrokerFetcher] = {}
+        self._buffer = bytearray(FETCH_BYTES + _PARTITION_BYTES)  # fresh memory for each answer costs more
+
+    def earliest(
+        self, leader: int, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int | CannotRead]:
+        """The first offset still there, or why it cannot be told; CannotRead when the broker is away."""
+        return self._offsets(leader, partitions, EARLIEST)
+
+    def latest(
+        self, leader: int, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int | CannotRead]:
+        """The end of what can be read, likewise."""
+        return self._offsets(leader, partitions, LATEST)
+
+    def fetch(
+        self, leader: int, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, FetchedPartition]:
+        """What one answer holds of these, until the next one; CannotRead when the broker is away."""
+        limits = FetchLimits(
+            max_bytes=FETCH_BYTES, partition_max_bytes=_PARTITION_BYTES, max_wait_ms=_WAIT_MS
+        )
+        try:
+            fetcher = self._fetcher(leader)
+            fetcher.request(offsets, limits)
+            fetched = fetcher.receive(self._buffer)
+            for name, part in fetched.items():
+                if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and part.log_start_offset < 0:
+                    # Apache Kafka leaves the bounds out.
+                    start, end = fetcher.bounds([name]).get(name, (-1, -1))
+                    fetched[name] = dataclasses.replace(part, log_start_offset=start, high_watermark=end)
+            return fetched
+        except MillraceError as error:
+            raise self._away(leader, error) from error
+
+    def _offsets(
+        self, leader: int, partitions: Collection[TopicPartition], when: int
+    ) -> dict[TopicPartition, int | CannotRead]:
+        if not partitions:
+            return {}
+        try:
+            answers = self._fetcher(leader).list_offsets(partitions, when)
+        except MillraceError as error:
+            raise self._away(leader, error) from error
+        return {
+            name: CannotRead(
+                f"broker {leader} answers {error_name(answer.error_code)}: see its log, and run"
+                " `millrace log verify DIR` there"
+            )
+            if answer.error_code
+            else answer.offset
+            for name, answer in answers.items()
+        }
+
+    def _fetcher(self, leader: int) -> BrokerFetcher:
+        fetcher = self._fetchers.get(leader)
+        if fetcher is not None and fetcher.idle and not fetcher.unused:
+            return fetcher
+        self._forget(leader)
+        address = self._client.addresses.get(leader)
+        if address is None:
+            raise CannotRead(
+                "nobody leads it: start its broker" if leader < 0 else f"broker {leader} is away"
+            )
+        connection = Connection(*address, client_id=self._client_id, timeout_s=_TIMEOUT_S)
+        self._fetchers[leader] = BrokerFetcher(connection, timeout_s=_TIMEOUT_S)
+        return self._fetchers[leader]
+
+    def _away(self, leader: int, error: MillraceError) -> CannotRead:
+        self._forget(leader)
+        return error if isinstance(error, CannotRead) else CannotRead(str(error))
+
+    def _forget(self, leader: int) -> None:
+        if (fetcher := self._fetchers.pop(leader, None)) is not None:
+            fetcher.close()
+
+    def close(self) -> None:
+        for leader in list(self._fetchers):
+            self._forget(leader)

@@ -1,0 +1,107 @@
+"""Up to where the partitions of a tier are counted, as the records of its counts topic say in their order.
+
+A reader keeps no state of its own: one that begins learns here where to go on. The auditor follows the same
+rules. Newest first: what the newest turn before has said is enough if it tells of every partition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+from itertools import takewhile
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.transactions import batches_from
+from millrace.errors import MillraceError
+from millrace.wire.fetch import error_name
+from millrace_audit.reader.partition import PartitionKey
+from millrace_audit.reports.batches import messages_of
+from millrace_audit.reports.messages import AuditCodec, Count, Heartbeat
+from millrace_audit.reports.turns import TurnBook
+
+ALL_POSITIONS_S = 600.0
+"""A heartbeat names every partition at least so often: who begins need not read further back."""
+_LOOK_BACK_S = (2 * ALL_POSITIONS_S, 24 * 3600.0)
+_FETCH_BYTES = 8 << 20
+_WAIT_MS = 500
+
+Ends = dict[PartitionKey, int]
+
+
+def covered(
+    client: ClusterClient,
+    topic: str,
+    tier: str,
+    codec: AuditCodec,
+    book: TurnBook,
+    own: int,
+    before: int | None,
+    partitions: Collection[PartitionKey],
+) -> Ends:
+    """Partition -> the next offset to count; without those that were never counted.
+
+    `own` is the turn of who asks: behind its first heartbeat nobody else's word counts. `before` is the turn
+    before it, None when there is none.
+    """
+    end = client.list_offsets(topic, LATEST, [0])[0]
+
+    def before_own(start: int) -> Iterator[tuple[int, Count | Heartbeat]]:
+        records = _records(client, topic, tier, codec, book, start, end)
+        return takewhile(lambda record: record[0] != own, records)
+
+    for seconds in _LOOK_BACK_S:
+        start = client.list_offsets(topic, int((time.time() - seconds) * 1000), [0])[0]
+        # An older turn's word may come late, and before `start` there may be a newer one's that ends it.
+        ends = _follow((turn, record) for turn, record in before_own(start) if turn == before)
+        if ends and ends.keys() >= set(partitions):  # a listing may lack some
+            return ends
+    return _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
+
+
+def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
+    """Of records in their order; what a partition that went was counted to stays, for it may be back."""
+    ends: Ends = {}
+    newest, beaten = -1, (-1, -1)
+    for turn, record in records:
+        if turn < newest:
+            continue  # its turn is over
+        newest = turn
+        if isinstance(record, Count):
+            key = PartitionKey(record.topic_id, record.partition)
+            if ends.setdefault(key, record.start) == record.start:
+                ends[key] = record.end
+        elif (turn, record.number) > beaten:  # else somebody sends it again
+            beaten = (turn, record.number)
+            for position in record.positions:
+                if position.offset is not None:
+                    key = PartitionKey(position.topic_id, position.partition)
+                    # What lies before is counted, by counts that may have expired from the topic.
+                    ends[key] = max(position.offset, ends.get(key, position.offset))
+            for log in record.truncated:
+                key = PartitionKey(log.topic_id, log.partition)
+                if ends.get(key) == log.counted:
+                    ends[key] = log.end
+    return ends
+
+
+def _records(
+    client: ClusterClient, topic: str, tier: str, codec: AuditCodec, book: TurnBook, start: int, end: int
+) -> Iterator[tuple[int, Count | Heartbeat]]:
+    """What readers of the tier have signed in [start, end), each with its turn."""
+    while start < end:
+        fetched = client.fetch(topic, {0: start}, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)[0]
+        if fetched.error:
+            raise MillraceError(
+                f"{topic}-0 of {client.bootstrap} cannot be read at {start}: {error_name(fetched.error)}; see"
+                " the broker's log"
+            )
+        before = start
+        for header, batch, readable in batches_from(fetched, start):
+            for message in messages_of(header, batch) if readable else ():
+                turn = book.signed(tier, message.key, message.value, before)
+                record = codec.decode(message.value) if turn is not None else None
+                if turn is not None and isinstance(record, Count | Heartbeat):
+                    yield turn, record
+            start = header.next_offset
+        if start == before:
+            return  # the rest is no batch, or not committed yet

@@ -1,0 +1,224 @@
+"""Where a reader stands in one partition, and what it has counted there since it last said so.
+
+Takes fetch answers, one at a time. Knows no connection, no other partition and no record of the audit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from millrace.client.transactions import batches_from
+from millrace.errors import CorruptMessage, ErrorCode, MillraceError
+from millrace.mirror.runs import OffsetRules
+from millrace.records import BatchHeader, Cursor
+from millrace.records.mirror_position import MirrorPosition
+from millrace.records.mirror_position import Origin as MirrorOrigin
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition, error_name
+from millrace_audit.reader.counting import BatchCounter, Part, Tally
+from millrace_audit.reports.messages import Origin
+from millrace_audit.reports.ranges import SequenceRanges
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+TRUNCATED_S = 60.0
+"""A log that ends before what was counted of it is truncated, if that lasts: a new leader may lag behind."""
+_DAMAGED = {ErrorCode.CORRUPT_MESSAGE, ErrorCode.STORAGE_ERROR}
+
+
+class PartitionKey(NamedTuple):
+    """A partition for as long as its topic lives; the id is 32 hexadecimal digits."""
+
+    topic_id: str
+    partition: int
+
+
+class CannotRead(MillraceError):
+    """A partition cannot be read on: in words, with what to do."""
+
+
+@dataclass(slots=True)
+class Stuck:
+    """Why a partition cannot be read, and when that is tried again."""
+
+    cause: str
+    retry_at: float
+    pause_s: float = FIRST_PAUSE_S
+
+
+@dataclass(slots=True, eq=False)
+class Partition:
+    """One partition of one topic."""
+
+    topic: str
+    key: PartitionKey
+    rules: OffsetRules
+    told: int | None
+    """Where the next count begins: up to here all is published. None until it is known where the log does."""
+    cursor: Cursor = field(init=False)
+    """What is read next."""
+    end: int = field(init=False)
+    """Behind the last message that was counted."""
+    high_watermark: int = 0
+    tally: Tally = field(default_factory=Tally)
+    lost: SequenceRanges = field(default_factory=SequenceRanges)
+    """Offsets since `told` that were gone before they could be read."""
+    mirrored: MirrorPosition | None = None
+    """What the last position batch that was read says; none is visible before the append behind its own."""
+    batches: int = 0
+    """Data batches that were read behind it, or all that were read before there is one."""
+    began: int | None = None
+    """Where this reader has begun to read."""
+    origin: Origin | None = None
+    origin_told: Origin | None = None
+    stuck: Stuck | None = None
+    shortest: int | None = None
+    """Where the log ended when that was before what was counted, at the least, and since when."""
+    short_since: float = 0.0
+    truncated: int | None = None
+    """Up to where it was counted when its log was truncated, until that is told."""
+
+    def __post_init__(self) -> None:
+        self.cursor, self.end, self.began = Cursor(self.told or 0), self.told or 0, self.told
+
+    def place(self, log_start: int) -> None:
+        """Nobody has counted it before: it is counted from there on."""
+        self.told, self.cursor, self.end, self.began = log_start, Cursor(log_start), log_start, log_start
+
+    @property
+    def name(self) -> TopicPartition:
+        return (self.topic, self.key.partition)
+
+    @property
+    def behind(self) -> bool:
+        """True if there is more to read than was read; the batch behind a cursor begins at its base."""
+        return max(self.cursor.next_offset, self.cursor.next_base or 0) < self.high_watermark
+
+    @property
+    def has_news(self) -> bool:
+        return self.told is not None and (self.end > self.told or self.origin != self.origin_told)
+
+    def is_due(self) -> bool:
+        """True if it can be read, or it is time to try again."""
+        return self.stuck is None or time.monotonic() >= self.stuck.retry_at
+
+    def stick(self, cause: str) -> bool:
+        """Note that it cannot be read; True if that, or the cause, is new."""
+        before = self.stuck
+        pause = FIRST_PAUSE_S if before is None else min(2 * before.pause_s, LONGEST_PAUSE_S)
+        self.stuck = Stuck(cause, time.monotonic() + pause, pause)
+        return before is None or before.cause != cause
+
+    def noted(self, high_watermark: int) -> None:
+        """The log ends there now; CannotRead when that is before what was counted, until it has stayed so."""
+        if high_watermark < self.end:
+            now = time.monotonic()
+            if self.shortest is None:
+                self.short_since = now
+            self.shortest = min(high_watermark, self.end if self.shortest is None else self.shortest)
+            if now - self.short_since < TRUNCATED_S:
+                raise CannotRead(
+                    f"its log ends at {high_watermark} and was counted up to {self.end}: messages that were"
+                    " there are gone from it; after a minute counting goes on from where it ends"
+                )
+            self._truncate(high_watermark)
+        elif self.shortest is not None:
+            # What lies there now may be what was counted, or something else in its place.
+            self.lost = self.lost | SequenceRanges([(self.shortest, self.end - 1)])
+        self.high_watermark, self.shortest = high_watermark, None
+
+    def _truncate(self, end: int) -> None:
+        assert self.told is not None
+        if end < self.told:
+            self.truncated, self.told = self.told, end
+        self.cursor, self.end, self.began = Cursor(self.told), self.told, self.told
+        self.tally, self.lost = Tally(), SequenceRanges()
+        self.mirrored, self.batches = None, 0
+
+    def copied(self, origin: MirrorOrigin, position: MirrorPosition | None) -> None:
+        """The mirror has come that far, which counts if it has appended just what was read here."""
+        before = self.mirrored
+        if self.origin is None:
+            self.origin = Origin(origin.cluster, origin.topic_id.hex, origin.partition, None)
+        # Before the first position that is visible all batches are the mirror's, if all were read.
+        known = before.batches if before is not None else 0 if self.began == 0 else None
+        if position is not None and known is not None and position.batches == known + self.batches:
+            self.origin = _origin(position)
+
+    def skip_to(self, log_start: int) -> None:
+        """What lies before `log_start` is gone, and nobody will ever count it."""
+        self.lost.add(self.cursor.next_offset, log_start - 1)
+        self.cursor, self.end = Cursor(log_start), log_start
+
+    def take(self, fetched: FetchedPartition, counter: BatchCounter) -> Iterator[Part]:
+        """Count what an answer holds, part by part; a count may end behind each.
+
+        Raises CannotRead at a batch that is damaged, with all before it counted, or what `counter` raises,
+        with what was counted by then.
+        """
+        if (
+            fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE
+            and fetched.log_start_offset > self.cursor.next_offset
+        ):
+            self.skip_to(fetched.log_start_offset)
+            return
+        if fetched.error:
+            raise CannotRead(_cause(fetched.error, self.rules))
+        data: list[tuple[BatchHeader, memoryview]] = []
+        marks: list[tuple[int, SequenceRanges | MirrorPosition]] = []
+        cursor, damage, behind_position = self.cursor, None, self.batches
+        try:
+            for header, batch, readable in batches_from(fetched, cursor.next_offset):
+                if self.rules.byte_positions and cursor.next_base is not None and not cursor.follows(header):
+                    gap = (cursor.next_offset, header.base_offset - 1)
+                    marks.append((header.base_offset, SequenceRanges([gap])))
+                cursor = self.rules.after(header, cursor)
+                if readable:
+                    data.append((header, batch))
+                    behind_position += 1
+                elif (position := MirrorPosition.from_batch(header, batch)) is not None:
+                    marks.append((header.next_offset, position))
+                    behind_position = 0
+        except CorruptMessage as error:
+            damage = error
+        for part in counter.count(data, self.cursor.next_offset, self.tally):
+            self._reach(Cursor(part.end), part.end, marks)
+            yield part
+        self._reach(cursor, data[-1][0].next_offset if data else self.end, marks)
+        self.batches = behind_position
+        if damage is not None:
+            raise CannotRead(_cause(ErrorCode.CORRUPT_MESSAGE, self.rules, str(damage)))
+
+    def _reach(
+        self, cursor: Cursor, end: int, marks: list[tuple[int, SequenceRanges | MirrorPosition]]
+    ) -> None:
+        self.cursor, self.end = cursor, max(self.end, end)
+        while marks and marks[0][0] <= cursor.next_offset:
+            _, mark = marks.pop(0)
+            if isinstance(mark, MirrorPosition):
+                self.mirrored, self.origin = mark, _origin(mark)
+            else:
+                self.lost = self.lost | mark
+
+    def published(self) -> None:
+        """What was counted is on its way: begin the next count."""
+        self.told, self.origin_told = self.end, self.origin
+        self.tally, self.lost = Tally(), SequenceRanges()
+
+
+def _origin(position: MirrorPosition) -> Origin:
+    origin = position.origin
+    return Origin(origin.cluster, origin.topic_id.hex, origin.partition, position.cursor.next_offset)
+
+
+def _cause(error: int, rules: OffsetRules, detail: str = "") -> str:
+    if error not in _DAMAGED:
+        return f"its broker answers {error_name(error)}: see the broker's log"
+    mend = (
+        "stop its broker and run `millrace log repair DIR`"
+        if rules.byte_positions
+        else "see its broker's log"
+    )
+    return f"it is damaged on its broker's disk ({detail or error_name(error)}): {mend}"

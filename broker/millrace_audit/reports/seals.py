@@ -1,0 +1,55 @@
+"""What producers, readers and the auditor compute alike: fingerprints, the seals of reports, signatures.
+
+    fingerprint    XXH64 of a message's value; of several messages the sum, modulo 2^64, whatever their order
+    seal           SHA-256 of the key that only the next report of the instance will show
+    signature      message key of a count or heartbeat := turn (8 bytes, big endian),
+                   HMAC-SHA256(secret, value)
+
+Knows bytes and numbers, no record and no topic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+import xxhash
+
+KEY_BYTES, SEAL_BYTES = 16, 32
+_TURN_BYTES = 8
+
+
+def fingerprint(value: bytes | memoryview) -> int:
+    """Of one message, from 0 to 2^64 - 1; sums of these are written as `wrapped`."""
+    return xxhash.xxh64_intdigest(value)
+
+
+def wrapped(total: int) -> int:
+    """A sum of fingerprints modulo 2^64, as the signed number of 64 bits that Avro and databases hold."""
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def new_key() -> bytes:
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def seal_of(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def sign(turn: int, secret: bytes, value: bytes) -> bytes:
+    """The message key under which a reader of that turn publishes a record."""
+    return turn.to_bytes(_TURN_BYTES, "big") + hmac.digest(secret, value, "sha256")
+
+
+def signed_turn(key: bytes | None) -> int | None:
+    """Which turn a message key claims; None when it is no signature."""
+    if key is None or len(key) != _TURN_BYTES + SEAL_BYTES:
+        return None
+    return int.from_bytes(key[:_TURN_BYTES], "big")
+
+
+def is_signed(key: bytes, secret: bytes, value: bytes) -> bool:
+    """True if whoever made this message key for the value knows the secret."""
+    return hmac.compare_digest(key[_TURN_BYTES:], hmac.digest(secret, value, "sha256"))

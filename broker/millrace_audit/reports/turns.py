@@ -1,0 +1,124 @@
+"""The turns of readers in ZooKeeper: who may count a tier, since when, with which secret.
+
+    /audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN
+        persistent, sequence: JSON {secret, cluster_id, host, pid, began}
+    /audit/holders/CLUSTER/TIER
+        ephemeral: the same without the secret, of the reader that counts now
+
+All in the aggregate cluster's ZooKeeper. CLUSTER is the one that is told the counts: several aggregate
+clusters have tiers of the same name. A reader makes its turn before it publishes, the auditor knows
+by it whose word a count is. What an older reader left in the network is told by its turn: in the order of a
+partition, records of a turn count until one of a newer turn is there. Who may produce to an audit topic
+cannot count; who may write here can. Reads only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+from urllib.parse import quote
+
+from kazoo.exceptions import NoNodeError
+
+from millrace.coordination.session import Session
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
+from millrace_audit.reports.seals import is_signed, sign, signed_turn
+
+TURN_PREFIX = "turn-"
+
+
+class Seat(NamedTuple):
+    """What one reader at a time counts: a tier, and the cluster in which it tells the counts."""
+
+    cluster: str
+    tier: str
+
+    @classmethod
+    def of(cls, tier: str, aggregate: str) -> Seat:
+        """That of a tier, given the aggregate cluster's name; an origin is told its own counts."""
+        return cls(aggregate if tier in (OFFLINE, WAREHOUSE) else tier, tier)
+
+    @property
+    def turns(self) -> str:
+        """The node that the turns are below."""
+        return f"/audit/turns/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
+
+    @property
+    def holder(self) -> str:
+        return f"/audit/holders/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One reader's time at a tier."""
+
+    number: int
+    """Larger than that of every turn before, as ZooKeeper counts them."""
+    secret: bytes = field(repr=False)
+    cluster_id: str
+    """Of the cluster that it counts, as its brokers tell it."""
+    host: str
+    pid: int
+    began: int
+    """ms since the epoch."""
+
+    def encode(self) -> bytes:
+        """The data of the turn's node; the number is in its name."""
+        fields = {**asdict(self), "secret": self.secret.hex()}
+        del fields["number"]
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def decode(cls, name: str, data: bytes) -> Turn | None:
+        """The turn in a node; None when somebody else wrote it: then nobody is believed for it."""
+        try:
+            fields = json.loads(data)
+            number = int(name.removeprefix(TURN_PREFIX))
+            return cls(**{**fields, "number": number, "secret": bytes.fromhex(fields["secret"])})
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def key(self, value: bytes) -> bytes:
+        """The key of a message with that value."""
+        return sign(self.number, self.secret, value)
+
+
+def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
+    """Every turn of a tier by number, also one that began just now.
+
+    RequestTimedOut when ZooKeeper does not answer.
+    """
+    path = seat.turns
+    with suppress(NoNodeError):
+        session.call(session.client.sync_async, path)  # else a server that lags behind may answer
+    nodes = session.read_all(f"{path}/{name}" for name in session.children(path))
+    turns = (Turn.decode(at.rpartition("/")[2], data) for at, (data, _) in nodes.items())
+    return {turn.number: turn for turn in turns if turn is not None}
+
+
+class TurnBook:
+    """The turns of all tiers around one aggregate cluster, for who verifies. For one thread."""
+
+    def __init__(self, session: Session, aggregate: str) -> None:
+        self._session, self._aggregate = session, aggregate
+        self._turns: dict[str, Mapping[int, Turn]] = {}
+        self._read_for: dict[str, object] = {}
+
+    def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
+        """The turn of that tier that signed the value with that key; None when none did.
+
+        A turn that is not known is looked up, for all messages of one `fetch` (any value) once: numbers that
+        somebody has made up cost no more. RequestTimedOut when ZooKeeper is away.
+        """
+        number = signed_turn(key)
+        if number is None or key is None:
+            return None
+        turn = self._turns.get(tier, {}).get(number)
+        if turn is None and self._read_for.get(tier) != fetch:
+            self._turns[tier] = read_turns(self._session, Seat.of(tier, self._aggregate))
+            self._read_for[tier] = fetch
+            turn = self._turns[tier].get(number)
+        return number if turn is not None and is_signed(key, turn.secret, value) else None

@@ -1,0 +1,91 @@
+"""The loads of one topic: which of them the auditor is told of, and what of each.
+
+Everything is told in the order of loads, an edition after the one before it. What was told is written down in
+`audited/` once the brokers have it, so a reader that was killed tells at most one load again, in the same
+words. Knows files and records; neither turns nor brokers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from millrace.errors import MillraceError
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber
+from millrace_audit.reports.publish import edition_records
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.manifest import LoadManifest, Through
+from millrace_warehouse.storage import Storage
+
+_AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
+
+
+class Loads:
+    """What was told of the loads of a topic, and what was not."""
+
+    def __init__(self, storage: Storage, topic: str) -> None:
+        self._storage, self._topic = storage, topic
+        names = map(_AUDITED.fullmatch, storage.names(layout.Folder.AUDITED.of(topic)))
+        self._told = {(int(name[1]), int(name[2])) for name in names if name}
+        self._newest = max((load for load, _ in self._told), default=0)
+
+    def news(self) -> Iterator[LoadManifest]:
+        """What is to be told, in order; ask for the next one when one is told.
+
+        MillraceError for a manifest that is gone or edited, or does not follow the one before.
+        """
+        storage, topic = self._storage, self._topic
+        if layout.load_numbers(storage, topic, self._newest):
+            yield from layout.loads_after(storage, topic, self._newest)
+        for load, editions in sorted(layout.editions_of(storage, topic).items()):
+            for edition in editions:
+                if load <= self._newest and (load, edition) not in self._told:
+                    yield layout.read_edition(storage, topic, load, edition)
+
+    def behind(self, published: Through) -> set[str] | None:
+        """The hours of which a table does not have what was told; None while it has what was not told yet."""
+        editions = {int(load): edition for load, edition in published.editions.items()}
+        if published.load > self._newest or not {*editions.items()} <= self._told:
+            return None
+        late = [(load, 1) for load in range(published.load + 1, self._newest + 1)]
+        # An edition that the table does not have yet, and the one whose rows it has instead.
+        for load, edition in self._told:
+            if load <= published.load and edition > editions.get(load, 1):
+                late += [(load, edition), (load, edition - 1)]
+        manifests = (layout.read_edition(self._storage, self._topic, *each) for each in late)
+        return {file.hour for manifest in manifests for file in manifest.files}
+
+    def records(self, manifest: LoadManifest, counts: SequenceCounts) -> Sequence[LoadCount]:
+        """What to say of an edition whose files hold that."""
+        before = SequenceCounts()
+        if manifest.edition > 1:
+            before = self._told_counts(manifest.load, manifest.edition - 1)
+        source = LoadNumber(
+            load=manifest.load,
+            edition=manifest.edition,
+            manifest=self._storage.uri(layout.manifest_path(manifest)),
+            sha256=manifest.sha256,
+        )
+        ends = [LoadEnd(manifest.topic_id, partition, end) for partition, end in manifest.ends.items()]
+        return edition_records(manifest.topic, source, before, counts, ends)
+
+    def note(self, manifest: LoadManifest, counts: SequenceCounts) -> None:
+        """Write down that an edition is told of, and with which counts."""
+        told = {"manifest": manifest.sha256, "counts": counts.to_json()}
+        path = layout.audited_path(manifest.topic, manifest.load, manifest.edition)
+        self._storage.create(path, gzip.compress(json.dumps(told, sort_keys=True).encode(), mtime=0))
+        self._told.add((manifest.load, manifest.edition))
+        self._newest = max(self._newest, manifest.load)
+
+    def _told_counts(self, load: int, edition: int) -> SequenceCounts:
+        path = layout.audited_path(self._topic, load, edition)
+        try:
+            return SequenceCounts.from_json(json.loads(gzip.decompress(self._storage.read(path)))["counts"])
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            raise MillraceError(
+                f"{path} is gone or was edited: restore it from a copy; the editions of load {load} cannot be"
+                " told of without it"
+            ) from None

@@ -1,0 +1,178 @@
+"""The warehouse's reader: counts what loads have left in their files, and what the published tables hold.
+
+No load says anything of itself, and no publication: whoever writes rows has no right to count them. One
+process counts a warehouse, in a turn of the tier `warehouse` that it takes in the aggregate cluster's
+ZooKeeper as other readers do; others stand by. Its counts are signed. A topic that cannot be read holds up no
+other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+
+from pyiceberg.catalog import Catalog
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.config import OFFLINE_AUDIT_TOPIC
+from millrace.coordination.session import Session
+from millrace.errors import MillraceError, TopicAlreadyExists
+from millrace_audit.reader.turn_taker import TurnTaker
+from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord
+from millrace_audit.reports.mirrors import cluster_name
+from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
+from millrace_audit.reports.turns import Seat, Turn, read_turns
+from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.audit.loads import Loads
+from millrace_warehouse.audit.read_back import read_back
+from millrace_warehouse.audit.tables import PublishedTable
+from millrace_warehouse.history.layout import Folder, edition_path
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.storage import open_storage
+from millrace_warehouse.verbs import AuditWarehouse
+
+log = logging.getLogger("millrace.audit.warehouse")
+
+_TIMEOUT_S = 10.0
+_RETRY_S = 1.0
+
+
+class WarehouseReader:
+    """Counts one warehouse until `stop` is set. Raises MillraceError when it cannot begin to."""
+
+    def __init__(self, request: AuditWarehouse, stop: threading.Event) -> None:
+        self._request, self._stop = request, stop
+        self._storage = open_storage(request.warehouse)
+        self._turn: Turn | None = None
+        self._loads: dict[str, Loads] = {}
+        self._tables: dict[str, PublishedTable] = {}
+        self._numbers = itertools.count()
+        with ExitStack() as opened:
+            self._session = Session.connect(request.zookeeper)
+            opened.callback(self._session.close)
+            with ClusterClient(request.bootstrap, timeout_s=_TIMEOUT_S) as client:
+                self._seat = Seat(cluster_name(self._session, client), WAREHOUSE)
+                self._taker = TurnTaker(self._session, self._seat, self._storage.root)
+                self._check_warehouse()
+                if not self._storage.root.startswith("file://"):
+                    # Else each round would say that it has none.
+                    connect(self._storage, request.catalog).close()
+                _ensure_topic(client)
+            registry = opened.enter_context(SchemaRegistryClient(request.registry))
+            self._codec = AuditCodec(registry)
+            publisher = AuditPublisher(request.bootstrap, OFFLINE_AUDIT_TOPIC, timeout_s=_TIMEOUT_S)
+            self._publisher = opened.enter_context(publisher)
+            self._opened = opened.pop_all()
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Count until it is told to stop; `ready` is called when the first turn has begun.
+
+        What goes wrong is logged and tried again. The turn stays while its session with ZooKeeper does.
+        """
+        began_first = False
+        while not self._stop.is_set():
+            began, pause = time.monotonic(), self._request.interval_ms / 1000
+            try:
+                if self._turn is not None and self._taker.lost.is_set():
+                    ended, self._turn = self._turn, None
+                    log.warning("the session with ZooKeeper has ended, and turn %d with it", ended.number)
+                if self._turn is None:
+                    self._begin_turn()
+                if self._turn is not None:
+                    if not began_first:
+                        ready()
+                    began_first = True
+                    self.count_once()
+            except MillraceError as error:
+                log.warning("%s; trying again", error)
+                pause = _RETRY_S
+            self._stop.wait(max(0.0, began + pause - time.monotonic()))
+        self.close()
+
+    def close(self) -> None:
+        """Give the turn back and close every connection."""
+        if self._turn is not None and not self._taker.lost.is_set():
+            with suppress(MillraceError):
+                self._taker.release()
+        self._opened.close()
+
+    def _check_warehouse(self) -> None:
+        turns = read_turns(self._session, self._seat)
+        root = self._storage.root
+        if not turns or self._request.new_warehouse or (newest := turns[max(turns)]).cluster_id == root:
+            return
+        raise MillraceError(
+            f"the auditor's warehouse is another one: {newest.host} counted {newest.cluster_id}, and this is"
+            f" {root}: give the right --warehouse, or --new-warehouse if it was moved"
+        )
+
+    def _begin_turn(self) -> None:
+        self._turn = self._taker.await_turn(self._stop, self._check_warehouse)
+        if self._turn is not None:
+            self._loads.clear()  # somebody else may have told on
+            self._tables.clear()
+            self._numbers = itertools.count()
+            log.info("turn %d of tier %s begins", self._turn.number, WAREHOUSE)
+
+    def count_once(self) -> None:
+        """Count and tell what is new of every topic; MillraceError names those that cannot be counted."""
+        problems = []
+        topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
+        for topic in topics:
+            try:
+                self._count_loads(topic)
+            except MillraceError as error:
+                problems.append(f"{topic}: {error}")
+        if topics:
+            # Opened anew: a local warehouse has no catalog before its first publication.
+            with connect(self._storage, self._request.catalog, create=False) as catalog:
+                for topic in topics:
+                    try:
+                        self._count_table(catalog, topic)
+                    except MillraceError as error:
+                        problems.append(f"{topic}: {error}")
+        if problems:
+            raise MillraceError("; ".join(problems))
+
+    def _count_loads(self, topic: str) -> None:
+        if topic not in self._loads:
+            self._loads[topic] = Loads(self._storage, topic)
+        loads = self._loads[topic]
+        for manifest in loads.news():
+            if self._stop.is_set() or self._taker.lost.is_set():
+                return
+            began = time.monotonic()
+            found = read_back(self._storage, manifest)
+            for bad in found.bad:
+                log.error("%s: it is counted as lost; run `millrace verify`", bad)
+            self._tell(loads.records(manifest, found.counts))
+            loads.note(manifest, found.counts)
+            path = edition_path(topic, manifest.load, manifest.edition)
+            took = time.monotonic() - began
+            log.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
+
+    def _count_table(self, catalog: Catalog, topic: str) -> None:
+        if topic not in self._tables:
+            self._tables[topic] = PublishedTable(self._storage, topic)
+        if topic not in self._loads:
+            return  # what was told of its loads is not known yet
+        for found in self._tables[topic].news(catalog, self._loads[topic]):
+            if self._stop.is_set() or self._taker.lost.is_set():
+                return
+            self._tell(table_records(topic, found.snapshot, found.windows, found.counts, self._numbers))
+            log.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
+
+    def _tell(self, records: Sequence[AuditRecord]) -> None:
+        assert self._turn is not None
+        values = [self._codec.encode(record, timeout_s=_TIMEOUT_S) for record in records]
+        self._publisher.publish(values, keys=[self._turn.key(value) for value in values])
+
+
+def _ensure_topic(client: ClusterClient) -> None:
+    if OFFLINE_AUDIT_TOPIC not in client.topics():
+        with suppress(TopicAlreadyExists):
+            client.create_topic(OFFLINE_AUDIT_TOPIC, 1, AUDIT_TOPIC_SETTINGS)

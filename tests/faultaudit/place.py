@@ -1,0 +1,201 @@
+"""Everything a fault audit runs on, as real processes on loopback addresses.
+
+Two datacenters, the aggregate cluster whose mirror can make mistakes, a registry, a reader for each cluster
+and for the warehouse, the auditor. Starts, stops and kills; knows no fault and no verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from millrace.config import OFFLINE_AUDIT_TOPIC
+from millrace_audit.producer import AuditedProducer
+from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
+from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
+from millrace_registry.client import SchemaRegistryClient
+from tests.brokers import TestCluster, free_port
+from tests.support import REPOSITORY, Process
+
+ORIGINS = ("dc1", "dc2")
+PAGE_VIEW = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
+LOG = "[log]\nflush_ms = 20\n"
+WAREHOUSE_READER = "warehouse-reader"
+LOAD_S = 300.0
+"""A load that takes longer hangs."""
+
+
+class Place:
+    """Started when made; ends with the process that makes it. `folder` gets all data and logs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        topics: Sequence[str],
+        *,
+        partitions: int = 1,
+        mirror_faults: Mapping[str, str] | None = None,
+        patience_s: int = 600,
+    ) -> None:
+        """`mirror_faults` names an edit of `batches` for a topic; `patience_s` is the auditor's."""
+        self.folder, self._patience_s = folder, patience_s
+        self.warehouse, self.held = folder / "warehouse", folder / "held"
+        self.held.mkdir(parents=True)
+        self._faults = folder / "mirror-faults.json"
+        self._faults.write_text(json.dumps(mirror_faults or {}))
+        self._ports = {name: free_port() for name in ("zookeeper", "registry", "auditor")}
+        self.zookeeper = f"127.0.0.1:{self._ports['zookeeper']}"
+        self.registry = f"http://127.0.0.1:{self._ports['registry']}"
+        self.auditor_url = f"http://127.0.0.1:{self._ports['auditor']}"
+        self.processes: dict[str, Process] = {}
+        self.clusters: dict[str, TestCluster] = {}
+        for name in ("zookeeper", "registry"):
+            self.start(name)
+        self.ready("zookeeper", "registry")
+        self._register(topics)
+        self._start_brokers(topics, partitions)
+        services = [*(f"{name}-reader" for name in self.clusters), WAREHOUSE_READER, "auditor"]
+        for name in services:
+            self.start(name)
+        self.ready(*services)
+
+    # Processes by name: zookeeper, registry, auditor, CLUSTER-1, CLUSTER-reader, WAREHOUSE_READER.
+
+    def start(self, name: str) -> None:
+        """Start a process, again if it was there before; `ready` waits for it."""
+        cluster = self.clusters.get(name.removesuffix("-1"))
+        if name.endswith("-1") and cluster is not None:
+            broker = cluster.brokers[1]
+            broker.process = self.processes[name] = cluster.start("broker", str(broker.config))
+        else:
+            self.processes[name] = Process(self._command(name))
+
+    def ready(self, *names: str) -> None:
+        for name in names:
+            self.processes[name].ready()
+
+    def restart(self, *names: str) -> None:
+        """Start these, and wait for all."""
+        for name in names:
+            self.start(name)
+        self.ready(*names)
+
+    def stop(self, *names: str) -> None:
+        """SIGTERM."""
+        for name in names:
+            self.processes[name].stop()
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL."""
+        for name in names:
+            self.processes[name].kill()
+
+    @property
+    def names(self) -> list[str]:
+        """Of every process that can be killed."""
+        return list(self.processes)
+
+    def write_outputs(self) -> None:
+        """What each process has said since its last start, in a file of its name."""
+        for name, process in self.processes.items():
+            (self.folder / f"{name}.log").write_text(process.output + "\n")
+
+    def _command(self, name: str) -> list[str]:
+        places = ["--registry", self.registry, "--zookeeper", self.zookeeper]
+        if name == "zookeeper":
+            data = str(self.folder / "zookeeper")
+            return ["zookeeper", "--port", str(self._ports[name]), "--data-dir", data]
+        listen = ["--listen", f"127.0.0.1:{self._ports.get(name)}"]
+        if name == "registry":
+            return ["registry", *listen, "--database-url", f"sqlite:///{self.folder}/registry.db"]
+        if name == "auditor":
+            rules = ["--grace-s", "0", "--hello-patience-s", str(self._patience_s)]
+            rules += ["--origins", ",".join(ORIGINS), "--database-url", f"sqlite:///{self.database}"]
+            return ["auditor", *listen, *places, *rules, "--bootstrap", self.clusters[OFFLINE].bootstrap]
+        if name == WAREHOUSE_READER:
+            warehouse = ["--warehouse", str(self.warehouse), "--interval-ms", "100"]
+            return ["audit-warehouse", *warehouse, *places, "--bootstrap", self.clusters[OFFLINE].bootstrap]
+        return self.reader_command(name.removesuffix("-reader"), name.removesuffix("-reader"))
+
+    def reader_command(self, cluster: str, bootstrap_of: str) -> list[str]:
+        """The words that start a reader of a cluster, with the brokers of that one or of another."""
+        return [
+            *("audit-reader", "--cluster", cluster, "--tier", cluster),
+            *("--bootstrap", self.clusters[bootstrap_of].bootstrap, "--interval-ms", "100"),
+            *("--registry", self.registry, "--zookeeper", self.zookeeper),
+        ]
+
+    @property
+    def database(self) -> Path:
+        """The auditor's."""
+        return self.folder / "auditor.db"
+
+    def log_folder(self, cluster: str, topic: str, partition: int = 0) -> Path:
+        """Where the broker keeps the segments of a partition."""
+        (found,) = (self.folder / f"{cluster}-1").glob(f"{topic}-{partition}-{'[0-9a-f]' * 32}")
+        return found
+
+    def _start_brokers(self, topics: Sequence[str], partitions: int) -> None:
+        mirrored = [*topics, AUDIT_TOPIC, COUNTS_TOPIC]
+        settings = LOG
+        for name in ORIGINS:
+            self._start_cluster(name, LOG, self._real)
+            bootstrap = self.clusters[name].bootstrap
+            settings += f"[mirror.{name}]\nbootstrap = {json.dumps(bootstrap)}\n"
+            settings += f"topics = {json.dumps(mirrored)}\n"
+            with self.clusters[name].client() as client:
+                for topic in topics:
+                    client.create_topic(topic, partitions, {})
+                for topic in (AUDIT_TOPIC, COUNTS_TOPIC):
+                    client.create_topic(topic, 1, AUDIT_TOPIC_SETTINGS)
+        self._start_cluster(OFFLINE, settings, self._faulty)
+        with self.clusters[OFFLINE].client() as client:
+            client.create_topic(OFFLINE_AUDIT_TOPIC, 1, AUDIT_TOPIC_SETTINGS)
+
+    def _start_cluster(self, name: str, settings: str, start: Any) -> None:
+        cluster = TestCluster(start, name, self.folder, self.zookeeper, settings)
+        self.clusters[name] = cluster.start_brokers(1)
+        self.processes[f"{name}-1"] = cluster.brokers[1].process
+
+    @staticmethod
+    def _real(*arguments: str) -> Process:
+        return Process(arguments)
+
+    def _faulty(self, _: str, config: str) -> Process:
+        return Process([config, str(self._faults), str(self.held)], module="tests.faultaudit.faulty_broker")
+
+    def _register(self, topics: Sequence[str]) -> None:
+        with SchemaRegistryClient(self.registry) as client:
+            for path in (REPOSITORY / "schemas").glob("*.avsc"):
+                client.register(path.stem, json.loads(path.read_text()))
+            for topic in topics:
+                client.register(topic, PAGE_VIEW)
+
+    # What users do.
+
+    def producer(self, cluster: str, **options: Any) -> AuditedProducer:
+        """An audited producer; what is sent at once comes into one batch."""
+        settings = {"config": {"linger.ms": 1000}, "server": f"{cluster}-web", "service": "shop", **options}
+        return AuditedProducer(self.clusters[cluster].bootstrap, self.registry, cluster=cluster, **settings)
+
+    def start_load(self, topic: str, fault: str = "", *options: str) -> Process:
+        """Begin to load what is new in a topic; by an edit of `batches` if one is named."""
+        request = {
+            "topics": [topic],
+            "warehouse": str(self.warehouse),
+            "bootstrap": self.clusters[OFFLINE].bootstrap,
+            "registry": self.registry,
+            **dict.fromkeys(options, True),
+        }
+        file = self.folder / f"load-{uuid4().hex[:8]}.json"
+        file.write_text(json.dumps(request))
+        return Process([str(file), fault], module="tests.faultaudit.faulty_load")
+
+    def load(self, topic: str, fault: str = "", *options: str) -> None:
+        """The same to its end. AssertionError when it fails."""
+        process = self.start_load(topic, fault, *options)
+        code = process.wait(timeout_s=LOAD_S)
+        assert code == 0, f"the load of {topic} ended with {code}:\n{process.output}"

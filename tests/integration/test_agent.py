@@ -1,0 +1,527 @@
+"""`millrace agent` on real brokers, registry and auditor: what it takes arrives, whatever is killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fastavro
+import httpx
+import pytest
+
+from millrace_audit.agent.intake import MAX_BATCH, MAX_EVENT_BYTES
+from millrace_audit.reports.event import PREFIX_BYTES, read_header
+from millrace_audit.reports.messages import FOR_EVER, Hello, Report, schema_file
+from millrace_audit.reports.ranges import SequenceRanges
+from millrace_registry.client import SchemaRegistryClient
+from tests.audit_world import audit_of_one_origin
+from tests.brokers import TestCluster, free_port, read_topic
+from tests.integration.test_audit import World as AuditWorld
+from tests.integration.test_audit_producer import World as ProducerWorld
+from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
+
+Start = Callable[..., Process]
+START = 1_431_856_800_000
+FIELDS: dict[str, Any] = {
+    "clientAddress": "10.0.0.1",
+    "method": "GET",
+    "url": "/",
+    "protocol": "HTTP/1.1",
+    "status": 200,
+}
+PARSED: Any = fastavro.parse_schema(dict(schema_file("PageView")))
+
+
+def event(url: str, **more: Any) -> dict[str, Any]:
+    return {"time": START, "event": {**FIELDS, "url": url}, **more}
+
+
+@dataclass
+class Agent:
+    """An agent that can be killed and started again at its address."""
+
+    start: Start
+    options: list[str]
+    port: int = field(default_factory=free_port)
+    process: Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def run(self, *options: str) -> Process:
+        listen = ["--listen", f"127.0.0.1:{self.port}", "--report-interval-ms", "100"]
+        self.process = self.start("agent", *self.options, *listen, *options)
+        self.process.ready()
+        return self.process
+
+    def post(self, topic: str, body: Any, **options: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/topics/{topic}/events", json=body, timeout=WAIT_S, **options)
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"millrace_agent_{name} "))
+
+    def await_sent(self) -> None:
+        wait_until("everything is sent", lambda: self.metric("spool_events") == 0)
+
+
+@dataclass
+class World(ProducerWorld):
+    """One cluster with an audit topic and a registry; agents in front of them."""
+
+    start: Start
+    folder: Path
+
+    def agent(self, topic: str, **more: str) -> Agent:
+        options = {
+            "cluster": "dc1",
+            "bootstrap": self.cluster.bootstrap,
+            "registry": self.registry,
+            "service": "shop",
+            "server": "web-1",
+            "spool": str(self.folder / uuid4().hex[:8]),
+            "subject": f"{topic}=PageView",
+            **more,
+        }
+        return Agent(self.start, [word for name, value in options.items() for word in (f"--{name}", value)])
+
+    def urls(self, topic: str) -> list[str]:
+        """What the url field of every event in the topic says, sorted."""
+        with self.cluster.client() as client:
+            values = [v or b"" for contents in read_topic(client, topic).values() for v in contents.values]
+        return sorted(str(body(value)["url"]) for value in values)
+
+    def instances(self, topic: str) -> set[int]:
+        return {header.instance for header in self.events(topic)}
+
+
+def body(message: bytes) -> Any:
+    return fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), PARSED, None)
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("agent")
+    registry = start_for_module(
+        "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
+    )
+    cluster = TestCluster(
+        start_for_module, f"a{uuid4().hex[:8]}", folder, zookeeper, "[log]\nflush_ms = 20\n"
+    )
+    cluster.start_brokers(1)
+    with cluster.client() as client:
+        client.create_topic("audit", 1)
+    url = f"http://{registry.ready()}"
+    with SchemaRegistryClient(url) as schemas:
+        schemas.register("PageView", schema_file("PageView"))
+    return World(cluster, url, start_for_module, folder)
+
+
+def told(reports: list[Report]) -> tuple[SequenceRanges, SequenceRanges]:
+    acknowledged, failed = SequenceRanges(), SequenceRanges()
+    for window in (window for report in reports for window in report.windows):
+        acknowledged, failed = acknowledged | window.acknowledged, failed | window.failed
+    return acknowledged, failed
+
+
+def test_events_in_json_one_and_many_arrive_numbered_and_are_reported(world: World) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    process = agent.run()
+    assert agent.post(topic, event("/0", key="k")).json() == {"accepted": 1}
+    upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAA"}
+    assert agent.post(topic, event("/java"), headers=upgrade).json() == {"accepted": 1}
+    many = [event(f"/{n}", time=START + n * 1000) for n in range(1, 1500)]
+    assert agent.post(topic, many).json() == {"accepted": 1499}
+    agent.await_sent()
+    assert world.urls(topic) == sorted(["/java", *(f"/{n}" for n in range(1500))])
+    (instance,) = world.instances(topic)
+    assert sorted(header.sequence for header in world.events(topic)) == list(range(1501))
+    assert {(header.server, header.service) for header in world.events(topic)} == {("web-1", "shop")}
+    with world.cluster.client() as client:
+        records = [r for contents in read_topic(client, topic).values() for r in contents.records]
+    assert [r.key for r in records if body(r.value or b"")["url"] == "/0"] == [b"k"]
+    assert all(record.timestamp == read_header(record.value or b"").time for record in records)
+    assert httpx.get(f"{agent.url}/healthz").json() == {"healthy": True, "problems": []}
+    assert agent.metric("taken_events_total") == agent.metric("acknowledged_events_total") == 1501
+    assert process.stop() == 0
+    hello, *reports = world.said(instance)
+    assert isinstance(hello, Hello)
+    assert told(world.reports(instance))[0].pairs() == [[0, 1500]]
+    assert world.reports(instance)[-1].closed_through == FOR_EVER
+    assert world.reports(instance) == reports
+
+
+def test_events_in_avro_are_the_ones_that_arrive(world: World) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    agent.run()
+    answer = httpx.get(f"{agent.url}/v1/topics/{topic}/schema").json()
+    schema: Any = fastavro.parse_schema(answer["schema"])
+    defaults = {"memberId": 5, "referrer": None, "userAgent": None, "bytes": None}
+    batch = [
+        {**event(f"/{n}", key=b"\xff"), "event": {**FIELDS, **defaults, "url": f"/{n}"}} for n in range(9)
+    ]
+    out = BytesIO()
+    fastavro.schemaless_writer(out, schema, batch)
+    url = f"{agent.url}/v1/topics/{topic}/events"
+    kind = {"Content-Type": "application/avro"}
+    known = {"schema_id": answer["schema_id"]}
+    assert httpx.post(url, content=out.getvalue(), headers=kind, params=known).json() == {"accepted": 9}
+    agent.await_sent()
+    assert world.urls(topic) == [f"/{n}" for n in range(9)]
+    for content, params, status, said in (
+        (out.getvalue(), {}, 400, "needs ?schema_id=ID"),
+        (out.getvalue(), {"schema_id": 99_999}, 404, "99999"),
+        (out.getvalue(), {"schema_id": "x"}, 400, "schema_id"),
+        (out.getvalue()[:-3], known, 400, "is no Avro array of events of schema"),
+        (out.getvalue() + b"xx", known, 400, "2 bytes lie behind"),
+        (b"\x00", known, 400, "without an event"),
+        (b"\xff" * 50, known, 400, "is no Avro array"),
+        (b"", known, 400, "is no Avro array"),
+    ):
+        answer = httpx.post(url, content=content, headers=kind, params=params)
+        assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
+    assert len(world.events(topic)) == 9
+
+
+def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_request_is_taken(
+    world: World,
+) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    agent.run()
+    good = event("/good")
+    for wrong, said in (
+        ({**good, "time": "now"}, "time: now is no time in ms since the epoch between 2000-01-01"),
+        ({"event": FIELDS}, "time: None is no time"),
+        ({**good, "time": 1 << 70}, "time: 118"),
+        ({**good, "time": True}, "time: True"),
+        ({**good, "key": 5}, "key: give a text or null"),
+        ({**good, "event": []}, "event: give an object"),
+        ({**good, "extra": 1}, "extra: no such field"),
+        ({**good, "event": {**FIELDS, "header": {}}}, "leave header out"),
+        ({**good, "event": {**FIELDS, "status": "ok"}}, "status"),
+        ({**good, "event": {**FIELDS, "status": 1 << 40}}, "status"),
+        ({**good, "event": {**FIELDS, "nonsense": 1}}, "nonsense"),
+        ({**good, "event": {k: v for k, v in FIELDS.items() if k != "url"}}, "url"),
+        ({**good, "event": {**FIELDS, "url": "\ud800"}}, "does not fit schema PageView"),
+        ({**good, "event": {**FIELDS, "url": "x" * (MAX_EVENT_BYTES + 1)}}, f"at most {MAX_EVENT_BYTES}"),
+        (7, "it is no object"),
+    ):
+        content = json.dumps([good, good, wrong])
+        kind = {"Content-Type": "application/json"}
+        url = f"{agent.url}/v1/topics/{topic}/events"
+        answer = httpx.post(url, content=content, headers=kind)
+        assert answer.status_code == 400, (wrong, answer.text)
+        assert answer.json()["error"].startswith("event 2: ")
+        assert said in answer.json()["error"], answer.text
+    for sent, media_type, status, said in (
+        (b"{", "application/json", 400, "it is no JSON"),
+        (b"[" * 100_000, "application/json", 400, "nested too deeply"),
+        (b'[{"time": NaN}]', "application/json", 400, "NaN is no JSON"),
+        (b"[]", "application/json", 400, "without an event"),
+        (json.dumps([good] * (MAX_BATCH + 1)).encode(), "application/json", 400, f"at most {MAX_BATCH}"),
+        (b" " * (5 << 20), "application/json", 413, "a body of more than"),
+        (json.dumps(good).encode(), "text/plain", 415, "send application/json or application/avro"),
+    ):
+        answer = httpx.post(url, content=sent, headers={"Content-Type": media_type})
+        assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
+    for name in ("none-like-it", "no topic"):
+        assert agent.post(name, good).status_code in (400, 404)
+    without = world.topic()
+    answer = agent.post(without, good)
+    assert (answer.status_code, f"--subject {without}=SUBJECT" in answer.text) == (404, True)
+    assert agent.metric("spool_events") == agent.metric("taken_events_total") == 0
+    assert world.events(topic) == []
+
+
+def test_a_full_spool_says_so_and_takes_events_again_once_the_brokers_are_back(world: World) -> None:
+    topic = world.topic()
+    agent = world.agent(topic, **{"spool-bytes": str(16 << 20)})
+    agent.run()
+    assert agent.post(topic, event("/0")).status_code == 200
+    agent.await_sent()
+    world.cluster.brokers[1].kill()
+    taken, large = 1, "x" * 100_000
+
+    def batch() -> list[dict[str, Any]]:
+        return [event(f"/{taken + n}") for n in range(100)] + [
+            {"time": START, "event": {**FIELDS, "url": "/large", "referrer": large}} for _ in range(10)
+        ]
+
+    while (answer := agent.post(topic, batch())).status_code == 200:
+        taken += 100
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert "the brokers are away or take less than is sent; nothing was taken" in answer.json()["error"]
+    assert "full: at 100 % events are answered with 503" in httpx.get(f"{agent.url}/healthz").text
+    world.cluster.restart(1)
+    agent.await_sent()
+    assert agent.post(topic, event(f"/{taken}")).status_code == 200
+    agent.await_sent()
+    each_once = [*(f"/{n}" for n in range(taken + 1)), *["/large"] * ((taken - 1) // 10)]
+    assert world.urls(topic) == sorted(each_once), "nobody was killed"
+    wait_until("it is well again", lambda: httpx.get(f"{agent.url}/healthz").status_code == 200)
+
+
+def test_an_agent_that_starts_while_brokers_and_registry_are_away_takes_events_of_known_topics(
+    world: World,
+) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    agent.run()
+    assert agent.post(topic, event("/0")).status_code == 200
+    agent.await_sent()
+    assert agent.process is not None
+    agent.process.kill()
+    world.cluster.brokers[1].kill()
+    nobody = f"http://127.0.0.1:{free_port()}"
+    agent.run("--registry", nobody)
+    assert agent.post(topic, event("/1")).status_code == 200
+    answer = agent.post("another-topic", event("/1"))
+    assert (answer.status_code, "no broker answers" in answer.text) == (503, True)
+    agent.process.kill()
+    world.cluster.restart(1)
+    agent.run()
+    agent.await_sent()
+    assert world.urls(topic) == ["/0", "/1"]
+
+    def ended() -> list[bool]:
+        last = [world.reports(instance)[-1:] for instance in world.instances(topic)]
+        return sorted(any(report.closed_through == FOR_EVER for report in one) for one in last)
+
+    wait_until("the first one is ended by the third, which goes on", lambda: ended() == [False, True])
+
+
+def test_a_spool_is_for_one_agent(world: World) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    agent.run()
+    second = run_millrace("agent", *agent.options, "--listen", "127.0.0.1:0")
+    assert second.returncode == 1
+    assert "another agent has" in second.stderr
+    assert second.stderr.count("\n") == 1
+
+
+def test_a_killed_agents_instance_is_ended_by_the_next_one_with_every_sequence_told_once(
+    world: World,
+) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    agent.run()
+    numbers, accepted = itertools.count(), list[str]()
+    for _ in range(5):
+        accepted += post_until_killed(agent, topic, 0.5, numbers)
+        agent.run()
+    agent.await_sent()
+    assert agent.process is not None
+    assert agent.process.stop() == 0
+    events = world.events(topic)
+    assert set(world.urls(topic)) >= set(accepted)
+    for instance in {header.instance for header in events}:
+        reports = world.reports(instance)
+        assert [report.number for report in {r.number: r for r in reports}.values()] == list(
+            range(len({report.number for report in reports}))
+        )
+        once = list({report.number: report for report in reports}.values())
+        assert once[-1].closed_through == FOR_EVER
+        acknowledged, failed = told(once)
+        assert not acknowledged & failed
+        assert sum(len(w.acknowledged) + len(w.failed) for r in once for w in r.windows) == len(
+            acknowledged | failed
+        ), "told twice"
+        there = SequenceRanges((h.sequence, h.sequence) for h in events if h.instance == instance)
+        assert not there - (acknowledged | failed)
+        assert not acknowledged - there
+
+
+def post_until_killed(agent: Agent, topic: str, seconds: float, numbers: Iterator[int]) -> list[str]:
+    """Kill the agent after so many seconds under the load of three clients; the urls that it accepted."""
+    accepted: list[str] = []
+
+    def work() -> None:
+        chance = random.Random()
+        while True:
+            urls = [f"/{next(numbers)}" for _ in range(chance.choice((1, 5, 200)))]
+            try:
+                answer = agent.post(topic, [event(url) for url in urls])
+            except httpx.TransportError:
+                return  # killed: it has them or not
+            assert answer.status_code == 200, answer.text
+            accepted.extend(urls)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    assert agent.process is not None
+    agent.process.kill()
+    for thread in threads:
+        thread.join()
+    return accepted
+
+
+@dataclass
+class LogFile:
+    """A service's log: a thread writes lines to it, and rotates it now and then, until it is stopped."""
+
+    path: Path
+    written: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def write(self) -> None:
+        chance = random.Random(1)
+        for rotations in itertools.count(1):
+            with self.path.open("a") as file:
+                for _ in range(chance.randrange(1, 300)):
+                    url = f"/line/{len(self.written)}"
+                    file.write(json.dumps(event(url)) + "\n")
+                    self.written.append(url)
+                    if self.stop.wait(0.005):
+                        return
+            self.path.rename(self.path.with_name(f"{self.path.name}.{rotations}"))
+
+
+@dataclass
+class AgentAudit(AuditWorld):
+    """dc1 and the aggregate cluster with readers and the auditor."""
+
+    def agent(self, topic: str, *more: str) -> Agent:
+        options = [*more, "--cluster", "dc1", "--bootstrap", self.clusters["dc1"].bootstrap, "--registry"]
+        options += [self.registry, "--service", "shop", "--server", "web-1", "--lateness-ms", "0"]
+        spool = str(self.folder / f"spool-{topic}")
+        return Agent(self.start, [*options, "--spool", spool, "--subject", f"{topic}=PageView"])
+
+    def urls(self, topic: str) -> Counter[str]:
+        """What the url fields of the events in the aggregate cluster say, and how often."""
+        with self.clusters["offline"].client() as client:
+            values = [v or b"" for contents in read_topic(client, topic).values() for v in contents.values]
+        return Counter(str(body(value)["url"]) for value in values)
+
+
+AUDITED = ["agent-kills", "agent-left", "agent-rounds"]
+
+
+@pytest.fixture(scope="module")
+def audited(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> AgentAudit:
+    folder = tmp_path_factory.mktemp("agent-audit")
+    return audit_of_one_origin(AgentAudit, start_for_module, zookeeper, folder, AUDITED)
+
+
+def assert_nothing_lost_and_complete(world: AgentAudit, topic: str, accepted: list[str]) -> None:
+    assert accepted
+
+    def there() -> Counter[str] | None:
+        found = world.urls(topic)
+        return found if found.keys() >= set(accepted) else None
+
+    found = wait_until("what was accepted is in the aggregate cluster", there) or Counter()
+    world.await_tier(topic, "offline", found.total())
+    world.load(topic)
+    (window,) = world.await_verdict(topic, "complete").windows
+    assert (window.findings, window.tiers["dc1"]) == ([], found.total())
+    assert window.acknowledged <= found.total() <= window.acknowledged + window.failed
+    assert httpx.get(f"{world.url}/v1/strangers").json() == []
+
+
+def test_the_windows_of_a_killed_agent_are_complete_without_an_operator(audited: AgentAudit) -> None:
+    topic, numbers = "agent-kills", itertools.count()
+    agent = audited.agent(topic)
+    accepted: list[str] = []
+    for _ in range(3):
+        agent.run()
+        accepted += post_until_killed(agent, topic, 0.5, numbers)
+    process = agent.run()
+    agent.await_sent()
+    assert process.stop() == 0
+    assert_nothing_lost_and_complete(audited, topic, accepted)
+
+
+def test_windows_stay_open_while_a_killed_agent_has_events_and_no_successor(audited: AgentAudit) -> None:
+    topic, numbers = "agent-left", itertools.count()
+    agent = audited.agent(topic)
+    agent.run()
+    post_until_killed(agent, topic, 0.5, numbers)
+    wait_until("it is heard of", lambda: audited.ask(topic).windows)
+    found = audited.await_verdict(topic, "pending")
+    assert any("(shop on web-1 in dc1)" in reason for reason in found.windows[0].reasons)
+    process = agent.run()
+    agent.await_sent()
+    assert process.stop() == 0
+    total = audited.urls(topic).total
+    audited.await_tier(topic, "dc1", total())
+    audited.await_tier(topic, "offline", total())
+    audited.load(topic)
+    audited.await_verdict(topic, "complete")
+
+
+def test_lines_of_a_file_that_is_rotated_while_its_agent_is_killed_arrive(world: World) -> None:
+    topic = world.topic()
+    log = world.folder / f"{topic}.log"
+
+    def write(*urls: str) -> None:
+        with log.open("a") as file:
+            file.writelines(json.dumps(event(url)) + "\n" for url in urls)
+
+    agent = world.agent(topic, follow=f"{topic}={log}")
+    agent.run()
+    write("/1", "/2")
+    wait_until("both arrive", lambda: world.urls(topic) == ["/1", "/2"])
+    write("/3")
+    assert agent.process is not None
+    agent.process.kill()
+    log.rename(log.with_name(f"{log.name}.1"))
+    write("/4")
+    agent.run()
+    wait_until("all arrive", lambda: set(world.urls(topic)) == {"/1", "/2", "/3", "/4"})
+    with log.open("a") as file:
+        file.write("no event\n")
+    write("/5")
+    wait_until("the next one arrives", lambda: "/5" in world.urls(topic))
+    numbers = httpx.get(f"{agent.url}/metrics").text
+    assert f'millrace_agent_file_refused_lines_total{{path="{log}",topic="{topic}"}} 1.0' in numbers
+    assert f'millrace_agent_file_unread_bytes{{path="{log}",topic="{topic}"}} 0.0' in numbers
+
+
+@pytest.mark.soak
+def test_twenty_agents_killed_one_behind_the_other_under_load_lose_nothing(audited: AgentAudit) -> None:
+    topic, numbers, chance = "agent-rounds", itertools.count(), random.Random(20)
+    log = LogFile(audited.folder / "shop.log")
+    writer = threading.Thread(target=log.write)
+    writer.start()
+    agent = audited.agent(topic, "--follow", f"{topic}={log.path}")
+    accepted: list[str] = []
+    try:
+        for _ in range(10 * ROUNDS):
+            agent.run()
+            accepted += post_until_killed(agent, topic, chance.uniform(0.05, 1.0), numbers)
+    finally:
+        log.stop.set()
+        writer.join()
+    process = agent.run()
+
+    def all_is_taken() -> bool:
+        status = log.path.stat()
+        with closing(sqlite3.connect(audited.folder / f"spool-{topic}" / "spool.db")) as spool:
+            return spool.execute("select inode, offset from files").fetchall() == [
+                (status.st_ino, status.st_size)
+            ]
+
+    wait_until("the log is taken", all_is_taken, timeout_s=2 * WAIT_S)
+    agent.await_sent()
+    assert process.stop() == 0
+    assert_nothing_lost_and_complete(audited, topic, [*accepted, *log.written])

@@ -1,0 +1,354 @@
+"""What clusters say in the audit topics, as a test tells it: every partition in its order, with its offsets.
+
+A record is put where its writer would put it. The order between partitions is the auditor's: `apply`
+takes what is new of each, `interleaved` all of it, in any order between partitions, in batches of any size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from millrace_audit.answer import Completeness, to_json
+from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.store import AuditStore
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import (
+    FOR_EVER,
+    NOTHING,
+    OF_THE_WAREHOUSE,
+    OFFLINE,
+    AuditRecord,
+    Count,
+    ForeignCount,
+    Heartbeat,
+    Hello,
+    LoadCount,
+    LoadEnd,
+    LoadNumber,
+    Origin,
+    ReaderPosition,
+    Report,
+    ReportedWindow,
+    TableCount,
+    Truncated,
+    Unreadable,
+)
+from millrace_audit.reports.ranges import Range, SequenceRanges
+from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
+
+W = 1_431_856_800_000
+NOW = W + 10 * WINDOW_MS
+TOPIC = "PageView"
+RULES = AuditRules(origins=("dc1", "dc2"), grace_ms=60_000, clock_ms=lambda: NOW)
+STEP = 100
+SAID, COUNTED, OWN = "audit", "audit-counts", "audit-offline"
+_TAKES: dict[str, tuple[type[AuditRecord], ...]] = {
+    SAID: (Hello, Report),
+    COUNTED: (Count, Heartbeat),
+    OWN: (Count, Heartbeat, *OF_THE_WAREHOUSE),
+}
+
+
+def key_of(instance: int, number: int, cluster: str = "dc1") -> bytes:
+    return hashlib.md5(f"{cluster}/{instance}/{number}".encode()).digest()
+
+
+def prints(instance: int, ranges: Sequence[Range], content: str = "") -> int:
+    """Of the messages with those numbers."""
+    numbers = (n for first, last in ranges for n in range(first, last + 1))
+    return wrapped(sum(fingerprint(f"{content}{instance}/{n}".encode()) for n in numbers))
+
+
+def found(
+    *ranges: Range, instance: int = 1, window: int = W, content: str = "", server: str | None = None
+) -> SequenceCounts:
+    counts = SequenceCounts()
+    for pair in ranges:
+        mark = prints(instance, [pair], content)
+        counts.add(server or f"web-{instance}", "shop", instance, window, *pair, fingerprint=mark)
+    return counts
+
+
+class Story:
+    """Records by partition of the audit topics, and a database that they are applied to."""
+
+    def __init__(self, store: AuditStore, rules: AuditRules = RULES) -> None:
+        self.store, self.rules = store, rules
+        self.partitions: defaultdict[tuple[str, str], list[Heard]] = defaultdict(list)
+        self._applied: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.ends: defaultdict[tuple[str, str, int], int] = defaultdict(int)
+        self.loads = self.published = 0
+
+    # What is said.
+
+    def say(self, topic: str, tier: str, record: AuditRecord | None, turn: int | None = None) -> None:
+        there = self.partitions[topic, tier]
+        offset = len(there) * STEP
+        kind = None if record is None else type(record)
+        there.append(Heard(record, offset, repr(record).encode(), offset + STEP, turn, kind))
+
+    def said_end(self, cluster: str = "dc1") -> int:
+        """The end of a cluster's audit topic."""
+        return len(self.partitions[SAID, cluster]) * STEP
+
+    def hello(
+        self,
+        instance: int = 1,
+        cluster: str = "dc1",
+        *,
+        topic: str = TOPIC,
+        closed: int = NOTHING,
+        at: str = "",
+        **other: Any,
+    ) -> None:
+        who: dict[str, Any] = {"server": f"web-{instance}", "service": "shop", **other}
+        seal = who.pop("seal", seal_of(key_of(instance, 0, cluster)))
+        time = who.pop("time", W)
+        record = Hello(
+            time=time,
+            cluster=cluster,
+            instance=instance,
+            topic=topic,
+            closed_through=closed,
+            seal=seal,
+            **who,
+        )
+        self.say(SAID, at or cluster, record)
+
+    def report(
+        self,
+        number: int,
+        *ranges: Range,
+        instance: int = 1,
+        window: int = W,
+        closed: int = FOR_EVER,
+        failed: tuple[Range, ...] = (),
+        cluster: str = "dc1",
+        at: str = "",
+        topic: str = TOPIC,
+        time: int = W,
+        **other: Any,
+    ) -> None:
+        told = ReportedWindow(
+            topic,
+            window,
+            SequenceRanges(ranges),
+            SequenceRanges(failed),
+            prints(instance, ranges),
+            prints(instance, failed),
+        )
+        values: dict[str, Any] = {
+            "server": f"web-{instance}",
+            "service": "shop",
+            "key": key_of(instance, number, cluster),
+            "seal": seal_of(key_of(instance, number + 1, cluster)),
+            **other,
+        }
+        record = Report(
+            time=time,
+            cluster=cluster,
+            instance=instance,
+            number=number,
+            closed_through=closed,
+            **{"windows": [told] if ranges or failed else [], **values},
+        )
+        self.say(SAID, at or cluster, record)
+
+    def count(
+        self,
+        tier: str,
+        counts: SequenceCounts,
+        *,
+        cluster: str = "dc1",
+        partition: int = 0,
+        topic: str = TOPIC,
+        turn: int | None = 1,
+        foreign: Sequence[ForeignCount] = (),
+        size: int = STEP,
+        **other: Any,
+    ) -> None:
+        """What comes next in a partition of a tier; offline in that which mirrors the cluster's."""
+        origin, number = None, partition
+        end = self.ends[tier, cluster, partition] + size
+        if tier == OFFLINE and cluster != OFFLINE:
+            number = 10 * (ord(cluster[-1]) - ord("0")) + partition
+            origin = Origin(cluster, f"{cluster}-{topic}", partition, end)
+        values: dict[str, Any] = {"start": end - size, "end": end, "origin": origin}
+        values |= {"topic_id": f"{tier}-{topic}", "time": NOW, **other}
+        self.ends[tier, cluster, partition] = values["end"]
+        record = Count(tier=tier, topic=topic, partition=number, counts=counts, foreign=foreign, **values)
+        self.say(*self._counts_of(tier), record, turn)
+
+    def beat(
+        self,
+        tier: str,
+        time: int = NOW,
+        *,
+        turn: int | None = 1,
+        through: int | None = None,
+        positions: Sequence[ReaderPosition] = (),
+        unreadable: Sequence[Unreadable] = (),
+        truncated: Sequence[Truncated] = (),
+    ) -> None:
+        """A heartbeat; of an origin one that has counted what was reported so far."""
+        if through is None and tier != OFFLINE:
+            through = self.said_end(tier)
+        place = self._counts_of(tier)
+        record = Heartbeat(
+            time=time,
+            tier=tier,
+            number=len(self.partitions[place]) + 1,
+            reported_through=through,
+            positions=positions,
+            unreadable=unreadable,
+            truncated=truncated,
+        )
+        self.say(*place, record, turn)
+
+    def beats(self, time: int = NOW) -> None:
+        """Two of every tier: the second one says that nothing else was reported before the first."""
+        for tier in ("dc1", "dc2", OFFLINE):
+            self.beat(tier, time - 6000)
+            self.beat(tier, time)
+
+    def _counts_of(self, tier: str) -> tuple[str, str]:
+        return (OWN, OFFLINE) if tier == OFFLINE else (COUNTED, tier)
+
+    def load(
+        self,
+        counts: SequenceCounts,
+        *,
+        topic: str = TOPIC,
+        source: LoadNumber | None = None,
+        removed: SequenceCounts | None = None,
+        whole: bool = True,
+        turn: int | None = 1,
+    ) -> None:
+        """A load that brings the topic as far as it is counted offline by now."""
+        self.loads += source is None
+        ends = [
+            LoadEnd(record.topic_id, record.partition, record.end)
+            for record in (heard.record for heard in self.partitions[OWN, OFFLINE])
+            if isinstance(record, Count) and record.topic == topic
+        ]
+        record = LoadCount(
+            time=NOW,
+            topic=topic,
+            source=source or LoadNumber(self.loads),
+            counts=counts,
+            removed=removed or SequenceCounts(),
+            ends=ends if whole else [],
+        )
+        self.say(OWN, OFFLINE, record, turn)
+
+    def publish(
+        self,
+        counts: SequenceCounts,
+        *,
+        topic: str = TOPIC,
+        windows: Sequence[int] = (W,),
+        number: int | None = None,
+        turn: int | None = 1,
+    ) -> None:
+        """What the published table holds of these windows now."""
+        self.published += 1
+        record = TableCount(
+            time=NOW,
+            topic=topic,
+            number=self.published if number is None else number,
+            snapshot=7,
+            replaces=windows,
+            counts=counts,
+        )
+        self.say(OWN, OFFLINE, record, turn)
+
+    def carry(self, counts: SequenceCounts, cluster: str = "dc1", **options: Any) -> None:
+        """Events at every tier."""
+        self.count(cluster, counts, cluster=cluster, **options)
+        self.count(OFFLINE, counts, cluster=cluster, **options)
+        self.load(counts)
+
+    def whole(self, *, last: int = 9) -> None:
+        """An instance sends its events and ends, and everything arrives."""
+        self.hello()
+        self.report(0, (0, last))
+        self.carry(found((0, last)))
+        self.beats()
+
+    # What becomes of it.
+
+    def place(self, key: tuple[str, str]) -> Place:
+        topic, tier = key
+        return Place(topic, f"{topic}-id", 0, tier, _TAKES[topic])
+
+    def apply(self) -> Story:
+        """Apply what is new, a partition after the other, and settle."""
+        for key, there in self.partitions.items():
+            with self.store.writing() as session:
+                ledger.apply(session, self.place(key), there[self._applied[key] :], self.rules.clock_ms())
+            self._applied[key] = len(there)
+        self.settle()
+        return self
+
+    def interleaved(self, store: AuditStore, dice: random.Random) -> Story:
+        """The same story in another database, the partitions in another order."""
+        other = Story(store, self.rules)
+        other.partitions = self.partitions
+        left = {key: 0 for key, there in self.partitions.items() if there}
+        while left:
+            key = dice.choice(sorted(left))
+            there = self.partitions[key]
+            end = min(len(there), left[key] + dice.randint(1, 5))
+            with store.writing() as session:
+                ledger.apply(session, other.place(key), there[left[key] : end], self.rules.clock_ms())
+            left[key] = end
+            if end == len(there):
+                del left[key]
+            if dice.random() < 0.2:
+                other.settle()
+        other.settle()
+        return other
+
+    def settle(self) -> int:
+        with self.store.writing() as session:
+            return answers.settle(session, self.rules)
+
+    def accept(self, **said: Any) -> list[int]:
+        with self.store.writing() as session:
+            acceptance = answers.Acceptance(**{"reason": "burnt down", "who": "me", **said})
+            return [instance.instance for instance in answers.accept(session, self.rules, acceptance)]
+
+    def completeness(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> Completeness:
+        with self.store.reading() as session:
+            return answers.completeness(session, self.rules, topic, start, start + windows * WINDOW_MS)
+
+    def answer(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> dict[str, Any]:
+        answer: dict[str, Any] = to_json(self.completeness(start, windows, topic))
+        return answer
+
+    def window(self, start: int = W, topic: str = TOPIC) -> dict[str, Any]:
+        (window,) = self.answer(start, topic=topic)["windows"]
+        assert isinstance(window, dict)
+        return window
+
+    def verdict(self, start: int = W, topic: str = TOPIC) -> str:
+        return str(self.window(start, topic)["verdict"])
+
+    def findings(self, start: int = W) -> list[tuple[str, str, Any]]:
+        return [(f["kind"], f["tier"], f["sequences"] or f["count"]) for f in self.window(start)["findings"]]
+
+    def strangers(self) -> list[tuple[str, str]]:
+        with self.store.reading() as session:
+            return sorted((row["kind"], row["cause"]) for row in answers.strangers(session))
+
+    def reading(self) -> Iterator[Session]:
+        with self.store.reading() as session:
+            yield session

@@ -1,0 +1,165 @@
+"""The auditor's service on a database that a story has filled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+
+from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.app import build_app
+from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.store import AuditStore
+from tests.unit.audit.story import NOW, RULES, TOPIC, Story, found
+
+SPAN = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T10:10Z"}
+
+
+@dataclass
+class Worker:
+    numbers: AuditNumbers
+    trouble: str | None = None
+
+
+class Client:
+    """Asks an application in this process."""
+
+    def __init__(self, app: Any) -> None:
+        self._transport = httpx.ASGITransport(app=app)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self._ask("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self._ask("POST", path, **options)
+
+    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://auditor") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(ask())
+
+
+@dataclass
+class Service:
+    story: Story
+    worker: Worker
+    client: Client
+
+    def settle(self) -> None:
+        with self.story.store.writing() as session:
+            answers.settle(session, self.story.rules, self.worker.numbers.settled)
+
+
+@pytest.fixture
+def service(tmp_path: object) -> Iterator[Service]:
+    # A file: with the database in memory every thread of the service would have its own.
+    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    clock = [NOW]
+    rules = replace(RULES, clock_ms=lambda: clock[0])
+    story = Story(store, rules)
+    worker = Worker(AuditNumbers(store, rules))
+    yield Service(story, worker, Client(build_app(store, rules, worker)))
+    store.close()
+
+
+def test_health_says_how_far_behind_every_tier_is_and_which_one_stands(service: Service) -> None:
+    answer = service.client.get("/v1/health")
+    assert answer.status_code == 503
+    assert "dc1 has sent no heartbeat: is its audit-reader running?" in answer.json()["trouble"]
+    service.story.beats(NOW - 60_000)
+    service.story.apply()
+    answer = service.client.get("/v1/health")
+    assert (answer.status_code, answer.json()["trouble"]) == (200, None)
+    assert answer.json()["behind_s"] == {"dc1": 60.0, "dc2": 60.0, "offline": 60.0}
+    service.story.beat("dc1", NOW)
+    service.story.beat("dc2", NOW)
+    service.story.beat("offline", NOW - 61_000)
+    service.story.apply()
+    answer = service.client.get("/v1/health")
+    assert answer.status_code == 503
+    assert "offline is counted through 2015-05-17T11:38:59Z, 61 s ago" in answer.json()["trouble"]
+    service.worker.trouble = "ZooKeeper does not answer"
+    assert "ZooKeeper does not answer; offline is" in service.client.get("/v1/health").json()["trouble"]
+
+
+def test_an_acceptance_is_in_the_answer_at_once_and_in_the_history_with_who_said_it(service: Service) -> None:
+    service.story.hello(7, time=NOW)
+    service.story.whole()
+    service.story.apply()
+    ask = f"/v1/topics/{TOPIC}/completeness"
+    assert service.client.get(ask, params=SPAN).json()["verdict"] == "pending"
+    refused = service.client.post("/v1/instances/99/accept", json={"reason": "r"})
+    assert refused.status_code == 400
+    assert "nobody has heard of instance 99" in refused.json()["error"]
+    assert service.client.post("/v1/instances/7/accept", json={"reason": " "}).status_code == 400
+    said = {"service": "shop", "reason": "rack gone", "who": "me@host"}
+    assert service.client.post("/v1/accept", json=said).json() == {"instances": [7], "accepted": "rack gone"}
+    answer = service.client.get(ask, params=SPAN).json()
+    assert answer["verdict"] == "complete"
+    assert "accepted: rack gone" in answer["windows"][0]["reasons"][0]
+    (entry,) = service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()
+    assert (entry["who"], entry["what"]) == ("me@host", "accepted 1 of service shop: rack gone")
+
+
+def test_an_instance_that_was_nobody_is_disowned_with_all_it_said(service: Service) -> None:
+    service.story.whole()
+    service.story.hello(666, service="evil")
+    service.story.report(0, (0, 99), instance=666, service="evil")
+    service.story.beats(NOW + 6000)
+    service.story.apply()
+    ask = f"/v1/topics/{TOPIC}/completeness"
+    assert service.client.get(ask, params=SPAN).json()["verdict"] == "incomplete"
+    said = {"reason": "not one of ours", "who": "me@host", "disown": True}
+    service.client.post("/v1/instances/666/accept", json=said)
+    (window,) = service.client.get(ask, params=SPAN).json()["windows"]
+    assert (window["verdict"], window["acknowledged"]) == ("complete", 10)
+    assert (
+        "instance 666 (evil on web-666 in dc1) reported does not count: not one of ours"
+        in window["reasons"][0]
+    )
+    (changed, entry) = service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()
+    assert entry["what"] == "incomplete became complete at revision 0"
+    assert changed["what"] == "disowned instance 666: not one of ours"
+
+
+def test_what_is_not_complete_and_who_is_a_stranger_is_listed(service: Service) -> None:
+    service.story.hello()
+    service.story.report(0, (0, 9))
+    service.story.report(0, (0, 99), server="evil")
+    service.story.carry(found((0, 8)))
+    service.story.beats()
+    service.story.apply()
+    (bad,) = service.client.get("/v1/bad").json()
+    assert (bad["topic"], bad["window"]["verdict"]) == (TOPIC, "incomplete")
+    assert service.client.get("/v1/bad", params={"topic": "Other"}).json() == []
+    (stranger,) = service.client.get("/v1/strangers").json()
+    assert stranger["who"] == "instance 1 (shop on evil)"
+    assert stranger["cause"] == "it contradicts the first hello of its instance"
+    (topic,) = service.client.get("/v1/topics").json()
+    assert topic["held_by"] == "incomplete: 1 missing at dc1 (shop on web-1)"
+    assert {"/v1/bad", "/metrics"} <= set(service.client.get("/").json()["paths"])
+
+
+def test_the_numbers_say_verdicts_watermarks_delays_and_strangers(service: Service) -> None:
+    service.story.whole()
+    service.story.report(5, instance=8)
+    for key, there in service.story.partitions.items():
+        with service.story.store.writing() as session:
+            ledger.apply(session, service.story.place(key), there, NOW)
+    service.settle()
+    text = service.client.get("/metrics").text
+    for line in (
+        f'millrace_audit_windows{{topic="{TOPIC}",verdict="complete"}} 1.0',
+        f'millrace_audit_watermark_age_seconds{{topic="{TOPIC}"}} 600.0',
+        'millrace_audit_behind_seconds{tier="dc1"} 0.0',
+        "millrace_audit_strangers 1.0",
+        f'millrace_audit_delay_seconds_count{{tier="home",topic="{TOPIC}"}} 1.0',
+        f'millrace_audit_delay_seconds_sum{{tier="warehouse",topic="{TOPIC}"}} 5400.0',
+    ):
+        assert line in text, line

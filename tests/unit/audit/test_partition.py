@@ -1,0 +1,184 @@
+"""One partition of a reader, given fetch answers: what it counts, loses, refuses and says of its origin."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from millrace.errors import ErrorCode
+from millrace.mirror.runs import OffsetRules
+from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch
+from millrace.records.mirror_position import MirrorPosition
+from millrace.records.mirror_position import Origin as MirrorOrigin
+from millrace.wire.fetch import FetchedPartition
+from millrace_audit.reader.counting import BatchCounter
+from millrace_audit.reader.partition import TRUNCATED_S, CannotRead, Partition, PartitionKey
+from millrace_audit.reports.messages import Origin
+
+TOPIC_ID = UUID(int=7)
+ORIGIN = MirrorOrigin("dc1", "t", TOPIC_ID, 3)
+
+
+def answer(*batches: bytes, error: int = 0, log_start: int = 0) -> FetchedPartition:
+    return FetchedPartition(error, -1, -1, log_start, memoryview(b"".join(batches)))
+
+
+def data(base: int, records: int = 1) -> bytes:
+    return build_batch([Message(0, None, b"plain") for _ in range(records)], base_offset=base)
+
+
+def position(base: int, next_offset: int, batches: int) -> bytes:
+    at = MirrorPosition(ORIGIN, 0, Cursor(next_offset), batches, batches, 0)
+    return control_batch(base, at.encode(0), timestamp=0)
+
+
+def partition(told: int | None = 0, *, byte_positions: bool = True) -> Partition:
+    return Partition("t", PartitionKey("a" * 32, 0), OffsetRules(byte_positions=byte_positions), told)
+
+
+def take(state: Partition, fetched: FetchedPartition) -> None:
+    for _ in state.take(fetched, BatchCounter(lambda _: False)):
+        pass
+
+
+def messages(state: Partition) -> int:
+    return sum(count for count, _ in state.tally.foreign.values())
+
+
+def test_what_was_read_is_told_once() -> None:
+    state = partition()
+    take(state, answer(data(0, 3)))
+    assert (state.has_news, state.end, messages(state)) == (True, 3, 3)
+    state.published()
+    assert (state.has_news, state.told, messages(state)) == (False, 3, 0)
+    take(state, answer(data(0, 3)))  # a fetch inside a batch gives the whole batch
+    assert (state.has_news, messages(state)) == (False, 0)
+
+
+def test_what_is_missing_between_two_batches_is_lost() -> None:
+    state, first = partition(), data(0)
+    take(state, answer(first))
+    take(state, answer(data(len(first))))
+    assert not state.lost, "the jump to the next byte position is none"
+    take(state, answer(data(5 * len(first))))
+    assert state.lost.pairs() == [[len(first) + 1, 5 * len(first) - 1]]
+    assert messages(state) == 3
+
+
+def test_offsets_of_apache_kafka_may_have_holes() -> None:
+    state = partition(byte_positions=False)
+    take(state, answer(data(0), data(50)))
+    assert (state.lost.pairs(), messages(state)) == ([], 2)
+
+
+def test_what_expired_is_lost_and_counting_goes_on_behind_it() -> None:
+    state = partition(10)
+    take(state, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE, log_start=400))
+    assert (state.lost.pairs(), state.end, state.has_news) == ([[10, 399]], 400, True)
+    take(state, answer(data(400)))
+    assert messages(state) == 1
+
+
+def test_an_offset_behind_the_end_is_no_expiry() -> None:
+    state = partition(10)
+    with pytest.raises(CannotRead, match="OFFSET_OUT_OF_RANGE"):
+        take(state, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE, log_start=0))
+    with pytest.raises(CannotRead, match="ends at 5 and was counted up to 10"):
+        state.noted(5)
+
+
+def test_a_log_that_stays_shorter_than_it_was_counted_is_counted_on_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    state = partition(byte_positions=False)
+    state.noted(3)
+    take(state, answer(data(0, 3)))
+    state.published()
+    for end, later in ((1, 0), (2, TRUNCATED_S - 1)):
+        now[0] = 100 + later
+        with pytest.raises(CannotRead, match="after a minute counting goes on from where it ends"):
+            state.noted(end)
+    now[0] = 100 + TRUNCATED_S
+    state.noted(2)
+    assert (state.truncated, state.told, state.end, state.behind) == (3, 2, 2, False)
+    state.noted(4)
+    take(state, answer(data(2, 2)))
+    assert (messages(state), state.end, state.lost.pairs()) == (2, 4, [])
+
+
+def test_what_was_read_and_not_told_yet_of_a_log_that_is_truncated_is_read_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
+    state = partition(byte_positions=False)
+    take(state, answer(data(0, 3)))
+    state.noted(2)
+    assert (state.truncated, state.told, messages(state), state.behind) == (None, 0, 0, True)
+    take(state, answer(data(0, 2)))
+    assert (messages(state), state.end) == (2, 2)
+
+
+def test_a_log_that_was_short_and_is_long_again_may_hold_something_else() -> None:
+    state = partition(10, byte_positions=False)
+    for end in (6, 4, 5):
+        with pytest.raises(CannotRead):
+            state.noted(end)
+    state.noted(10)
+    assert (state.lost.pairs(), state.truncated) == ([[4, 9]], None)
+    state.noted(11)
+    assert state.lost.pairs() == [[4, 9]]
+
+
+@pytest.mark.parametrize("byte_positions", [True, False])
+def test_what_lies_before_a_damaged_batch_is_counted_and_nothing_of_it(byte_positions: bool) -> None:
+    state, first = partition(byte_positions=byte_positions), data(0, 2)
+    bad = bytearray(data(len(first)))
+    bad[-3] ^= 1
+    hint = "millrace log repair" if byte_positions else "see its broker's log"
+    for _ in range(2):  # and once more is no more
+        with pytest.raises(CannotRead, match=f"fails its CRC.*{hint}"):
+            take(state, answer(first, bytes(bad), data(2 * len(first))))
+        assert (messages(state), state.end) == (2, 2)
+
+
+def test_a_pause_doubles_up_to_a_minute_and_only_a_new_cause_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    state = partition()
+    assert state.is_due()
+    assert state.stick("broken")
+    pauses = []
+    for _ in range(9):
+        assert state.stuck is not None
+        assert not state.is_due()
+        pauses.append(state.stuck.retry_at - now[0])
+        now[0] = state.stuck.retry_at
+        assert state.is_due()
+        assert not state.stick("broken")
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert state.stick("broken in another way")
+
+
+def test_the_newest_position_counts_if_the_mirror_has_appended_just_what_was_read() -> None:
+    state, mark = partition(), position(0, 100, 1)
+    first = data(len(mark))
+    take(state, answer(mark, first))
+    assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 100), "as far as it could be read"
+    newest = MirrorPosition(ORIGIN, 0, Cursor(250), 2, 2, 0)
+    state.copied(ORIGIN, replace(newest, batches=3))  # one more is on its way to the disk
+    assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 100)
+    state.copied(ORIGIN, newest)
+    assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 250)
+    assert BatchHeader.of(first).next_offset == state.end
+
+
+def test_a_mirror_whose_first_position_was_not_seen_says_only_what_it_is() -> None:
+    state = partition(5_000)
+    take(state, answer(data(5_000)))
+    state.copied(ORIGIN, MirrorPosition(ORIGIN, 0, Cursor(250), 1, 1, 0))
+    assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, None)

@@ -1,0 +1,122 @@
+"""The test vectors of docs/audit-protocol.md, read from the page: they are what Millrace itself writes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pytest
+import xxhash
+
+from millrace.errors import MillraceError
+from millrace_audit.reports.counts import window_start
+from millrace_audit.reports.event import EventSchema, read_header
+from millrace_audit.reports.messages import AuditCodec, Hello, Report, schema_file
+from millrace_audit.reports.ranges import from_deltas, to_deltas
+from millrace_audit.reports.seals import fingerprint, is_signed, seal_of, sign, signed_turn, wrapped
+from tests.support import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "audit-protocol.md").read_text()
+Vector = Mapping[str, Any]
+VECTORS: list[Vector] = [
+    vector for block in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL) for vector in json.loads(block)
+]
+
+
+def of_kind(kind: str) -> list[Vector]:
+    return [vector for vector in VECTORS if vector["vector"] == kind]
+
+
+def test_the_page_has_vectors_of_every_kind() -> None:
+    kinds = {"event", "fingerprint", "window", "ranges", "seal", "record", "signature"}
+    assert {vector["vector"] for vector in VECTORS} == kinds
+
+
+@pytest.mark.parametrize("vector", of_kind("event"))
+def test_an_event(vector: Vector) -> None:
+    schema = schema_file(vector["schema"])
+    value = EventSchema(schema, vector["schemaId"]).encode(vector["header"], vector["fields"])
+    assert value.hex() == vector["value"]
+    body: Any = fastavro.schemaless_reader(BytesIO(value[5:]), fastavro.parse_schema(dict(schema)), None)
+    assert {name: body[name] for name in vector["fields"]} == vector["fields"]
+    assert read_header(value)._asdict() == vector["header"]
+    assert window_start(vector["header"]["time"]) == vector["window"]
+    assert wrapped(fingerprint(value)) == vector["fingerprint"]
+
+
+@pytest.mark.parametrize("vector", of_kind("fingerprint"))
+def test_a_fingerprint_is_a_sum_of_hashes(vector: Vector) -> None:
+    values = [bytes.fromhex(value) for value in vector["values"]]
+    assert wrapped(sum(map(fingerprint, values))) == vector["fingerprint"]
+    total = sum(xxhash.xxh64(value, seed=0).intdigest() for value in values) % (1 << 64)
+    assert int.from_bytes(total.to_bytes(8, "big"), "big", signed=True) == vector["fingerprint"]
+
+
+@pytest.mark.parametrize("vector", of_kind("window"))
+def test_a_window(vector: Vector) -> None:
+    assert window_start(vector["time"]) == vector["window"]
+
+
+@pytest.mark.parametrize("vector", of_kind("ranges"))
+def test_ranges(vector: Vector) -> None:
+    assert to_deltas(vector["ranges"]) == vector["flat"]
+    assert [list(pair) for pair in from_deltas(vector["flat"])] == vector["ranges"]
+
+
+@pytest.mark.parametrize("vector", of_kind("seal"))
+def test_a_seal(vector: Vector) -> None:
+    key = bytes.fromhex(vector["key"])
+    assert hashlib.sha256(key).hexdigest() == seal_of(key).hex() == vector["seal"]
+
+
+class Ids:
+    """A registry in which every schema of the page has its id."""
+
+    url = "http://registry"
+
+    def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
+        return next(int(v["schemaId"]) for v in of_kind("record") if v["schema"] == subject)
+
+    def schema(self, schema_id: int) -> Any:
+        name = next((v["schema"] for v in of_kind("record") if v["schemaId"] == schema_id), None)
+        if name is None:
+            raise MillraceError(f"no schema {schema_id}")
+        return json.loads((REPOSITORY / "schemas" / f"{name}.avsc").read_text())
+
+
+@pytest.mark.parametrize("vector", of_kind("record"))
+def test_an_audit_record(vector: Vector) -> None:
+    schema = fastavro.parse_schema(dict(schema_file(vector["schema"])))
+    in_bytes = {
+        name: bytes.fromhex(vector["record"][name]) for name in {"key", "seal"} & vector["record"].keys()
+    }
+    out = BytesIO()
+    out.write(b"\0" + vector["schemaId"].to_bytes(4, "big"))
+    fastavro.schemaless_writer(out, schema, {**vector["record"], **in_bytes})
+    assert out.getvalue().hex() == vector["value"]
+    codec = AuditCodec(Ids())  # type: ignore[arg-type]
+    record = codec.decode(bytes.fromhex(vector["value"]))
+    assert isinstance(record, Hello | Report)
+    assert record.seal == in_bytes["seal"]
+    assert codec.encode(record).hex() == vector["value"], "and what Millrace writes is the same"
+
+
+@pytest.mark.parametrize("vector", of_kind("signature"))
+def test_the_key_of_what_a_reader_says(vector: Vector) -> None:
+    secret, value = bytes.fromhex(vector["secret"]), bytes.fromhex(vector["value"])
+    key = bytes.fromhex(vector["key"])
+    assert sign(vector["turn"], secret, value) == key
+    assert key[8:] == hmac.new(secret, value, "sha256").digest()
+    assert (signed_turn(key), is_signed(key, secret, value)) == (vector["turn"], True)
+
+
+def test_the_page_names_the_fields_of_its_records() -> None:
+    for name in ("AuditHello", "AuditReport"):
+        for field in schema_file(name)["fields"]:
+            assert f"`{field['name']}`" in PAGE or f"{field['name']}" in json.dumps(VECTORS), field["name"]

@@ -1,0 +1,247 @@
+"""An auditing reader round by round, on a cluster in memory: what it publishes of what it is shown."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from millrace.client.cluster_client import TopicMetadata
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records import BatchHeader, Message, build_batch
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition
+from millrace_audit.reader import reader
+from millrace_audit.reader.numbers import ReaderNumbers
+from millrace_audit.reader.partition import Partition, PartitionKey
+from millrace_audit.reader.reader import AuditReader, ReaderConfig
+from millrace_audit.reports.messages import AuditRecord, Count, Heartbeat
+from millrace_audit.reports.turns import Turn
+from tests.unit.audit.test_messages import Ids
+
+TOPIC, TOPIC_ID = "t", UUID(int=3)
+TURN = Turn(number=4, secret=b"s", cluster_id="c", host="h", pid=1, began=0)
+
+
+@dataclass
+class Cluster:
+    """One topic of one partition, whose log is made of batches, and what a reader has published."""
+
+    cluster_id = "kafka"
+    log: list[bytes] = field(default_factory=list)
+    end: int = 0
+    listed: bool = True
+    published: list[AuditRecord] = field(default_factory=list)
+    refuses: bool = False
+
+    def append(self, *messages: Message) -> None:
+        batch = build_batch(list(messages), base_offset=self.end)
+        self.log.append(batch)
+        self.end = BatchHeader.of(batch).next_offset
+
+    def topics(self) -> dict[str, TopicMetadata]:
+        return {TOPIC: TopicMetadata(TOPIC, TOPIC_ID, {0: 1})} if self.listed else {}
+
+    def list_offsets(self, topic: str, when: int, partitions: Any = None) -> dict[int, int]:
+        return {0: 0}
+
+    def earliest(self, leader: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def latest(self, leader: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.end)
+
+    def fetch(
+        self, leader: int, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, FetchedPartition]:
+        answers = {}
+        for name, at in offsets.items():
+            error = ErrorCode.OFFSET_OUT_OF_RANGE if at > self.end else 0
+            batches = [batch for batch in self.log if BatchHeader.of(batch).next_offset > at]
+            answers[name] = FetchedPartition(error, self.end, self.end, 0, memoryview(b"".join(batches)))
+        return answers
+
+    def publish(self, messages: Sequence[bytes], *, keys: Sequence[bytes]) -> None:
+        if self.refuses:
+            raise MillraceError("away")
+        for message in messages:
+            record = self.codec.decode(message)
+            assert record is not None
+            self.published.append(record)
+
+    def close(self) -> None:
+        pass
+
+    def news(self) -> list[AuditRecord]:
+        """What was published since the last look."""
+        new, self.published = self.published, []
+        return new
+
+    codec: Any = None
+
+
+class Nobody:
+    """Whom these tests do not ask."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def check_cluster(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    @classmethod
+    def connect(cls, *_: Any) -> Nobody:
+        return cls()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def reading(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AuditReader]:
+    for name in ("Session", "TurnTaker", "Mirrors"):
+        monkeypatch.setattr(reader, name, Nobody)
+    for name in ("ClusterClient", "Brokers", "AuditPublisher"):
+        monkeypatch.setattr(reader, name, lambda *_, **__: cluster)
+    monkeypatch.setattr(reader, "SchemaRegistryClient", lambda _: Ids())
+    config = ReaderConfig(cluster="dc1", tier="dc1", bootstrap="", registry="", zookeeper="")
+    made = AuditReader(config, threading.Event(), ReaderNumbers("dc1"))
+    made._turn, cluster.codec = TURN, made._codec
+    yield made
+    made._registry.close()
+
+
+def count(record: AuditRecord) -> tuple[int, int, int]:
+    assert isinstance(record, Count)
+    return record.start, record.end, sum(foreign.messages for foreign in record.foreign)
+
+
+def test_nothing_is_said_to_be_counted_while_a_listing_lacks_what_was_counted_before(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    cluster.news()
+    cluster.listed = False  # a broker that has just started knows no topics yet
+    reading._beat_due = 0
+    reading.count_once()
+    assert cluster.news() == []
+    cluster.listed = True
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    second, back = cluster.news()
+    assert count(second) == (1, 2, 1)
+    assert isinstance(back, Heartbeat)
+    assert not back.positions
+
+
+def test_a_turn_says_nothing_before_all_is_listed_that_was_counted_in_the_one_before(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading._covered = {PartitionKey(TOPIC_ID.hex, 0): 0, PartitionKey("d" * 32, 0): 5}
+    reading.count_once()
+    assert cluster.news() == []
+    monkeypatch.setattr(reader, "GONE_S", 0)
+    reading.count_once()
+    (beat,) = cluster.news()
+    assert isinstance(beat, Heartbeat)
+    assert [position.topic_id for position in beat.positions] == [TOPIC_ID.hex]
+
+
+def test_a_topic_is_looked_for_behind_the_end_of_what_is_reported(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.listed = False
+    cluster.append(Message(0, None, b"plain"))
+
+    def begins_now(*_: object) -> dict[int, int]:
+        cluster.listed = True
+        return {0: 700}
+
+    monkeypatch.setattr(cluster, "list_offsets", begins_now)
+    reading.count_once()
+    counted, beat = cluster.news()
+    assert count(counted) == (0, 1, 1)
+    assert isinstance(beat, Heartbeat)
+    assert beat.reported_through == 700
+
+
+def test_a_topic_that_listings_lack_for_long_is_gone_and_counted_on_when_it_is_back(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "GONE_S", 0)
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    first, _ = cluster.news()
+    assert count(first) == (0, 1, 1)
+    cluster.listed = False
+    reading.count_once()
+    (gone,) = cluster.news()
+    assert isinstance(gone, Heartbeat)
+    assert [position.offset for position in gone.positions] == [None]
+    cluster.listed = True
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    second, back = cluster.news()
+    assert count(second) == (1, 2, 1)
+    assert isinstance(back, Heartbeat)
+    assert [position.offset for position in back.positions] == [2]
+
+
+def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.append(Message(0, None, b"plain"))
+    cluster.append(Message(0, None, b"gone"))
+    reading.count_once()
+    cluster.news()
+    cluster.log.pop()
+    cluster.end = 1
+    reading.count_once()
+    (stuck,) = cluster.news()
+    assert isinstance(stuck, Heartbeat)
+    assert [bad.offset for bad in stuck.unreadable] == [2]
+    monkeypatch.setattr("millrace_audit.reader.partition.TRUNCATED_S", 0)
+    monkeypatch.setattr(Partition, "is_due", lambda _: True)
+    reading.count_once()
+    (cut,) = cluster.news()
+    assert isinstance(cut, Heartbeat)
+    assert [(log.counted, log.end) for log in cut.truncated] == [(2, 1)]
+    assert not cut.unreadable
+    cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
+    reading.count_once()
+    again, beat = cluster.news()
+    assert count(again) == (1, 3, 2)
+    assert isinstance(beat, Heartbeat)
+    assert not beat.truncated
+
+
+def test_heartbeats_of_a_turn_are_numbered_also_when_one_is_sent_again(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    reading.count_once()
+    cluster.refuses = True
+    cluster.append(Message(0, None, b"plain"))
+    with pytest.raises(MillraceError, match="away"):
+        reading.count_once()
+    cluster.refuses = False
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    news = cluster.news()
+    assert [record.number for record in news if isinstance(record, Heartbeat)] == [1, 2, 3]
+    assert [count(record) for record in news if isinstance(record, Count)] == [
+        (0, 1, 1),
+        (1, 2, 1),
+        (2, 3, 1),
+    ]

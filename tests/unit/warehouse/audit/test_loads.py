@@ -1,0 +1,176 @@
+"""What the warehouse's reader tells of loads: what is in their files, once, whatever the loads say."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.errors import MillraceError
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import LoadCount
+from millrace_warehouse.audit.loads import Loads
+from millrace_warehouse.audit.read_back import read_back
+from millrace_warehouse.history.expired import Expired
+from millrace_warehouse.history.layout import expired_path, read_edition, read_load
+from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
+from millrace_warehouse.history.stored import sequences_of
+from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.load.reload import reload_topic
+from millrace_warehouse.storage import open_storage
+from millrace_warehouse.storage.verbs import Storage
+from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event, filled_log, load_run
+from tests.unit.warehouse.mended import Mended, later_event, moved_event
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadManifest:
+    load_topic(load_run(filled_log(), tmp_path), TOPIC)
+    return read_load(open_storage(str(tmp_path)), TOPIC, 1)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path))
+
+
+def tell(storage: Storage, loads: Loads, *, killed: bool = False) -> list[LoadCount]:
+    """What a reader tells now; a killed one dies before it has written down the last of it."""
+    told: list[LoadCount] = []
+    for manifest in loads.news():
+        counts = read_back(storage, manifest).counts
+        told += loads.records(manifest, counts)
+        if not killed:
+            loads.note(manifest, counts)
+    return told
+
+
+def rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    table = pq.ParquetFile(path).read()
+    pq.write_table(change(table), path)
+
+
+def test_the_files_of_a_load_hold_what_its_tasks_have_counted(storage: Storage, loaded: LoadManifest) -> None:
+    found = read_back(storage, loaded)
+    assert found.bad == []
+    assert found.counts == sequences_of(storage, loaded)
+    assert found.counts.total == 180
+
+
+def test_a_row_that_a_file_lacks_is_not_told_although_the_manifest_names_it(
+    tmp_path: Path, storage: Storage, loaded: LoadManifest
+) -> None:
+    rewrite(tmp_path / TOPIC / loaded.files[0].path, lambda table: table.slice(3))
+    (told,) = tell(storage, Loads(storage, TOPIC))
+    lost = sequences_of(storage, loaded).without(told.counts)
+    assert lost.total == 3
+    assert told.source.sha256 == loaded.sha256
+    assert told.source.manifest == f"file://{tmp_path}/{TOPIC}/loads/0000000001.json"
+    assert {end.partition: end.end for end in told.ends} == loaded.ends
+
+
+def test_a_row_that_a_file_has_with_another_sequence_is_told_with_that(
+    tmp_path: Path, storage: Storage, loaded: LoadManifest
+) -> None:
+    def swap(table: pa.Table) -> pa.Table:
+        header = table.column("header").combine_chunks()
+        fields = {field.name: header.field(i) for i, field in enumerate(header.type)}
+        fields["sequence"] = pc.add(fields["sequence"], 1000)
+        swapped = pa.StructArray.from_arrays(list(fields.values()), fields=list(header.type))
+        return table.set_column(table.column_names.index("header"), table.schema.field("header"), swapped)
+
+    rows = loaded.files[0].rows
+    rewrite(tmp_path / TOPIC / loaded.files[0].path, swap)
+    stated, found = sequences_of(storage, loaded), read_back(storage, loaded).counts
+    assert stated.without(found).total == found.without(stated).total == rows
+
+
+@pytest.mark.parametrize("fault", ["gone", "broken"])
+def test_a_file_that_is_gone_or_broken_is_named_and_what_it_held_is_not_told(
+    tmp_path: Path, storage: Storage, loaded: LoadManifest, fault: str
+) -> None:
+    path = tmp_path / TOPIC / loaded.files[1].path
+    if fault == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-9])
+    found = read_back(storage, loaded)
+    (line,) = found.bad
+    assert line.startswith(f"{TOPIC}/{loaded.files[1].path} ")
+    assert found.counts.total == 180 - loaded.files[1].rows
+
+
+def test_files_that_expire_has_deleted_before_they_were_counted_count_as_their_manifest_says(
+    tmp_path: Path, storage: Storage, loaded: LoadManifest
+) -> None:
+    gone = [file for file in loaded.files if file.hour == loaded.files[0].hour][:1]
+    entry = Expired(
+        number=1,
+        created="",
+        publication=PreviousPublication(path="", sha256=""),
+        files=[file.path for file in gone],
+    )
+    storage.create(expired_path(TOPIC, 1), encode(entry))
+    for file in gone:
+        (tmp_path / TOPIC / file.path).unlink()
+    assert read_back(storage, loaded) == dataclasses.replace(
+        read_back(storage, loaded), counts=sequences_of(storage, loaded), bad=[]
+    )
+
+
+def test_a_load_is_told_once_and_again_in_the_same_words_by_who_comes_after_a_kill(tmp_path: Path) -> None:
+    log, storage = filled_log(), open_storage(str(tmp_path))
+    load_topic(load_run(log, tmp_path), TOPIC)
+    first = tell(storage, Loads(storage, TOPIC), killed=True)
+    loads = Loads(storage, TOPIC)
+    again = tell(storage, loads)
+    assert [dataclasses.replace(told, time=0) for told in first] == [
+        dataclasses.replace(told, time=0) for told in again
+    ]
+    assert tell(storage, loads) == tell(storage, Loads(storage, TOPIC)) == []
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    (told,) = tell(storage, loads)
+    assert (told.source.load, told.counts.total) == (2, 1)
+    assert tell(storage, Loads(storage, TOPIC)) == []
+
+
+def test_an_edition_is_told_as_what_it_has_more_than_the_one_before(tmp_path: Path) -> None:
+    scene = Mended(tmp_path)
+    scene.log.append(0, [event(0, START), event(1, START), moved_event(2, START, START + 2 * HOUR)])
+    scene.load()
+    scene.log.append(1, [later_event(3, START + HOUR)])
+    scene.load()
+    storage = scene.storage()
+    before = tell(storage, Loads(storage, TOPIC))
+    scene.fixed = True
+    reload_topic(scene.reload_run(), TOPIC, [1, 2])
+    told = tell(storage, Loads(storage, TOPIC))
+    assert [(each.source.load, each.source.edition) for each in told] == [(1, 2), (2, 2)]
+    total = SequenceCounts()
+    for each in (*before, *told):
+        total.merge(each.counts)
+    for each in told:
+        total = total.without(each.removed)
+    expected = SequenceCounts()
+    for load in (1, 2):
+        expected.merge(sequences_of(storage, read_edition(storage, TOPIC, load, 2)))
+    assert total == expected
+    (tmp_path / TOPIC / "audited" / "0000000001.0002.json.gz").unlink()
+    (tmp_path / TOPIC / "audited" / "0000000001.0001.json.gz").write_bytes(b"edited")
+    with pytest.raises(MillraceError, match=r"audited/0000000001\.0001\.json\.gz is gone or was edited"):
+        tell(storage, Loads(storage, TOPIC))
+
+
+def test_a_manifest_that_was_edited_is_told_nothing_of(
+    tmp_path: Path, storage: Storage, loaded: LoadManifest
+) -> None:
+    path = tmp_path / TOPIC / "loads" / "0000000001.json"
+    path.write_text(path.read_text().replace('"rows": 5', '"rows": 6', 1).replace("run-1", "run-9"))
+    with pytest.raises(MillraceError, match="the manifest was edited"):
+        tell(storage, Loads(storage, TOPIC))

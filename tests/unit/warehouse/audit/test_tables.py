@@ -1,0 +1,166 @@
+"""What the warehouse's reader tells of a published table: what any reader of it gets now, hour by hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.expressions import AlwaysTrue
+
+from millrace.errors import MillraceError
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.at import At
+from millrace_warehouse.audit.loads import Loads
+from millrace_warehouse.audit.read_back import read_back
+from millrace_warehouse.audit.tables import PublishedTable, TableHour
+from millrace_warehouse.history.layout import audited_table_path, load_numbers, read_edition
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.stored import sequences_of
+from millrace_warehouse.load.reload import reload_topic
+from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.compact import compact_topic
+from millrace_warehouse.storage import open_storage
+from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verbs import Compact
+from tests.loaded import compact_as_others_do
+from tests.unit.warehouse.memory_log import HOUR, START, event
+from tests.unit.warehouse.mended import Mended, moved_event
+from tests.unit.warehouse.publish.publishing import H10, H11, H12, TOPIC, publish_in
+
+
+@dataclass
+class Scene:
+    """A warehouse of real loads, its table, and a reader that tells."""
+
+    mended: Mended
+    storage: Storage
+    catalog: Catalog
+    loads: Loads
+    table: PublishedTable
+
+    def load(self, *times_ms: int) -> None:
+        self.mended.log.append_events(0, times_ms)
+        self.mended.load()
+
+    def tell(self) -> dict[str, int]:
+        """Hour -> sequences of each that are told now, loads before tables as a reader does it."""
+        return {found.hour: found.counts.total for found in self.news()}
+
+    def news(self) -> list[TableHour]:
+        for manifest in self.loads.news():
+            self.loads.note(manifest, read_back(self.storage, manifest).counts)
+        return list(self.table.news(self.catalog, self.loads))
+
+    def publish(self, *hours: str, **settings: Any) -> None:
+        publish_in(self.storage, self.catalog, *hours, **settings)
+
+    @property
+    def iceberg(self) -> Any:
+        return self.catalog.load_table(table_identifier(TOPIC))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    storage = open_storage(str(tmp_path))
+    with connect(storage) as catalog:
+        scene = Scene(
+            Mended(tmp_path), storage, catalog, Loads(storage, TOPIC), PublishedTable(storage, TOPIC)
+        )
+        scene.load(START, START + 1, START + HOUR)
+        yield scene
+
+
+def test_an_hour_is_told_once_it_is_published_and_again_when_its_files_change(scene: Scene) -> None:
+    assert scene.tell() == {}, "there is no table yet"
+    scene.publish(H10)
+    (found,) = scene.news()
+    assert (found.hour, found.windows) == (H10, [START + n * 600_000 for n in range(6)])
+    stated = sequences_of(scene.storage, read_edition(scene.storage, TOPIC, 1, 1))
+    expected = SequenceCounts()
+    expected.tallies = {key: tally for key, tally in stated.tallies.items() if key.window < START + HOUR}
+    assert found.counts == expected
+    assert scene.tell() == {}
+    scene.load(START + 5)
+    scene.publish(H11)
+    assert scene.tell() == {H10: 3, H11: 1}, "a late row reaches a published hour with every publication"
+    at = At(storage=scene.storage, catalog=scene.catalog)
+    request = Compact(topics=[TOPIC], warehouse=scene.storage.root, quiet_s=0.0, small_files=1)
+    assert compact_topic(at, request, TOPIC).hours
+    assert scene.tell() == {H10: 3}, "other files, the same rows"
+    assert PublishedTable(scene.storage, TOPIC)._told.keys() == {H10, H11}
+    assert list(PublishedTable(scene.storage, TOPIC).news(scene.catalog, scene.loads)) == []
+
+
+def test_an_hour_waits_for_the_publication_that_brings_it_what_was_loaded_late(scene: Scene) -> None:
+    scene.publish(H10, H11)
+    scene.load(START + 5)
+    assert scene.tell() == {H11: 1}, "late rows of the other hour are loaded and not published"
+    scene.publish()
+    assert scene.tell() == {H10: 3}
+
+
+def test_a_table_that_is_ahead_of_what_was_told_waits(scene: Scene) -> None:
+    scene.publish(H10)
+    assert list(scene.table.news(scene.catalog, scene.loads)) == []
+    assert scene.tell() == {H10: 2}
+
+
+def test_what_another_program_makes_of_an_hour_is_told(scene: Scene) -> None:
+    scene.publish(H10, H11)
+    (before, _) = scene.news()
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10)
+    (same,) = scene.news()
+    assert same.counts == before.counts
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: rows.slice(1))
+    assert scene.tell() == {H10: 1}
+    double = partial(compact_as_others_do, scene.storage, scene.iceberg, TOPIC, H10)
+    double(lambda rows: pa.concat_tables([rows] * 5))
+    (five,) = scene.news()
+    (tally,) = five.counts.tallies.values()
+    assert (tally.total, tally.present.pairs()) == (5, [[1, 1]])
+    scene.iceberg.delete(AlwaysTrue())
+    assert scene.tell() == {H10: 0, H11: 0}, "an hour without files is told, too"
+
+
+def test_a_re_load_is_told_of_the_table_once_it_is_published(tmp_path: Path) -> None:
+    mended = Mended(tmp_path)
+    mended.log.append(0, [event(0, START), event(1, START), moved_event(2, START, START + 2 * HOUR)])
+    mended.load()
+    storage = mended.storage()
+    with connect(storage) as catalog:
+        scene = Scene(mended, storage, catalog, Loads(storage, TOPIC), PublishedTable(storage, TOPIC))
+        scene.publish(H10, H12)
+        before = scene.tell()
+        mended.fixed = True
+        reload_topic(mended.reload_run(), TOPIC, [1])
+        assert scene.tell() == {}, "the table has the rows of the edition before"
+        scene.publish()
+        after = scene.tell()
+        assert sum(before.values()) == sum({**before, **after}.values()) == 3
+        assert {H10, H12} >= after.keys() != set()
+
+
+def test_a_file_of_the_table_that_is_gone_is_named_and_nothing_is_told_of_its_hour(scene: Scene) -> None:
+    scene.publish(H10)
+    (load,) = load_numbers(scene.storage, TOPIC)
+    manifest: LoadManifest = read_edition(scene.storage, TOPIC, load, 1)
+    for m in scene.loads.news():
+        scene.loads.note(m, read_back(scene.storage, m).counts)
+    for file in manifest.files:
+        scene.storage.delete(f"{TOPIC}/{file.path}")
+    with pytest.raises(MillraceError, match=r"millrace\.PageView cannot be read in 2015-05-17T10"):
+        scene.tell()
+
+
+def test_without_what_was_written_down_every_hour_is_told_again(scene: Scene) -> None:
+    scene.publish(H10, H11)
+    told = scene.tell()
+    scene.storage.delete(audited_table_path(TOPIC))
+    scene.table = PublishedTable(scene.storage, TOPIC)
+    assert scene.tell() == told

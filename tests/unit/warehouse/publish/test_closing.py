@@ -1,0 +1,102 @@
+"""An hour is published as complete only when its own rows are those that its loads have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.load import task
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.publisher import PublishResult
+from millrace_warehouse.sequences import count_sequences
+from tests.unit.warehouse.memory_log import HOUR, START, TOPIC
+from tests.unit.warehouse.mended import Mended
+from tests.unit.warehouse.publish.publishing import H10, H11, publish_in
+
+Run = Callable[..., PublishResult]
+COMPLETE = {H10: "complete", H11: "complete"}
+
+
+@pytest.fixture
+def mended(tmp_path: Path) -> Mended:
+    mended = Mended(tmp_path)
+    mended.log.append_events(0, [START, START + 1, START + 2, START + HOUR])
+    return mended
+
+
+@pytest.fixture
+def miscounting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that count the second row in the place of the first: as many rows as they write."""
+
+    def miscount(rows: pa.RecordBatch, counts: SequenceCounts) -> None:
+        count_sequences(rows.slice(1), counts)
+        count_sequences(rows.slice(1, 1), counts)
+
+    monkeypatch.setattr(task, "count_sequences", miscount)
+
+
+@pytest.fixture
+def run(mended: Mended) -> Iterator[Run]:
+    storage = mended.storage()
+    with connect(storage) as catalog:
+        yield lambda *hours, **settings: publish_in(
+            storage, catalog, *hours, verdicts=COMPLETE, **{"proven": True, **settings}
+        )
+
+
+def outcome(result: PublishResult) -> dict[str, str]:
+    """Hour -> verdict, of what was published and of what waits."""
+    published = {change.hour: f"published {change.verdict.verdict}" for change in result.changes}
+    waits = {each.hour: f"waits {each.verdict.verdict}" for each in result.waiting if each.verdict}
+    return {**published, **waits}
+
+
+def test_hours_whose_rows_close_are_published_as_complete(mended: Mended, run: Run) -> None:
+    mended.load()
+    assert outcome(run()) == {H10: "published complete", H11: "published complete"}
+
+
+@pytest.mark.usefixtures("miscounting")
+def test_an_hour_whose_rows_do_not_close_waits_although_the_auditor_calls_it_complete(
+    mended: Mended, run: Run
+) -> None:
+    mended.load()
+    result = run()
+    assert outcome(result) == {H10: "waits incomplete", H11: "published complete"}
+    (waits,) = result.waiting
+    assert waits.verdict is not None
+    (reason,) = waits.verdict.reasons
+    assert reason.startswith("the rows of load 1 are not those that it counted: 1 missing, 1 too many;")
+
+
+@pytest.mark.usefixtures("miscounting")
+def test_an_hour_that_is_named_is_published_with_what_is_wrong_beside_it(mended: Mended, run: Run) -> None:
+    mended.load()
+    result = run(H10)
+    assert outcome(result) == {H10: "published incomplete", H11: "published complete"}
+    assert result.publication is not None
+    assert [list(pair) for pair in result.publication.incomplete] == [[H10, H10]]
+
+
+def test_a_file_that_cannot_be_read_holds_its_hour_back(mended: Mended, run: Run) -> None:
+    mended.load()
+    (file,) = (f for f in read_load(mended.storage(), TOPIC, 1).files if f.hour == H10)
+    path = mended.folder / TOPIC / file.path
+    path.write_bytes(path.read_bytes()[:-8] + b"\0" * 8)
+    assert outcome(run()) == {H10: "waits incomplete", H11: "published complete"}
+
+
+def test_late_rows_that_do_not_close_make_their_published_hour_incomplete(
+    mended: Mended, run: Run, request: pytest.FixtureRequest
+) -> None:
+    mended.load()
+    run()
+    mended.log.append_events(0, [START + 5, START + 6])
+    request.getfixturevalue("miscounting")
+    mended.load()
+    assert outcome(run()) == {H10: "published incomplete"}
