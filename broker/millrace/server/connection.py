@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from millrace.records.file_slice import FileSlice
+from millrace.security.rights import Access
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
 from millrace.wire.framing import RequestFramer
 
@@ -54,6 +55,7 @@ class ClientConnection:
     socket: socket.socket
     host: str
     address: str
+    access: Access
     framer: RequestFramer
     served_at: float
     """When a whole request came last, or when the connection was opened."""

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from millrace.config import ClientLimits
 from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
+from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.request import Request
@@ -231,7 +232,8 @@ class Server:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             framer = RequestFramer(self._limits.max_frame_bytes, self._frame_buffers)
-            connection = ClientConnection(self, client, host, f"{host}:{port}", framer, self.now)
+            access = Access(None, ANONYMOUS, host)
+            connection = ClientConnection(self, client, host, f"{host}:{port}", access, framer, self.now)
             self._epoll.register(client.fileno(), connection.events)
             self._connections[client.fileno()] = connection
         except Exception:

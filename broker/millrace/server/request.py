@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from millrace.records.file_slice import FileSlice
+from millrace.security.rights import Access
 from millrace.wire.messages import ApiKey
 
 Part: TypeAlias = "bytes | FileSlice"
@@ -33,6 +34,8 @@ class Client(Protocol):
     closed: bool
     address: str
     """HOST:PORT."""
+    access: Access
+    """Who it is, and what it may do."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 

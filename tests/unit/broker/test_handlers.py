@@ -19,6 +19,7 @@ from millrace.coordination.state import BrokerAddress, PartitionState, TopicStat
 from millrace.errors import ErrorCode
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
+from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
@@ -31,6 +32,7 @@ from tests.unit.broker.asking import AskingClient, handlers_of
 class FakeClient:
     closed = False
     address = "127.0.0.1:1"
+    access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self) -> None:
         self.answers = 0

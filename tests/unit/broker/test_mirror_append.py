@@ -12,6 +12,7 @@ from millrace.coordination.state import BrokerAddress
 from millrace.errors import ErrorCode
 from millrace.mirror.translation import MAX_OFFSETS, TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch, control_batch
+from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
@@ -28,6 +29,7 @@ from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 class FakeClient:
     closed = False
+    access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self, address: str = "127.0.0.1:1") -> None:
         self.address = address

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from millrace.config import LogConfig
 from millrace.handlers.produce import PRODUCE
 from millrace.records import Message, batch_crc, build_batch
+from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Part, Request
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 from tests.unit.broker.asking import handlers_of
@@ -31,6 +32,7 @@ class Client:
     """Sends bytes as a connection brings them, to a broker that serves runs or only single requests."""
 
     address = "127.0.0.1:1"
+    access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self, running: Running, *, runs: bool) -> None:
         self._running = running
