@@ -102,6 +102,31 @@ class ClientLimits:
             raise ConfigError("max_buffered_bytes must be at least twice max_frame_bytes")
 
 
+DEFAULT_LISTEN = "127.0.0.1:9092"
+DEFAULT_LISTENER = "default"
+"""The name of the listener that `listen` alone stands for."""
+PROTOCOLS = ("PLAINTEXT",)
+EVERY_ADDRESS = ("0.0.0.0", "::")
+"""Addresses to listen on, at which no client can find a broker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerConfig:
+    """An address that clients connect to, and what they are told of it."""
+
+    listen: str
+    advertised: str = ""
+    """HOST:PORT at which clients of this listener find the broker; empty: `listen` itself. Port 0 stands for
+    the port that was bound."""
+    protocol: str = "PLAINTEXT"
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"protocol {self.protocol!r} is none of {', '.join(PROTOCOLS)}")
+        if not self.advertised and parse_address(self.listen, "listen")[0] in EVERY_ADDRESS:
+            raise ConfigError(f"no client finds a broker at {self.listen}: set `advertised` to HOST:PORT")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig(ClientLimits):
     """One broker process."""
@@ -109,7 +134,11 @@ class BrokerConfig(ClientLimits):
     broker_id: int
     cluster: str
     """Name of the cluster, for example dc1; also its ZooKeeper chroot."""
-    listen: str = "127.0.0.1:9092"
+    listen: str = DEFAULT_LISTEN
+    """Where clients connect, unless there are `listeners`."""
+    listeners: Mapping[str, ListenerConfig] = field(default_factory=dict)
+    """Where clients of several kinds connect, by name; a cluster's brokers have the same names. The first is
+    also where Millrace's own processes find this broker through ZooKeeper."""
     zookeeper: str = "127.0.0.1:2181"
     """HOST:PORT[,HOST:PORT...] of the ensemble, without a chroot."""
     log_dir: str = "./data"
@@ -141,6 +170,18 @@ class BrokerConfig(ClientLimits):
     log: LogConfig = field(default_factory=LogConfig)
     mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
     """Origin clusters by name."""
+
+    def __post_init__(self) -> None:
+        ClientLimits.__post_init__(self)
+        if self.listeners and self.listen != DEFAULT_LISTEN:
+            raise ConfigError("`listen` and [listeners] cannot both be: make the address one more listener")
+
+    @property
+    def named_listeners(self) -> Mapping[str, ListenerConfig]:
+        """The listeners by name; `listen` alone is one, too."""
+        return self.listeners or {
+            DEFAULT_LISTENER: ListenerConfig(listen=self.listen, advertised=self.listen)
+        }
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:

@@ -17,6 +17,7 @@ from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, load, parse_address
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
+from millrace.coordination.state import BrokerAddress
 from millrace.groups import Groups
 from millrace.handlers import Handlers, Services, all_apis
 from millrace.mailbox import Mailbox
@@ -45,8 +46,8 @@ def broker(config: Path, overrides: Sequence[str]) -> None:
     """Run one broker of a cluster until SIGTERM or Ctrl-C.
 
     Prints "ready: broker ... on HOST:PORT" once it accepts clients. The file's keys: broker_id, cluster,
-    listen, zookeeper, log_dir, metrics_listen, limits such as max_connections, [log], [mirror.NAME];
-    docs/configuration.md has them all.
+    listen or [listeners.NAME], zookeeper, log_dir, metrics_listen, limits such as max_connections, [log],
+    [mirror.NAME]; docs/configuration.md has them all.
 
     Example: millrace broker dc1.toml --set broker_id=2 --set listen=127.0.0.1:9093 --set log_dir=data2
     """
@@ -63,7 +64,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     allow_open_files()
     logs = LogDirectory.open(Path(config.log_dir), config.log, clock)
     mailbox = Mailbox()
-    server = Server(*parse_address(config.listen, "listen"), mailbox, config)
+    server = Server(config.named_listeners, mailbox, config)
     cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
     try:
         claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
@@ -78,9 +79,19 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.listen()
-        cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
+        first = server.listeners[0]
+        told = {listener.name: listener.advertised for listener in server.listeners}
+        # Last: clients may come at once.
+        cluster.register_broker(
+            config.broker_id, BrokerAddress(*first.advertised, told), (first.host, first.port)
+        )
         stop_on_signals(partial(_stop, mirror, mailbox, server))  # until here nothing has to be ended
-        address = f"{server.host}:{server.port}"
+        for listener in server.listeners:
+            at = f"{listener.host}:{listener.port}"
+            log.info(
+                "listener %s on %s, which clients find at %s:%s", listener.name, at, *listener.advertised
+            )
+        address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
         server.run(handlers.serve_next, broker.end_of_turn)

@@ -52,12 +52,12 @@ def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.Fi
         )
 
     def answer(broker_id: int) -> None:
-        address = call.broker.cluster.brokers[broker_id]
-        call.answer(
-            messages.FindCoordinatorResponse(
-                error_code=ErrorCode.NONE, node_id=broker_id, host=address.host, port=address.port
-            )
-        )
+        address = call.broker.cluster.brokers[broker_id].at(call.received.client.listener)
+        if address is None:
+            call.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        else:
+            response, (host, port) = messages.FindCoordinatorResponse, address
+            call.answer(response(error_code=ErrorCode.NONE, node_id=broker_id, host=host, port=port))
 
     call.groups.find(call.request.key, answer, call.refuse)
     return None

@@ -1,6 +1,7 @@
 """Metadata and ApiVersions: what a client asks first.
 
 Metadata, v1 to v8 for clients and, unadvertised, v12 for Millrace's own: it tells topic ids.
+Brokers are where clients of the same listener find them; one without that listener counts as away.
 A topic that is not there is created only if the request allows it, the broker is set to, and the name is
 legal: a client is told at once that no topic can have it, and does not ask for ever. A client without the
 right to describe a topic hears the same whether the topic is there or not; of all topics it hears of those it
@@ -27,7 +28,7 @@ from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send
 from millrace.security import rights
 from millrace.security.rights import Access, Need, Operation, Refused, ResourceType, open_to_all
-from millrace.server.request import Request
+from millrace.server.request import Client, Request
 from millrace.wire.codec import decode, encode, encode_error
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
@@ -42,13 +43,13 @@ _CACHED_REQUEST_BYTES = 1024
 class Metadata:
     """Answers from the cluster's snapshot, encoded once for all clients that may see the same.
 
-    An answer holds for one snapshot of cluster and rights, for one version and list of topics, and where
-    rights decide for one client at one host.
+    An answer holds for one snapshot of cluster and rights, for one version and list of topics, for clients of
+    one listener, and where rights decide for one client at one host.
     """
 
     def __init__(self) -> None:
         self._snapshot: tuple[object, object, int] = (None, None, 0)
-        self._answers: dict[tuple[int, bytes, str, str], bytes] = {}
+        self._answers: dict[tuple[int, bytes, str, str, str], bytes] = {}
         self._creating: set[str] = set()
         """Whoever waits for a topic asks again and again: it is created once."""
 
@@ -61,10 +62,10 @@ class Metadata:
             self._snapshot = (cluster.brokers, cluster.topics, access.version)
             self._answers.clear()
         whose = ("", "") if access.everything else (access.principal, access.host)
-        key = (version, bytes(request.body), *whose)
+        key = (version, bytes(request.body), request.client.listener, *whose)
         answer = self._answers.get(key)
         if answer is None:
-            response = _describe(broker, asked, access, refused)
+            response = _describe(broker, asked, request.client, refused)
             answer = encode(response, ApiKey.METADATA, version)
             created = self._create_missing(broker, response)
             keep = len(self._answers) < _CACHED_ANSWERS and len(key[1]) <= _CACHED_REQUEST_BYTES
@@ -115,9 +116,10 @@ def _may_describe(name: str) -> Need:
     return Need(Operation.DESCRIBE, rights.topic(name))
 
 
-def _describe(broker: Broker, request: MetadataRequest, access: Access, refused: Refused) -> MetadataResponse:
-    cluster = broker.cluster
-    live = cluster.brokers
+def _describe(broker: Broker, request: MetadataRequest, client: Client, refused: Refused) -> MetadataResponse:
+    cluster, access = broker.cluster, client.access
+    addresses = {number: address.at(client.listener) for number, address in cluster.brokers.items()}
+    live = {number: address for number, address in addresses.items() if address is not None}
     if request.topics is None:
         every = cluster.topics.values()
         topics = [_topic(topic, live.keys()) for topic in every if access.allows(_may_describe(topic.name))]
@@ -127,13 +129,13 @@ def _describe(broker: Broker, request: MetadataRequest, access: Access, refused:
         topics = [
             _unauthorized(topic.name)
             if topic.name is not None and rights.topic(topic.name) in refused
-            else _wanted(broker, topic, request.allow_auto_topic_creation, access)
+            else _wanted(broker, topic, request.allow_auto_topic_creation, access, live.keys())
             for topic in wanted
         ]
     return MetadataResponse(
         brokers=tuple(
-            MetadataResponse.Broker(node_id=number, host=address.host, port=address.port)
-            for number, address in live.items()
+            MetadataResponse.Broker(node_id=number, host=host, port=port)
+            for number, (host, port) in live.items()
         ),
         cluster_id=cluster.cluster_id,
         controller_id=min(live, default=-1),  # any broker creates topics; the lowest id is as good as any
@@ -146,7 +148,7 @@ def _unauthorized(name: str) -> MetadataResponse.Topic:
 
 
 def _wanted(
-    broker: Broker, wanted: MetadataRequest.Topic, may_create: bool, access: Access
+    broker: Broker, wanted: MetadataRequest.Topic, may_create: bool, access: Access, live: Collection[int]
 ) -> MetadataResponse.Topic:
     topics = broker.cluster.topics
     if wanted.name is None:
@@ -157,7 +159,7 @@ def _wanted(
     else:
         topic = topics.get(wanted.name)
     if topic is not None:
-        return _topic(topic, broker.cluster.brokers.keys())
+        return _topic(topic, live)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if wanted.name is not None:
         try:

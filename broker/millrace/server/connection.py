@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import select
-import socket
-import termios
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +17,7 @@ from typing import Protocol
 from millrace.records.file_slice import FileSlice
 from millrace.security.rights import Access
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
+from millrace.server.transport import PlainTransport
 from millrace.wire.framing import RequestFramer
 
 log = logging.getLogger(__name__)
@@ -52,7 +50,8 @@ class ClientConnection:
     """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
 
     loop: Loop
-    socket: socket.socket
+    transport: PlainTransport
+    listener: str
     host: str
     address: str
     access: Access
@@ -91,18 +90,12 @@ class ClientConnection:
         """True when since then neither its request went on nor the client took of its answers."""
         if self.received_at > since or self.took_at > since:
             return False
-        return bool(self._out) or (self.framer.unfinished and not self._sent_more())
+        return bool(self._out) or (self.framer.unfinished and not self.transport.has_more())
 
     def note_received(self, count: int) -> None:
         self.received_bytes += count
         if self.received_bytes >= PROGRESS_BYTES:
             self.received_bytes, self.received_at = 0, self.loop.now
-
-    def _sent_more(self) -> bool:
-        """True when bytes wait in the socket: then not the client is late."""
-        count = bytearray(4)
-        fcntl.ioctl(self.socket, termios.FIONREAD, count)
-        return any(count)
 
     def answered(self, size: int) -> None:
         self.queued_bytes += size
@@ -156,8 +149,7 @@ class ClientConnection:
         data = joined[0] if len(joined) == 1 else b"".join(joined)
         sent = 0
         try:
-            # With records to follow, the kernel waits for them rather than send a short packet.
-            sent = self.socket.send(data, socket.MSG_MORE if self._out else 0)
+            sent = self.transport.send(data, more=bool(self._out))
         finally:
             self.queued_bytes -= sent
             if sent:
@@ -167,12 +159,13 @@ class ClientConnection:
 
     def _send_file(self, part: FileSlice, limit: int) -> int:
         count = min(part.length, limit)
-        file = part.file.fileno()
         # Ask for the piece after this one now: a cold read would otherwise hold up every connection.
         with contextlib.suppress(OSError):
-            os.posix_fadvise(file, part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(
+                part.file.fileno(), part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED
+            )
         try:
-            sent = os.sendfile(self.socket.fileno(), file, part.position, count)
+            sent = self.transport.send_file(part, count)
             if sent == 0:
                 raise OSError(errno.EIO, "it is shorter than it was")
         except OSError as error:

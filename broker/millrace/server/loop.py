@@ -22,14 +22,13 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from millrace.config import ClientLimits
-from millrace.errors import MillraceError
+from millrace.config import ClientLimits, ListenerConfig
 from millrace.mailbox import Mailbox
-from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
+from millrace.server.listener import Listener
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
@@ -46,7 +45,6 @@ FEW_REQUESTS = 8
 """With more requests waiting, what a connection holds is noted at once, not at the end of the turn."""
 ACCEPTS_PER_TURN = 64
 """A client that connects all the time must not keep the others waiting."""
-BACKLOG = 4096
 TURN_BYTES = 16 << 20
 """What all connections together may send in a turn, in even shares of at least MIN_READ_BYTES."""
 MIN_READ_BYTES = 16 << 10
@@ -67,7 +65,9 @@ ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
 class Server:
     """Accepts Kafka clients and runs the loop; `run` returns after `stop`."""
 
-    def __init__(self, host: str, port: int, mailbox: Mailbox, limits: ClientLimits) -> None:
+    def __init__(
+        self, listeners: Mapping[str, ListenerConfig], mailbox: Mailbox, limits: ClientLimits
+    ) -> None:
         self._mailbox = mailbox
         self._limits = limits
         self.admission = Admission(limits)
@@ -75,8 +75,8 @@ class Server:
         self.errors: Counter[tuple[int, int]] = Counter()
         self.now = time.monotonic()
         """When this turn began."""
-        self._listener = _bind(host, port)
-        self.host, self.port = host, self._listener.getsockname()[1]
+        self.listeners = [Listener(name, config) for name, config in listeners.items()]
+        self._listening = {listener.socket.fileno(): listener for listener in self.listeners}
         self._epoll = select.epoll()
         self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
         self._connections: dict[int, ClientConnection] = {}
@@ -90,11 +90,9 @@ class Server:
         self._running = False
 
     def listen(self) -> None:
-        """Open the port; until then clients are refused, and ask another broker. `run` comes next."""
-        try:
-            self._listener.listen(BACKLOG)
-        except OSError as error:
-            raise _taken(self.host, self.port, error) from error
+        """Open the ports; until then clients are refused, and ask another broker. `run` comes next."""
+        for listener in self.listeners:
+            listener.listen()
 
     def stop(self) -> None:
         """Leave `run` after the current turn; call it on the loop."""
@@ -103,14 +101,16 @@ class Server:
     def run(self, serve_next: ServeNext, end_of_turn: Callable[[], None]) -> None:
         """Serve until `stop`: `serve_next` takes the frames, `end_of_turn` writes what they asked for."""
         self._serve_next, self._end_of_turn = serve_next, end_of_turn
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        for fd in self._listening:
+            self._epoll.register(fd, select.EPOLLIN)
         self._close_idle()
         self._close_stalled()
         self._halve_time_used()
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
-            ready = self._epoll.poll(-1 if timeout is None else timeout, len(self._connections) + 2)
+            most = len(self._connections) + len(self.listeners) + 1
+            ready = self._epoll.poll(-1 if timeout is None else timeout, most)
             try:
                 self._turn(ready)
             except Exception:
@@ -123,19 +123,20 @@ class Server:
         busy = len(ready) + len(self._unserved) + 1
         self._share_s = max(MIN_SHARE_S, TURN_S / busy)
         self._read_bytes = max(MIN_READ_BYTES, TURN_BYTES // busy)
-        accepting, self._looked_at = False, self.now
+        accepting: list[Listener] = []
+        self._looked_at = self.now
         for fd, events in ready:
             connection = self._connections.get(fd)
             if connection is not None:
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:
                     break  # the others are still ready in the next turn
-            elif fd == self._listener.fileno():
-                accepting = True
             elif fd == self._mailbox.wake_fd:
                 self._mailbox.drain()
-        if accepting:  # after the others: a new connection may get the number of one closed just now
-            self._accept()
+            elif (listener := self._listening.get(fd)) is not None:
+                accepting.append(listener)
+        for listener in accepting:  # last: a new connection may get the number of one closed just now
+            self._accept(listener)
         self._serve_the_rest()
         self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
         self._mailbox.run()
@@ -169,7 +170,8 @@ class Server:
             with contextlib.suppress(OSError):
                 connection.send()
             self.drop(connection)
-        self._listener.close()
+        for listener in self.listeners:
+            listener.socket.close()
         self._epoll.close()
 
     def touch(self, connection: ClientConnection) -> None:
@@ -180,11 +182,11 @@ class Server:
         if connection.closed:
             return
         connection.closed = True
-        fd = connection.socket.fileno()
+        fd = connection.transport.fileno()
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
         del self._connections[fd]
-        connection.socket.close()
+        connection.transport.close()
         self._unserved.pop(connection, None)
         try:
             self.admission.leave(connection.host)
@@ -200,25 +202,25 @@ class Server:
         except Exception:
             log.exception("a mistake while closing the connection of %s", connection.address)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: Listener) -> None:
         for _ in range(ACCEPTS_PER_TURN):
             try:
-                client, address = self._listener.accept()
+                client, address = listener.socket.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     continue  # that client is gone already
                 log.error("cannot accept clients for a second: %s; raise `ulimit -n`", error.strerror)
-                self._epoll.unregister(self._listener.fileno())
+                self._epoll.unregister(listener.socket.fileno())
                 self._mailbox.after(
-                    1.0, lambda: self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+                    1.0, lambda: self._epoll.register(listener.socket.fileno(), select.EPOLLIN)
                 )
                 return
             try:
                 refusal = self.admission.refusal(address[0], client.fileno())
                 if refusal is None:
-                    self._admit(client, address[0], address[1])
+                    self._admit(listener, client, address[0], address[1])
                 else:
                     client.close()
                     log.warning("refused the connection of %s: %s", address[0], refusal)
@@ -226,14 +228,22 @@ class Server:
                 client.close()
                 log.exception("a mistake while admitting %s: its connection is closed", address[0])
 
-    def _admit(self, client: socket.socket, host: str, port: int) -> None:
+    def _admit(self, listener: Listener, client: socket.socket, host: str, port: int) -> None:
         try:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             framer = RequestFramer(self._limits.max_frame_bytes, self._frame_buffers)
-            access = Access(None, ANONYMOUS, host)
-            connection = ClientConnection(self, client, host, f"{host}:{port}", access, framer, self.now)
+            connection = ClientConnection(
+                self,
+                listener.transport(client),
+                listener.name,
+                host,
+                f"{host}:{port}",
+                listener.access(host),
+                framer,
+                self.now,
+            )
             self._epoll.register(client.fileno(), connection.events)
             self._connections[client.fileno()] = connection
         except Exception:
@@ -310,7 +320,7 @@ class Server:
         if self.admission.over_limit:
             target = target[: max(MIN_READ_BYTES, self.admission.share - connection.held)]
         try:
-            count = connection.socket.recv_into(target)
+            count = connection.transport.receive_into(target)
         except BlockingIOError:
             return
         except OSError:
@@ -407,24 +417,4 @@ class Server:
                 events |= select.EPOLLIN
         if events != connection.events:
             connection.events = events
-            self._epoll.modify(connection.socket.fileno(), events)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that has the address, and does not listen yet."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise _taken(host, port, error) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _taken(host: str, port: int, error: OSError) -> MillraceError:
-    return MillraceError(
-        f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set another `listen`"
-    )
+            self._epoll.modify(connection.transport.fileno(), events)

@@ -34,6 +34,8 @@ class Client(Protocol):
     closed: bool
     address: str
     """HOST:PORT."""
+    listener: str
+    """The name of the listener that it came by."""
     access: Access
     """Who it is, and what it may do."""
     errors: Counter[tuple[int, int]]

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-from millrace.config import ClientLimits
+from millrace.config import ClientLimits, ListenerConfig
 from millrace.mailbox import Mailbox
 from millrace.server.connection import ClientConnection
 from millrace.server.loop import Server
@@ -16,6 +16,7 @@ from millrace.wire.framing import RequestFramer
 from tests.support import WAIT_S, wait_until
 
 LIMIT = 1 << 20
+ANYWHERE = {"default": ListenerConfig(listen="127.0.0.1:0")}
 LIMITS = ClientLimits(max_frame_bytes=LIMIT)
 Serve = Callable[[Request, bytes], None]
 
@@ -25,7 +26,7 @@ class Running:
 
     def __init__(self, limits: ClientLimits = LIMITS) -> None:
         self.mailbox = Mailbox()
-        self.server = Server("127.0.0.1", 0, self.mailbox, limits)
+        self.server = Server(ANYWHERE, self.mailbox, limits)
         self.server.listen()
         self.serve: Serve = lambda request, text: request.answer([text])
         self.requests: list[Request] = []
@@ -46,7 +47,7 @@ class Running:
         self.turns += 1
 
     def client(self, source: str = "127.0.0.1") -> Client:
-        return Client(self.server.port, source)
+        return Client(self.server.listeners[0].port, source)
 
     def on_loop(self, function: Callable[[], None]) -> None:
         self.mailbox.call(function).result(timeout=WAIT_S)

@@ -241,7 +241,9 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
 
 def holder() -> ClientConnection:
     nothing: Any = SimpleNamespace(errors=Counter())
-    return ClientConnection(nothing, nothing, "127.0.0.1", "127.0.0.1:1", NOBODY, nothing, served_at=-1.0)
+    return ClientConnection(
+        nothing, nothing, "default", "127.0.0.1", "127.0.0.1:1", NOBODY, nothing, served_at=-1.0
+    )
 
 
 def admitted(*, open_connections: int, limit: int = 1000) -> Admission:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config import ListenerConfig
 from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
 from millrace.records.file_slice import FileSlice
@@ -18,7 +19,7 @@ from millrace.server.loop import Server
 from millrace.server.request import Request
 from millrace.storage.chain import LogFile
 from tests.support import wait_until
-from tests.unit.server.serving import LIMIT, LIMITS, Client, Running, Serve, waiting_requests
+from tests.unit.server.serving import ANYWHERE, LIMIT, LIMITS, Client, Running, Serve, waiting_requests
 
 
 @pytest.fixture
@@ -220,18 +221,18 @@ def test_a_connection_is_closed_once_however_often_it_is_asked_for(
 
 
 def test_clients_are_refused_until_the_server_listens() -> None:
-    server = Server("127.0.0.1", 0, Mailbox(), LIMITS)
+    server = Server(ANYWHERE, Mailbox(), LIMITS)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((server.host, server.port))
+        socket.create_connection(server.listeners[0].advertised)
     server.listen()
-    socket.create_connection((server.host, server.port)).close()
+    socket.create_connection(server.listeners[0].advertised).close()
     server.close()
 
 
 def test_a_port_that_was_taken_before_the_server_listens_is_one_line_that_says_so() -> None:
-    server = Server("127.0.0.1", 0, Mailbox(), LIMITS)
+    server = Server(ANYWHERE, Mailbox(), LIMITS)
     with (
-        socket.create_server((server.host, server.port)),
+        socket.create_server(server.listeners[0].advertised),
         pytest.raises(MillraceError, match="cannot listen on"),
     ):
         server.listen()
@@ -243,4 +244,4 @@ def test_a_port_in_use_is_one_line_that_says_so() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(MillraceError, match="cannot listen on"),
     ):
-        Server("127.0.0.1", taken.getsockname()[1], Mailbox(), LIMITS)
+        Server({"x": ListenerConfig(listen=f"127.0.0.1:{taken.getsockname()[1]}")}, Mailbox(), LIMITS)
