@@ -13,6 +13,7 @@ from millrace.config import (
     BrokerConfig,
     ListenerConfig,
     LogConfig,
+    TlsConfig,
     from_mapping,
     load,
     parse_address,
@@ -89,10 +90,15 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
     told: dict[str, str] = {}
     for keys, defaults in re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", page, re.MULTILINE):
         told.update(zip(re.findall(r"`([^`]*)`", keys), defaults.split(", "), strict=False))
-    groups = (("", BrokerConfig), ("log.", LogConfig), ("listeners.NAME.", ListenerConfig))
+    groups = (
+        ("", BrokerConfig),
+        ("log.", LogConfig),
+        ("listeners.NAME.", ListenerConfig),
+        ("tls.", TlsConfig),
+    )
     for prefix, settings in groups:
         for field in dataclasses.fields(settings):
-            if field.name not in ("log", "mirror", "listeners"):
+            if field.name not in ("log", "mirror", "listeners", "tls"):
                 default = "required" if field.default is dataclasses.MISSING else field.default
                 text = {None: "-1", True: "true", False: "false", "": "none", (): "[]"}.get(
                     default, str(default)
@@ -100,6 +106,7 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
                 assert told.get(prefix + field.name, "").strip("`").startswith(text), field.name
 
 
+MUTUAL = {"listen": "h:1", "protocol": "SSL", "client_certificates": "required"}
 BROKER = {"broker_id": 1, "cluster": "dc1"}
 
 
@@ -124,6 +131,11 @@ def test_listeners_by_name_take_its_place() -> None:
         ({"listeners": {"a": {"listen": "0.0.0.0:1"}}}, "set `advertised`"),
         ({"listeners": {"a": {"listen": "[::]:1"}}}, "set `advertised`"),
         ({"listeners": {"a": {"listen": "h:1", "protocol": "plaintext"}}}, "is none of PLAINTEXT"),
+        ({"listeners": {"a": {"listen": "h:1", "protocol": "SSL"}}}, r"a of protocol SSL needs \[tls\] cert"),
+        ({"listeners": {"a": {"listen": "h:1", "client_certificates": "wanted"}}}, "of protocol SSL"),
+        ({"listeners": {"a": MUTUAL}, "tls": {"certificate": "c"}}, r"of listener a need \[tls\] ca"),
+        ({"listeners": {"a": {**MUTUAL, "client_certificates": "yes"}}}, "'yes' is none of none, wanted"),
+        ({"tls": {"min_version": "1.1"}}, "min_version '1.1' is none of 1.2, 1.3"),
         ({"listeners": {"a": {}}}, "listeners.a: missing key 'listen'"),
     ],
 )

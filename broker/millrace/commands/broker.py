@@ -23,7 +23,9 @@ from millrace.handlers import Handlers, Services, all_apis
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
+from millrace.security.certificates import ServerCertificates
 from millrace.server.admission import allow_open_files
+from millrace.server.listener import Listener
 from millrace.server.loop import Server
 from millrace.signals import stop_on_signals
 from millrace.storage.log_directory import LogDirectory, claim
@@ -64,7 +66,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     allow_open_files()
     logs = LogDirectory.open(Path(config.log_dir), config.log, clock)
     mailbox = Mailbox()
-    server = Server(config.named_listeners, mailbox, config)
+    certificates = _certificates(config)
+    listeners = [Listener(name, one, certificates) for name, one in config.named_listeners.items()]
+    server = Server(listeners, mailbox, config)
     cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
     try:
         claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
@@ -79,18 +83,26 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.listen()
-        first = server.listeners[0]
-        told = {listener.name: listener.advertised for listener in server.listeners}
+        first = listeners[0]
+        told = {listener.name: listener.advertised for listener in listeners}
         # Last: clients may come at once.
         cluster.register_broker(
             config.broker_id, BrokerAddress(*first.advertised, told), (first.host, first.port)
         )
-        stop_on_signals(partial(_stop, mirror, mailbox, server))  # until here nothing has to be ended
-        for listener in server.listeners:
+        # Until here nothing has to be ended.
+        read_again = certificates.read_again if certificates is not None else None
+        stop_on_signals(partial(_stop, mirror, mailbox, server), read_again=read_again)
+        if certificates is not None:
+            certificates.watch()
+        for listener in listeners:
             at = f"{listener.host}:{listener.port}"
             log.info(
                 "listener %s on %s, which clients find at %s:%s", listener.name, at, *listener.advertised
             )
+            if listener.is_open:
+                log.warning(
+                    "listener %s on %s has no TLS: who reaches it may do everything", listener.name, at
+                )
         address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
@@ -104,6 +116,12 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     finally:
         cluster.close()
     broker.close()
+
+
+def _certificates(config: BrokerConfig) -> ServerCertificates | None:
+    """What TLS needs, if any listener uses it; ConfigError when it cannot be used."""
+    modes = [one.client_certificates for one in config.listeners.values() if one.uses_tls]
+    return ServerCertificates(config.tls, modes) if modes else None
 
 
 def _serve_metrics(

@@ -52,7 +52,7 @@ def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.Fi
         )
 
     def answer(broker_id: int) -> None:
-        address = call.broker.cluster.brokers[broker_id].at(call.received.client.listener)
+        address = call.broker.cluster.brokers[broker_id].at(call.received.client.listener_name)
         if address is None:
             call.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         else:

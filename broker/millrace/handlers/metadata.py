@@ -62,7 +62,7 @@ class Metadata:
             self._snapshot = (cluster.brokers, cluster.topics, access.version)
             self._answers.clear()
         whose = ("", "") if access.everything else (access.principal, access.host)
-        key = (version, bytes(request.body), request.client.listener, *whose)
+        key = (version, bytes(request.body), request.client.listener_name, *whose)
         answer = self._answers.get(key)
         if answer is None:
             response = _describe(broker, asked, request.client, refused)
@@ -118,7 +118,7 @@ def _may_describe(name: str) -> Need:
 
 def _describe(broker: Broker, request: MetadataRequest, client: Client, refused: Refused) -> MetadataResponse:
     cluster, access = broker.cluster, client.access
-    addresses = {number: address.at(client.listener) for number, address in cluster.brokers.items()}
+    addresses = {number: address.at(client.listener_name) for number, address in cluster.brokers.items()}
     live = {number: address for number, address in addresses.items() if address is not None}
     if request.topics is None:
         every = cluster.topics.values()

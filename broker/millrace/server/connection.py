@@ -16,8 +16,9 @@ from typing import Protocol
 
 from millrace.records.file_slice import FileSlice
 from millrace.security.rights import Access
+from millrace.server.listener import Listener
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
-from millrace.server.transport import PlainTransport
+from millrace.server.transport import Transport
 from millrace.wire.framing import RequestFramer
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ class ClientConnection:
     """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
 
     loop: Loop
-    transport: PlainTransport
-    listener: str
+    transport: Transport
+    listener: Listener
     host: str
     address: str
     access: Access
@@ -67,6 +68,7 @@ class ClientConnection:
     """Time of the loop that it has used lately."""
     queued_bytes: int = 0
     held: int = 0
+    opened_at: float = field(init=False)
     received_at: float = field(init=False)
     """When a request of the client went on or was whole last."""
     received_bytes: int = 0
@@ -78,7 +80,11 @@ class ClientConnection:
 
     def __post_init__(self) -> None:
         self.errors = self.loop.errors
-        self.received_at = self.took_at = self.served_at
+        self.opened_at = self.received_at = self.took_at = self.served_at
+
+    @property
+    def listener_name(self) -> str:
+        return self.listener.name
 
     def idle_since(self, since: float) -> bool:
         """True when the client has done nothing since then, and nothing here is still to be done for it."""
@@ -90,7 +96,8 @@ class ClientConnection:
         """True when since then neither its request went on nor the client took of its answers."""
         if self.received_at > since or self.took_at > since:
             return False
-        return bool(self._out) or (self.framer.unfinished and not self.transport.has_more())
+        to_send = bool(self._out) or self.transport.unsent
+        return to_send or (self.framer.unfinished and not self.transport.has_more())
 
     def note_received(self, count: int) -> None:
         self.received_bytes += count
@@ -120,10 +127,12 @@ class ClientConnection:
         while requests and (parts := requests[0].parts) is not None:
             self.unanswered -= requests.popleft().count
             self._out.extend(parts)
-        if self._out:
+        transport = self.transport
+        if self._out or transport.unsent:
             with contextlib.suppress(BlockingIOError):
+                transport.flush()
                 self._send_queued()
-        return bool(self._out)
+        return bool(self._out) or transport.unsent
 
     def _send_queued(self) -> None:
         file_bytes = 0

@@ -1,4 +1,4 @@
-"""An address that clients connect to, by its name: where it is bound, what they are told, what they speak."""
+"""An address that clients connect to: where it is bound, what they are told and speak, who they are then."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import socket
 
 from millrace.config import ListenerConfig, parse_address
 from millrace.errors import MillraceError
-from millrace.security.rights import ANONYMOUS, Access
-from millrace.server.transport import PlainTransport
+from millrace.security.certificates import ServerCertificates
+from millrace.security.principals import distinguished_name
+from millrace.security.rights import ANONYMOUS, NOBODY, Access
+from millrace.server.transport import SEAL_BYTES, PlainTransport, TlsFailed, TlsTransport, Transport
 
 BACKLOG = 4096
 
@@ -15,8 +17,12 @@ BACKLOG = 4096
 class Listener:
     """One bound address. Clients are refused until `listen`, and ask another broker."""
 
-    def __init__(self, name: str, config: ListenerConfig) -> None:
+    def __init__(
+        self, name: str, config: ListenerConfig, certificates: ServerCertificates | None = None
+    ) -> None:
         self.name = name
+        self._config, self._certificates = config, certificates
+        self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
         host, port = parse_address(config.listen, f"listen of {name}")
         self.socket = _bind(host, port)
         self.host, self.port = host, self.socket.getsockname()[1]
@@ -24,19 +30,37 @@ class Listener:
         self.advertised = (told_host, told_port or self.port)
         """Where clients are told to connect."""
 
+    @property
+    def is_open(self) -> bool:
+        """True when other machines reach it without TLS."""
+        here = self.host.startswith("127.") or self.host in ("::1", "localhost")
+        return not here and not self._config.uses_tls
+
     def listen(self) -> None:
         try:
             self.socket.listen(BACKLOG)
         except OSError as error:
             raise _taken(self.host, self.port, error) from error
 
-    def transport(self, client: socket.socket) -> PlainTransport:
+    def transport(self, client: socket.socket) -> Transport:
         """What a new client's bytes go through."""
-        return PlainTransport(client)
+        if not self._config.uses_tls:
+            return PlainTransport(client)
+        assert self._certificates is not None, "a listener with TLS is made with certificates"
+        context = self._certificates.context(self._config.client_certificates)
+        return TlsTransport(client, context, self._space)
 
-    def access(self, host: str) -> Access:
-        """What a new client may do."""
-        return Access(None, ANONYMOUS, host)
+    def access(self, transport: Transport, host: str) -> Access:
+        """What a client may do; NOBODY's while it has not proved who it is. TlsFailed when it is nobody."""
+        if not transport.secure:
+            return NOBODY
+        subject = transport.subject if isinstance(transport, TlsTransport) else None
+        if subject is None or self._certificates is None:
+            return Access(None, ANONYMOUS, host)
+        name = self._certificates.principal(subject)
+        if name is None:
+            raise TlsFailed(f"no principal rule takes its certificate, {distinguished_name(subject)[:200]!r}")
+        return Access(None, name, host)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -22,15 +22,17 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from millrace.config import ClientLimits, ListenerConfig
+from millrace.config import ClientLimits
 from millrace.mailbox import Mailbox
+from millrace.security.rights import NOBODY
 from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.listener import Listener
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
+from millrace.server.transport import TlsFailed
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 
 log = logging.getLogger("millrace.server")
@@ -65,9 +67,7 @@ ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
 class Server:
     """Accepts Kafka clients and runs the loop; `run` returns after `stop`."""
 
-    def __init__(
-        self, listeners: Mapping[str, ListenerConfig], mailbox: Mailbox, limits: ClientLimits
-    ) -> None:
+    def __init__(self, listeners: Sequence[Listener], mailbox: Mailbox, limits: ClientLimits) -> None:
         self._mailbox = mailbox
         self._limits = limits
         self.admission = Admission(limits)
@@ -75,13 +75,15 @@ class Server:
         self.errors: Counter[tuple[int, int]] = Counter()
         self.now = time.monotonic()
         """When this turn began."""
-        self.listeners = [Listener(name, config) for name, config in listeners.items()]
-        self._listening = {listener.socket.fileno(): listener for listener in self.listeners}
+        self._listeners = listeners
+        self._listening = {listener.socket.fileno(): listener for listener in listeners}
         self._epoll = select.epoll()
         self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
         self._connections: dict[int, ClientConnection] = {}
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
+        self._unknown: dict[ClientConnection, None] = {}
+        """Who has not proved yet who it is, the oldest first."""
         self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
@@ -91,7 +93,7 @@ class Server:
 
     def listen(self) -> None:
         """Open the ports; until then clients are refused, and ask another broker. `run` comes next."""
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener.listen()
 
     def stop(self) -> None:
@@ -109,7 +111,7 @@ class Server:
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
-            most = len(self._connections) + len(self.listeners) + 1
+            most = len(self._connections) + len(self._listeners) + 1
             ready = self._epoll.poll(-1 if timeout is None else timeout, most)
             try:
                 self._turn(ready)
@@ -170,7 +172,7 @@ class Server:
             with contextlib.suppress(OSError):
                 connection.send()
             self.drop(connection)
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener.socket.close()
         self._epoll.close()
 
@@ -188,6 +190,7 @@ class Server:
         del self._connections[fd]
         connection.transport.close()
         self._unserved.pop(connection, None)
+        self._unknown.pop(connection, None)
         try:
             self.admission.leave(connection.host)
             self.admission.note(connection, 0, unfinished=False, now=self.now)
@@ -234,21 +237,47 @@ class Server:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             framer = RequestFramer(self._limits.max_frame_bytes, self._frame_buffers)
+            transport = listener.transport(client)
+            access = listener.access(transport, host)
             connection = ClientConnection(
-                self,
-                listener.transport(client),
-                listener.name,
-                host,
-                f"{host}:{port}",
-                listener.access(host),
-                framer,
-                self.now,
+                self, transport, listener, host, f"{host}:{port}", access, framer, self.now
             )
             self._epoll.register(client.fileno(), connection.events)
             self._connections[client.fileno()] = connection
+            if access is NOBODY:
+                self._admit_unknown(connection)
         except Exception:
             self.admission.leave(host)
             raise
+
+    def _admit_unknown(self, connection: ClientConnection) -> None:
+        """Count a client that has to prove who it is; the oldest of too many goes: an honest one is quick."""
+        self._unknown[connection] = None
+        if len(self._unknown) > self._limits.max_unauthenticated:
+            self._close_unknown([next(iter(self._unknown))], "max_unauthenticated")
+
+    def _close_unknown(self, connections: Sequence[ClientConnection], limit: str) -> None:
+        if connections:
+            log.warning(
+                "closed %d connections, such as %s: they had not proved who they are (%s)",
+                len(connections),
+                connections[0].address,
+                limit,
+            )
+            for connection in connections:
+                self.drop(connection)
+            self.admission.closed_unauthenticated += len(connections)
+
+    def _identify(self, connection: ClientConnection) -> bool:
+        """See whether a client has proved by now who it is; False when it is refused for that."""
+        try:
+            connection.access = connection.listener.access(connection.transport, connection.host)
+        except TlsFailed as error:
+            connection.abort(str(error))
+            return False
+        if connection.access is not NOBODY:
+            self._unknown.pop(connection, None)
+        return True
 
     def _close_idle(self) -> None:
         """Close who has sent no whole request and taken nothing for long; again and again."""
@@ -266,18 +295,23 @@ class Server:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
 
     def _close_stalled(self) -> None:
-        """Close who stalls while all together hold too much; again and again."""
+        """Close who stalls while all hold too much, and who does not prove who it is; again and again."""
         self._mailbox.after(STALL_CHECK_S, self._close_stalled)
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
             stalled = [client for client in self._connections.values() if client.stalled_since(since)]
             self._close_over_limit(stalled, f"they stalled for {STALLED_S:.0f} s")
         self.admission.pass_over_oldest(self.now - STALL_CHECK_S)
+        late = self.now - self._limits.authentication_ms / 1000
+        self._close_unknown(
+            [client for client in self._unknown if client.opened_at <= late], "authentication_ms"
+        )
 
     def _measure(self, connection: ClientConnection) -> None:
         """Note what a connection holds; close it if nothing else keeps the sum bounded."""
         framer, admission = connection.framer, self.admission
         held = framer.held + connection.queued_bytes + REQUEST_BYTES * connection.unanswered
+        held += connection.transport.held
         if held or connection.held:
             admission.note(connection, held, unfinished=framer.unfinished, now=self.now)
             if admission.is_too_much(connection):
@@ -322,11 +356,19 @@ class Server:
         try:
             count = connection.transport.receive_into(target)
         except BlockingIOError:
+            count = -1
+        except TlsFailed as error:
+            connection.abort(str(error))
             return
         except OSError:
             count = 0
+        if connection.access is NOBODY and not self._identify(connection):
+            return
         if count == 0:
             self.drop(connection)
+            return
+        if count < 0:
+            self.touch(connection)
             return
         connection.note_received(count)
         if room is None:
@@ -375,7 +417,10 @@ class Server:
                     self._unserved[connection] = None
                 elif not connection.closed:
                     try:
-                        self._serve(connection)
+                        if connection.framer.waiting:
+                            self._serve(connection)
+                        else:
+                            self._read(connection)
                     except Exception:
                         self._fail(connection)
                     self._account(connection)
@@ -414,7 +459,10 @@ class Server:
             if connection.framer.waiting:
                 self._unserved[connection] = None
             elif connection not in self.admission.paused:
-                events |= select.EPOLLIN
+                if connection.transport.unread:
+                    self._unserved[connection] = None
+                else:
+                    events |= select.EPOLLIN
         if events != connection.events:
             connection.events = events
             self._epoll.modify(connection.transport.fileno(), events)

@@ -34,12 +34,14 @@ class Client(Protocol):
     closed: bool
     address: str
     """HOST:PORT."""
-    listener: str
-    """The name of the listener that it came by."""
     access: Access
     """Who it is, and what it may do."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
+
+    @property
+    def listener_name(self) -> str:
+        """Of the listener that it came by."""
 
     def answered(self, size: int) -> None:
         """Some request has its answer now, for which `size` bytes of memory are needed."""

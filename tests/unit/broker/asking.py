@@ -75,7 +75,7 @@ class AskingClient:
 
     closed = False
     address = "127.0.0.1:1"
-    listener = "default"
+    listener_name = "default"
 
     def __init__(self, access: Access = EVERYTHING) -> None:
         self.access = access

@@ -32,7 +32,7 @@ from tests.unit.broker.asking import AskingClient, handlers_of
 class FakeClient:
     closed = False
     address = "127.0.0.1:1"
-    listener = "default"
+    listener_name = "default"
     access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 class FakeClient:
     closed = False
-    listener = "default"
+    listener_name = "default"
     access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self, address: str = "127.0.0.1:1") -> None:

@@ -32,7 +32,7 @@ class Client:
     """Sends bytes as a connection brings them, to a broker that serves runs or only single requests."""
 
     address = "127.0.0.1:1"
-    listener = "default"
+    listener_name = "default"
     access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self, running: Running, *, runs: bool) -> None:
