@@ -110,7 +110,8 @@ class ClientLimits:
 DEFAULT_LISTEN = "127.0.0.1:9092"
 DEFAULT_LISTENER = "default"
 """The name of the listener that `listen` alone stands for."""
-PROTOCOLS = ("PLAINTEXT", "SSL")
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 CLIENT_CERTIFICATES = ("none", "wanted", "required")
 TLS_VERSIONS = ("1.2", "1.3")
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -126,19 +127,29 @@ class ListenerConfig:
     """HOST:PORT at which clients of this listener find the broker; empty: `listen` itself. Port 0 stands for
     the port that was bound."""
     protocol: str = "PLAINTEXT"
-    """SSL: everything goes through TLS, with the certificate of [tls]."""
+    """SSL: everything goes through TLS, with the certificate of [tls]. SASL: clients log in."""
+    mechanisms: Sequence[str] = MECHANISMS
+    """How clients log in, where `protocol` asks for it."""
     client_certificates: str = "none"
     """Whether clients of this listener show a certificate, which says who they are: wanted or required."""
 
     @property
     def uses_tls(self) -> bool:
-        return self.protocol == "SSL"
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
     def __post_init__(self) -> None:
         _check_choice("protocol", self.protocol, PROTOCOLS)
         _check_choice("client_certificates", self.client_certificates, CLIENT_CERTIFICATES)
         if self.client_certificates != "none" and not self.uses_tls:
-            raise ConfigError("client_certificates are for a listener of protocol SSL")
+            raise ConfigError("client_certificates are for a listener of protocol SSL or SASL_SSL")
+        for mechanism in self.mechanisms:
+            _check_choice("mechanism", mechanism, MECHANISMS)
+        if self.uses_sasl and not self.mechanisms:
+            raise ConfigError(f"protocol {self.protocol} needs mechanisms")
         if not self.advertised and parse_address(self.listen, "listen")[0] in EVERY_ADDRESS:
             raise ConfigError(f"no client finds a broker at {self.listen}: set `advertised` to HOST:PORT")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,9 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
         for field in dataclasses.fields(settings):
             if field.name not in ("log", "mirror", "listeners", "tls"):
                 default = "required" if field.default is dataclasses.MISSING else field.default
-                text = {None: "-1", True: "true", False: "false", "": "none", (): "[]"}.get(
-                    default, str(default)
-                )
+                if isinstance(default, tuple):
+                    default = json.dumps(default).partition(", ")[0]
+                text = {None: "-1", True: "true", False: "false", "": "none"}.get(default, str(default))
                 assert told.get(prefix + field.name, "").strip("`").startswith(text), field.name
 
 

@@ -127,6 +127,12 @@ class Connection:
         self.close()
         raise ConnectionFailed(f"no answer from the broker at {self.address}: {error}") from error
 
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self._failed = True
         self._socket.close()

@@ -31,6 +31,7 @@ from millrace.signals import stop_on_signals
 from millrace.storage.log_directory import LogDirectory, claim
 
 if TYPE_CHECKING:
+    from millrace.coordination.users import Users
     from millrace.metrics import MetricsServer
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     server = Server(listeners, mailbox, config)
     cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
     try:
+        users = _users(config, cluster, listeners)
         claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
@@ -94,6 +96,8 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         stop_on_signals(partial(_stop, mirror, mailbox, server), read_again=read_again)
         if certificates is not None:
             certificates.watch()
+        if users is not None:
+            users.watch(lambda: mailbox.post(lambda: server.close_deleted(users.names)))
         for listener in listeners:
             at = f"{listener.host}:{listener.port}"
             log.info(
@@ -122,6 +126,21 @@ def _certificates(config: BrokerConfig) -> ServerCertificates | None:
     """What TLS needs, if any listener uses it; ConfigError when it cannot be used."""
     modes = [one.client_certificates for one in config.listeners.values() if one.uses_tls]
     return ServerCertificates(config.tls, modes) if modes else None
+
+
+def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]) -> Users | None:
+    """Who may log in, where a listener asks for it; only then the libraries for it are loaded."""
+    asking = [one for one in listeners if config.named_listeners[one.name].uses_sasl]
+    if not asking:
+        return None
+    from millrace.coordination.users import Users
+    from millrace.security.scram import scram_mechanisms
+
+    users = Users(cluster.session, config.cluster)
+    for listener in asking:
+        names = config.named_listeners[listener.name].mechanisms
+        listener.mechanisms = scram_mechanisms(names, users.credentials, users.secret)
+    return users
 
 
 def _serve_metrics(

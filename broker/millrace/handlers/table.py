@@ -244,8 +244,8 @@ class Handlers:
             return request
         request = Request(client, api_key, version, correlation_id, frame[body:])
         request.frame = frame
-        if client.access is NOBODY and api.needs is not rights.open_to_all:
-            client.abort(f"it asks for {api.key.name} before it has logged in")
+        if client.access is NOBODY and (reason := _too_early(client, api)):
+            client.abort(reason)
             return request
         # Produce (0) and Fetch (1) are served without tagged fields, and without knowing the client's name.
         if api_key >= 2:
@@ -261,6 +261,15 @@ class Handlers:
         # While it waits for its answer it must not keep the received bytes.
         request.frame = request.body = NOTHING
         return request
+
+
+def _too_early(client: Client, api: Api[Any]) -> str | None:
+    """Why a request cannot be served before a login, if so."""
+    if api.needs is not rights.open_to_all:
+        return f"it asks for {api.key.name} before it has logged in"
+    if client.login is None or not client.login.may_ask():
+        return "it asks too much before it has logged in"
+    return None
 
 
 def _refused(api: Api[A], request: Request, asked: A) -> Refused:

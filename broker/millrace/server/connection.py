@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from millrace.records.file_slice import FileSlice
+from millrace.security.login import Login
 from millrace.security.rights import Access
 from millrace.server.listener import Listener
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
@@ -40,6 +41,9 @@ class Loop(Protocol):
     now: float
     errors: Counter[tuple[int, int]]
 
+    def identified(self, connection: ClientConnection) -> None:
+        """The client has proved who it is."""
+
     def touch(self, connection: ClientConnection) -> None:
         """Have the connection send at the end of the turn."""
 
@@ -63,6 +67,9 @@ class ClientConnection:
     requests: deque[Request] = field(default_factory=deque)
     unanswered: int = 0
     """How many requests those stand for."""
+    login: Login | None = field(init=False)
+    ending: bool = False
+    """Nothing more is served; it is closed once what is due has left."""
     closed: bool = False
     used_s: float = 0.0
     """Time of the loop that it has used lately."""
@@ -79,7 +86,7 @@ class ClientConnection:
     _out: deque[Part | memoryview] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.errors = self.loop.errors
+        self.errors, self.login = self.loop.errors, self.listener.login()
         self.opened_at = self.received_at = self.took_at = self.served_at
 
     @property
@@ -107,6 +114,13 @@ class ClientConnection:
     def answered(self, size: int) -> None:
         self.queued_bytes += size
         self.loop.touch(self)
+
+    def logged_in(self, principal: str) -> None:
+        self.access = self.listener.access_of(principal, self.host)
+        self.loop.identified(self)
+
+    def end(self) -> None:
+        self.ending = True
 
     def abort(self, reason: str) -> None:
         if not self.closed:

@@ -7,6 +7,7 @@ import socket
 from millrace.config import ListenerConfig, parse_address
 from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
+from millrace.security.login import Login, Mechanisms
 from millrace.security.principals import distinguished_name
 from millrace.security.rights import ANONYMOUS, NOBODY, Access
 from millrace.server.transport import SEAL_BYTES, PlainTransport, TlsFailed, TlsTransport, Transport
@@ -21,6 +22,8 @@ class Listener:
         self, name: str, config: ListenerConfig, certificates: ServerCertificates | None = None
     ) -> None:
         self.name = name
+        self.mechanisms: Mechanisms = {}
+        """How clients log in, where they have to; without any nobody can."""
         self._config, self._certificates = config, certificates
         self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
         host, port = parse_address(config.listen, f"listen of {name}")
@@ -32,9 +35,9 @@ class Listener:
 
     @property
     def is_open(self) -> bool:
-        """True when other machines reach it without TLS."""
+        """True when other machines reach it without TLS and without a login."""
         here = self.host.startswith("127.") or self.host in ("::1", "localhost")
-        return not here and not self._config.uses_tls
+        return not (here or self._config.uses_tls or self._config.uses_sasl)
 
     def listen(self) -> None:
         try:
@@ -52,15 +55,22 @@ class Listener:
 
     def access(self, transport: Transport, host: str) -> Access:
         """What a client may do; NOBODY's while it has not proved who it is. TlsFailed when it is nobody."""
-        if not transport.secure:
+        if not transport.secure or self._config.uses_sasl:
             return NOBODY
         subject = transport.subject if isinstance(transport, TlsTransport) else None
         if subject is None or self._certificates is None:
-            return Access(None, ANONYMOUS, host)
+            return self.access_of(ANONYMOUS, host)
         name = self._certificates.principal(subject)
         if name is None:
             raise TlsFailed(f"no principal rule takes its certificate, {distinguished_name(subject)[:200]!r}")
-        return Access(None, name, host)
+        return self.access_of(name, host)
+
+    def access_of(self, principal: str, host: str) -> Access:
+        return Access(None, principal, host)
+
+    def login(self) -> Login | None:
+        """How a new client logs in; None where it need not."""
+        return Login(self.mechanisms) if self._config.uses_sasl else None
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -22,10 +22,11 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from millrace.config import ClientLimits
 from millrace.mailbox import Mailbox
+from millrace.security.login import MAX_FRAME_BYTES
 from millrace.security.rights import NOBODY
 from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
@@ -236,15 +237,21 @@ class Server:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            framer = RequestFramer(self._limits.max_frame_bytes, self._frame_buffers)
             transport = listener.transport(client)
             access = listener.access(transport, host)
+            unknown = access is NOBODY
+            largest = (
+                min(MAX_FRAME_BYTES, self._limits.max_frame_bytes)
+                if unknown
+                else self._limits.max_frame_bytes
+            )
+            framer = RequestFramer(largest, self._frame_buffers)
             connection = ClientConnection(
                 self, transport, listener, host, f"{host}:{port}", access, framer, self.now
             )
             self._epoll.register(client.fileno(), connection.events)
             self._connections[client.fileno()] = connection
-            if access is NOBODY:
+            if unknown:
                 self._admit_unknown(connection)
         except Exception:
             self.admission.leave(host)
@@ -276,8 +283,20 @@ class Server:
             connection.abort(str(error))
             return False
         if connection.access is not NOBODY:
-            self._unknown.pop(connection, None)
+            self.identified(connection)
         return True
+
+    def identified(self, connection: ClientConnection) -> None:
+        """The client has proved who it is: it may send requests of any size, and take its time."""
+        self._unknown.pop(connection, None)
+        connection.framer.max_frame_bytes = self._limits.max_frame_bytes
+
+    def close_deleted(self, users: Container[str]) -> None:
+        """Close the connections of who has logged in as a user that is not there any more; on the loop."""
+        for connection in list(self._connections.values()):
+            logged_in = connection.login is not None and connection.access is not NOBODY
+            if logged_in and connection.access.principal.removeprefix("User:") not in users:
+                connection.abort("its user was deleted")
 
     def _close_idle(self) -> None:
         """Close who has sent no whole request and taken nothing for long; again and again."""
@@ -338,7 +357,8 @@ class Server:
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self.drop(connection)
             elif events & select.EPOLLRDHUP:
-                if self.admission.is_full(connection) or connection in self.admission.paused:
+                unread = connection.ending or self.admission.is_full(connection)
+                if unread or connection in self.admission.paused:
                     self.drop(connection)  # it has hung up, and may not be read to its end
                 else:
                     self.touch(connection)
@@ -382,7 +402,7 @@ class Server:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
         served = False
         try:
-            while not connection.closed and not self.admission.is_full(connection):
+            while not (connection.closed or connection.ending) and not self.admission.is_full(connection):
                 request = self._serve_next(connection, connection.framer)
                 if request is None:
                     break
@@ -444,6 +464,9 @@ class Server:
     def _send(self, connection: ClientConnection) -> None:
         try:
             more_to_send = connection.send()
+            if connection.ending and not more_to_send and not connection.requests:
+                self.drop(connection)
+                return
             self._measure(connection)
             if not connection.closed:
                 self._watch(connection, more_to_send)
@@ -455,7 +478,7 @@ class Server:
     def _watch(self, connection: ClientConnection, more_to_send: bool) -> None:
         """Wait for what the connection can do next; serve it in the next turn if requests of it are left."""
         events = select.EPOLLOUT | select.EPOLLRDHUP if more_to_send else select.EPOLLRDHUP
-        if not self.admission.is_full(connection):
+        if not (connection.ending or self.admission.is_full(connection)):
             if connection.framer.waiting:
                 self._unserved[connection] = None
             elif connection not in self.admission.paused:

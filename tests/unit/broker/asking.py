@@ -25,6 +25,7 @@ from millrace.groups import Groups
 from millrace.handlers import Handlers, Services, all_apis
 from millrace.handlers.table import Api
 from millrace.mirror.states import MirrorStates
+from millrace.security.login import Login
 from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.wire.codec import is_flexible
@@ -76,6 +77,7 @@ class AskingClient:
     closed = False
     address = "127.0.0.1:1"
     listener_name = "default"
+    login: Login | None = None
 
     def __init__(self, access: Access = EVERYTHING) -> None:
         self.access = access
@@ -84,6 +86,12 @@ class AskingClient:
 
     def answered(self, size: int) -> None:
         self.answers += 1
+
+    def logged_in(self, principal: str) -> None:
+        raise AssertionError("nobody logs in here")
+
+    def end(self) -> None:
+        raise AssertionError("nobody logs in here")
 
     def abort(self, reason: str) -> None:
         self.closed = True

@@ -19,6 +19,7 @@ from millrace.coordination.state import BrokerAddress, PartitionState, TopicStat
 from millrace.errors import ErrorCode
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
+from millrace.security.login import Login
 from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
@@ -33,6 +34,7 @@ class FakeClient:
     closed = False
     address = "127.0.0.1:1"
     listener_name = "default"
+    login: Login | None = None
     access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self) -> None:
@@ -41,6 +43,12 @@ class FakeClient:
 
     def answered(self, size: int) -> None:
         self.answers += 1
+
+    def logged_in(self, principal: str) -> None:
+        raise AssertionError("nobody logs in here")
+
+    def end(self) -> None:
+        raise AssertionError("nobody logs in here")
 
     def abort(self, reason: str) -> None:
         self.closed = True

@@ -26,6 +26,7 @@ from millrace.handlers.table import Call, serves
 from millrace.mirror.states import MirrorStates
 from millrace.mirror.translation import TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch
+from millrace.security.login import Login
 from millrace.security.rights import NOBODY, Access, Operation, Resource, ResourceType
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
@@ -205,6 +206,8 @@ ROWS = [
     Row(ApiKey.DESCRIBE_GROUPS, {"groups": ["g"]}, [((DESCRIBE, GROUP),)]),
     Row(ApiKey.LIST_GROUPS, {}, [()]),
     Row(ApiKey.DELETE_GROUPS, {"groups_names": ["g"]}, [((DELETE, GROUP),)]),
+    Row(ApiKey.SASL_HANDSHAKE, {"mechanism": "SCRAM-SHA-256"}, [()]),
+    Row(ApiKey.SASL_AUTHENTICATE, {"auth_bytes": b"x"}, [()]),
     Row(ApiKey.API_VERSIONS, {"client_software_name": "t", "client_software_version": "1"}, [()]),
     Row(
         ApiKey.CREATE_TOPICS,
@@ -547,17 +550,21 @@ def test_a_fetch_that_waits_is_refused_if_the_right_is_gone_when_it_is_answered(
     assert client.errors[ApiKey.FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED] == 1
 
 
+OPEN = (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+
+
 @pytest.mark.parametrize("api", sorted(SERVED))
 def test_before_a_login_nothing_is_served_but_what_is_open_to_all(secured: Secured, api: ApiKey) -> None:
     before = secured.effects()
     for version in SERVED[api]:
         client = Pipelining(secured, NOBODY)
+        client.login = Login({})
         (row, *_) = (row for row in ROWS if row.api == api)
         body = row.body if isinstance(row.body, bytes) else b""
         if api in KAFKAS and version >= row.since:
             body = request_body(api, version, typing.cast(Mapping[str, Any], row.body))
         client.send(_frame(api, version, body))
-        assert client.closed == (api != ApiKey.API_VERSIONS)
+        assert client.closed == (api not in OPEN)
         assert secured.effects() == before
 
 

@@ -240,7 +240,7 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
 
 
 def holder() -> ClientConnection:
-    nothing: Any = SimpleNamespace(errors=Counter())
+    nothing: Any = SimpleNamespace(errors=Counter(), login=lambda: None)
     return ClientConnection(
         nothing, nothing, nothing, "127.0.0.1", "127.0.0.1:1", NOBODY, nothing, served_at=-1.0
     )
