@@ -15,6 +15,7 @@ TARGETS = {
     "broker/millrace/client": 900,
     "broker/millrace/coordination": 1350,
     "broker/millrace/server": 750,
+    "broker/millrace/security": 900,
     "broker/millrace/broker": 950,
     "broker/millrace/handlers": 1150,
     "broker/millrace/groups": 1200,

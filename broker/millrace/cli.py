@@ -30,6 +30,7 @@ COMMANDS = {
     "mirror": "millrace.commands.mirror:mirror",
     "produce": "millrace.commands.clients:produce",
     "topics": "millrace.commands.topics:topics",
+    "users": "millrace.commands.users:users",
     "zookeeper": "millrace.commands.zookeeper:zookeeper",
 }
 

@@ -97,9 +97,86 @@ class ClientLimits:
     is not read, but for the oldest unfinished request, and who stalls for 10 s is closed. At twice this, who
     leaves more than that unread is closed at once."""
 
+    max_unauthenticated: int = 400
+    """Connections that have not proved yet who they are; beyond it the oldest of them is closed."""
+    authentication_ms: int = 10_000
+    """Close a connection that has not proved after this time who it is."""
+
     def __post_init__(self) -> None:
         if self.max_buffered_bytes < 2 * self.max_frame_bytes:
             raise ConfigError("max_buffered_bytes must be at least twice max_frame_bytes")
+
+
+DEFAULT_LISTEN = "127.0.0.1:9092"
+DEFAULT_LISTENER = "default"
+"""The name of the listener that `listen` alone stands for."""
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+CLIENT_CERTIFICATES = ("none", "wanted", "required")
+TLS_VERSIONS = ("1.2", "1.3")
+EVERY_ADDRESS = ("0.0.0.0", "::")
+"""Addresses to listen on, at which no client can find a broker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerConfig:
+    """An address that clients connect to, and what they are told of it."""
+
+    listen: str
+    advertised: str = ""
+    """HOST:PORT at which clients of this listener find the broker; empty: `listen` itself. Port 0 stands for
+    the port that was bound."""
+    protocol: str = "PLAINTEXT"
+    """SSL: everything goes through TLS, with the certificate of [tls]. SASL: clients log in."""
+    mechanisms: Sequence[str] = MECHANISMS
+    """How clients log in, where `protocol` asks for it."""
+    client_certificates: str = "none"
+    """Whether clients of this listener show a certificate, which says who they are: wanted or required."""
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+
+    def __post_init__(self) -> None:
+        _check_choice("protocol", self.protocol, PROTOCOLS)
+        _check_choice("client_certificates", self.client_certificates, CLIENT_CERTIFICATES)
+        if self.client_certificates != "none" and not self.uses_tls:
+            raise ConfigError("client_certificates are for a listener of protocol SSL or SASL_SSL")
+        for mechanism in self.mechanisms:
+            _check_choice("mechanism", mechanism, MECHANISMS)
+        if self.uses_sasl and not self.mechanisms:
+            raise ConfigError(f"protocol {self.protocol} needs mechanisms")
+        if not self.advertised and parse_address(self.listen, "listen")[0] in EVERY_ADDRESS:
+            raise ConfigError(f"no client finds a broker at {self.listen}: set `advertised` to HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """Files in PEM, and what TLS connections must be."""
+
+    certificate: str = ""
+    """Whom clients find: the certificate, behind it those of authorities up to one that clients know."""
+    key: str = ""
+    """Its key, which only its owner may read; empty: in the file of the certificate."""
+    key_password_file: str = ""
+    """A file with the password of the key, which only its owner may read."""
+    ca: str = ""
+    """Certificates of the authorities that count for others' certificates."""
+    min_version: str = "1.2"
+    principal_rules: Sequence[str] = ("DEFAULT",)
+    """Who a client is by the subject of its certificate, as Kafka's ssl.principal.mapping.rules."""
+
+    def __post_init__(self) -> None:
+        _check_choice("min_version", self.min_version, TLS_VERSIONS)
+
+
+def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key} {value!r} is none of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +186,13 @@ class BrokerConfig(ClientLimits):
     broker_id: int
     cluster: str
     """Name of the cluster, for example dc1; also its ZooKeeper chroot."""
-    listen: str = "127.0.0.1:9092"
+    listen: str = DEFAULT_LISTEN
+    """Where clients connect, unless there are `listeners`."""
+    listeners: Mapping[str, ListenerConfig] = field(default_factory=dict)
+    """Where clients of several kinds connect, by name; a cluster's brokers have the same names. The first is
+    also where Millrace's own processes find this broker through ZooKeeper."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    """The broker's certificate, for listeners of protocol SSL."""
     zookeeper: str = "127.0.0.1:2181"
     """HOST:PORT[,HOST:PORT...] of the ensemble, without a chroot."""
     log_dir: str = "./data"
@@ -141,6 +224,23 @@ class BrokerConfig(ClientLimits):
     log: LogConfig = field(default_factory=LogConfig)
     mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
     """Origin clusters by name."""
+
+    def __post_init__(self) -> None:
+        ClientLimits.__post_init__(self)
+        if self.listeners and self.listen != DEFAULT_LISTEN:
+            raise ConfigError("`listen` and [listeners] cannot both be: make the address one more listener")
+        for name, listener in self.listeners.items():
+            if listener.uses_tls and not self.tls.certificate:
+                raise ConfigError(f"listener {name} of protocol {listener.protocol} needs [tls] certificate")
+            if listener.client_certificates != "none" and not self.tls.ca:
+                raise ConfigError(f"client_certificates of listener {name} need [tls] ca to check them by")
+
+    @property
+    def named_listeners(self) -> Mapping[str, ListenerConfig]:
+        """The listeners by name; `listen` alone is one, too."""
+        return self.listeners or {
+            DEFAULT_LISTENER: ListenerConfig(listen=self.listen, advertised=self.listen)
+        }
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:

@@ -34,6 +34,11 @@ class ErrorCode(IntEnum):
     UNKNOWN_MEMBER_ID = 25
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -47,6 +52,7 @@ class ErrorCode(IntEnum):
     INVALID_PRODUCER_EPOCH = 47
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     INVALID_TIMESTAMP = 32
@@ -185,6 +191,18 @@ class UnsupportedVersion(BrokerError, code=ErrorCode.UNSUPPORTED_VERSION):
 
 class TransactionsNotSupported(BrokerError, code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
     """A producer asks for a transaction: there are none."""
+
+
+class TopicAuthorizationFailed(BrokerError, code=ErrorCode.TOPIC_AUTHORIZATION_FAILED):
+    """The client has no right to do this with the topic."""
+
+
+class GroupAuthorizationFailed(BrokerError, code=ErrorCode.GROUP_AUTHORIZATION_FAILED):
+    """The client has no right to do this with the consumer group."""
+
+
+class ClusterAuthorizationFailed(BrokerError, code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED):
+    """The client has no right to do this in the cluster."""
 
 
 class InvalidRequiredAcks(BrokerError, code=ErrorCode.INVALID_REQUIRED_ACKS):

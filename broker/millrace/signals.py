@@ -21,19 +21,23 @@ STOP_LIMIT_S = 8.0
 REPEAT_S = 1.0
 
 
-def stop_on_signals(stop: Callable[[], None], *, limited: bool = False) -> None:
+def stop_on_signals(
+    stop: Callable[[], None], *, limited: bool = False, read_again: Callable[[], None] | None = None
+) -> None:
     """Call `stop` in a thread of its own at the first SIGTERM or SIGINT; later ones change nothing.
 
     For servers, from their main thread. The interpreter itself writes the signal's number to a pipe, also
     while the main thread is inside a library. `limited` is for a process that may be killed at any moment:
-    it ends after STOP_LIMIT_S even if a broker or a database that does not answer holds it up.
+    it ends after STOP_LIMIT_S even if a broker or a database that does not answer holds it up. `read_again`
+    is called there at every SIGHUP; it raises nothing.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(writing, False)
 
     def wait() -> None:
-        while os.read(reading, 1)[0] not in STOP_SIGNALS:
-            pass  # another signal that has a handler
+        while (number := os.read(reading, 1)[0]) not in STOP_SIGNALS:
+            if number == signal.SIGHUP and read_again is not None:
+                read_again()
         if limited:
             timer = threading.Timer(STOP_LIMIT_S, _end_now)
             timer.daemon = True
@@ -42,7 +46,7 @@ def stop_on_signals(stop: Callable[[], None], *, limited: bool = False) -> None:
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in STOP_SIGNALS:
+    for number in STOP_SIGNALS if read_again is None else (*STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, _ignore)
 
 

@@ -46,7 +46,7 @@ def start_broker(
     broker_id: int = 1,
     **settings: Any,
 ) -> RunningBroker:
-    """One broker on a free port, its files in `folder`; `settings` are lines of its file."""
+    """One broker on a free port, its files in `folder`; `settings` are lines of its file (None: no line)."""
     lines: dict[str, Any] = {
         "broker_id": broker_id,
         "cluster": cluster,
@@ -57,6 +57,8 @@ def start_broker(
     }
     config = folder / f"{cluster}-{broker_id}.toml"
     # A JSON scalar is a TOML scalar, and a flat JSON object one `key = value` per line.
-    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+    config.write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items() if value is not None)
+    )
     process = start("broker", str(config))
     return RunningBroker(start, config, process, process.ready())

@@ -45,7 +45,7 @@ class Member:
         self.cluster = Cluster.connect(zookeeper, name, session_timeout_ms=session_timeout_ms)
 
     def register(self, broker_id: int) -> None:
-        self.cluster.register_broker(broker_id, "127.0.0.1", self.port)
+        self.cluster.register_broker(broker_id, BrokerAddress("127.0.0.1", self.port))
 
     def close(self) -> None:
         self.cluster.close()
@@ -154,9 +154,10 @@ def test_an_id_held_by_a_live_broker_is_refused_in_one_line(members: list[Member
 CRASHER = """
 import os, signal, socket, sys
 from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import BrokerAddress
 listener = socket.create_server(("127.0.0.1", int(sys.argv[3])))
 cluster = Cluster.connect(sys.argv[1], sys.argv[2], session_timeout_ms=30000)
-cluster.register_broker(7, "127.0.0.1", listener.getsockname()[1])
+cluster.register_broker(7, BrokerAddress("127.0.0.1", listener.getsockname()[1]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

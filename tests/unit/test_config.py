@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from millrace.config import BrokerConfig, LogConfig, load, parse_address, parse_addresses
+from millrace.config import (
+    BrokerConfig,
+    ListenerConfig,
+    LogConfig,
+    TlsConfig,
+    from_mapping,
+    load,
+    parse_address,
+    parse_addresses,
+)
 from millrace.errors import ConfigError
 from tests.support import REPOSITORY
 
@@ -80,11 +91,55 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
     told: dict[str, str] = {}
     for keys, defaults in re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", page, re.MULTILINE):
         told.update(zip(re.findall(r"`([^`]*)`", keys), defaults.split(", "), strict=False))
-    for prefix, settings in (("", BrokerConfig), ("log.", LogConfig)):
+    groups = (
+        ("", BrokerConfig),
+        ("log.", LogConfig),
+        ("listeners.NAME.", ListenerConfig),
+        ("tls.", TlsConfig),
+    )
+    for prefix, settings in groups:
         for field in dataclasses.fields(settings):
-            if field.name not in ("log", "mirror"):
+            if field.name not in ("log", "mirror", "listeners", "tls"):
                 default = "required" if field.default is dataclasses.MISSING else field.default
-                text = {None: "-1", True: "true", False: "false", "": "none", (): "[]"}.get(
-                    default, str(default)
-                )
+                if isinstance(default, tuple):
+                    default = json.dumps(default).partition(", ")[0]
+                text = {None: "-1", True: "true", False: "false", "": "none"}.get(default, str(default))
                 assert told.get(prefix + field.name, "").strip("`").startswith(text), field.name
+
+
+MUTUAL = {"listen": "h:1", "protocol": "SSL", "client_certificates": "required"}
+BROKER = {"broker_id": 1, "cluster": "dc1"}
+
+
+def test_listen_alone_is_one_listener() -> None:
+    config = from_mapping(BrokerConfig, {**BROKER, "listen": "0.0.0.0:1"}, "x")
+    assert config.named_listeners == {"default": ListenerConfig(listen="0.0.0.0:1", advertised="0.0.0.0:1")}
+
+
+def test_listeners_by_name_take_its_place() -> None:
+    one = {"listen": "0.0.0.0:1", "advertised": "kafka:2"}
+    config = from_mapping(
+        BrokerConfig, {**BROKER, "listeners": {"a": one, "b": {"listen": "10.0.0.1:3"}}}, "x"
+    )
+    assert list(config.named_listeners) == ["a", "b"]
+    assert config.named_listeners["a"].advertised == "kafka:2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"listen": "10.0.0.1:1", "listeners": {"a": {"listen": "10.0.0.1:2"}}}, "one more listener"),
+        ({"listeners": {"a": {"listen": "0.0.0.0:1"}}}, "set `advertised`"),
+        ({"listeners": {"a": {"listen": "[::]:1"}}}, "set `advertised`"),
+        ({"listeners": {"a": {"listen": "h:1", "protocol": "plaintext"}}}, "is none of PLAINTEXT"),
+        ({"listeners": {"a": {"listen": "h:1", "protocol": "SSL"}}}, r"a of protocol SSL needs \[tls\] cert"),
+        ({"listeners": {"a": {"listen": "h:1", "client_certificates": "wanted"}}}, "of protocol SSL"),
+        ({"listeners": {"a": MUTUAL}, "tls": {"certificate": "c"}}, r"of listener a need \[tls\] ca"),
+        ({"listeners": {"a": {**MUTUAL, "client_certificates": "yes"}}}, "'yes' is none of none, wanted"),
+        ({"tls": {"min_version": "1.1"}}, "min_version '1.1' is none of 1.2, 1.3"),
+        ({"listeners": {"a": {}}}, "listeners.a: missing key 'listen'"),
+    ],
+)
+def test_listeners_that_cannot_be_are_refused_in_one_line(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        from_mapping(BrokerConfig, {**BROKER, **settings}, "x")

@@ -7,6 +7,7 @@ ids). Does not decode records, commits no offsets, joins no group.
 from __future__ import annotations
 
 import dataclasses
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -34,8 +35,16 @@ T = TypeVar("T")
 class ClusterClient:
     """A connection to a cluster; each call returns within about `timeout_s` or raises MillraceError."""
 
-    def __init__(self, bootstrap: str, *, client_id: str = "millrace", timeout_s: float = 30) -> None:
-        self.bootstrap = bootstrap
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "millrace",
+        timeout_s: float = 30,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """With `tls` every connection uses it, and each broker must prove that it is its host."""
+        self.bootstrap, self._tls = bootstrap, tls
         self._addresses = parse_addresses(bootstrap)
         self._client_id = client_id
         self._timeout_s = timeout_s
@@ -257,7 +266,7 @@ class ClusterClient:
             connection.close()  # an attempt was given up half-way: its response must never be taken for ours
         wait = max(0.1, min(_CONNECT_TIMEOUT_S, deadline - time.monotonic()))
         self._connections.pop(address, None)
-        connection = Connection(*address, client_id=self._client_id, timeout_s=wait)
+        connection = Connection(*address, client_id=self._client_id, timeout_s=wait, tls=self._tls)
         self._connections[address] = connection
         return connection
 

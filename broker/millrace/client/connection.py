@@ -7,6 +7,7 @@ does not retry.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from typing import NoReturn
@@ -30,7 +31,10 @@ class ConnectionFailed(MillraceError):
 class Connection:
     """A connection to HOST:PORT; one request at a time, or several sent before the first is received."""
 
-    def __init__(self, host: str, port: int, *, client_id: str, timeout_s: float) -> None:
+    def __init__(
+        self, host: str, port: int, *, client_id: str, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """With `tls` (see `security.certificates.client_context`) the broker must prove that it is `host`."""
         self.address = f"{host}:{port}"
         self._client_id = client_id.encode()
         self._correlation_id = 0
@@ -44,6 +48,19 @@ class Connection:
                 f"cannot reach a broker at {self.address}: {reason}; start it or give another address"
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._secure(tls, host)
+
+    def _secure(self, tls: ssl.SSLContext, host: str) -> None:
+        try:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=host)  # closes it when it fails
+        except ssl.SSLCertVerificationError as error:
+            raise ConnectionFailed(
+                f"the broker at {self.address} does not prove who it is: {error.verify_message}"
+            ) from error
+        except OSError as error:
+            reason = getattr(error, "reason", None) or error
+            raise ConnectionFailed(f"no TLS with the broker at {self.address}: {reason}") from error
 
     @property
     def idle(self) -> bool:
@@ -109,6 +126,12 @@ class Connection:
     def _fail(self, error: OSError) -> NoReturn:
         self.close()
         raise ConnectionFailed(f"no answer from the broker at {self.address}: {error}") from error
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._failed = True

@@ -17,17 +17,21 @@ from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, load, parse_address
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
+from millrace.coordination.state import BrokerAddress
 from millrace.groups import Groups
 from millrace.handlers import Handlers, Services, all_apis
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
+from millrace.security.certificates import ServerCertificates
 from millrace.server.admission import allow_open_files
+from millrace.server.listener import Listener
 from millrace.server.loop import Server
 from millrace.signals import stop_on_signals
 from millrace.storage.log_directory import LogDirectory, claim
 
 if TYPE_CHECKING:
+    from millrace.coordination.users import Users
     from millrace.metrics import MetricsServer
 
 log = logging.getLogger(__name__)
@@ -45,8 +49,8 @@ def broker(config: Path, overrides: Sequence[str]) -> None:
     """Run one broker of a cluster until SIGTERM or Ctrl-C.
 
     Prints "ready: broker ... on HOST:PORT" once it accepts clients. The file's keys: broker_id, cluster,
-    listen, zookeeper, log_dir, metrics_listen, limits such as max_connections, [log], [mirror.NAME];
-    docs/configuration.md has them all.
+    listen or [listeners.NAME], zookeeper, log_dir, metrics_listen, limits such as max_connections, [log],
+    [mirror.NAME]; docs/configuration.md has them all.
 
     Example: millrace broker dc1.toml --set broker_id=2 --set listen=127.0.0.1:9093 --set log_dir=data2
     """
@@ -63,9 +67,12 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     allow_open_files()
     logs = LogDirectory.open(Path(config.log_dir), config.log, clock)
     mailbox = Mailbox()
-    server = Server(*parse_address(config.listen, "listen"), mailbox, config)
+    certificates = _certificates(config)
+    listeners = [Listener(name, one, certificates) for name, one in config.named_listeners.items()]
+    server = Server(listeners, mailbox, config)
     cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
     try:
+        users = _users(config, cluster, listeners)
         claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
@@ -78,9 +85,29 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.listen()
-        cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
-        stop_on_signals(partial(_stop, mirror, mailbox, server))  # until here nothing has to be ended
-        address = f"{server.host}:{server.port}"
+        first = listeners[0]
+        told = {listener.name: listener.advertised for listener in listeners}
+        # Last: clients may come at once.
+        cluster.register_broker(
+            config.broker_id, BrokerAddress(*first.advertised, told), (first.host, first.port)
+        )
+        # Until here nothing has to be ended.
+        read_again = certificates.read_again if certificates is not None else None
+        stop_on_signals(partial(_stop, mirror, mailbox, server), read_again=read_again)
+        if certificates is not None:
+            certificates.watch()
+        if users is not None:
+            users.watch(lambda: mailbox.post(lambda: server.close_deleted(users.names)))
+        for listener in listeners:
+            at = f"{listener.host}:{listener.port}"
+            log.info(
+                "listener %s on %s, which clients find at %s:%s", listener.name, at, *listener.advertised
+            )
+            if listener.is_open:
+                log.warning(
+                    "listener %s on %s has no TLS: who reaches it may do everything", listener.name, at
+                )
+        address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
         server.run(handlers.serve_next, broker.end_of_turn)
@@ -93,6 +120,27 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     finally:
         cluster.close()
     broker.close()
+
+
+def _certificates(config: BrokerConfig) -> ServerCertificates | None:
+    """What TLS needs, if any listener uses it; ConfigError when it cannot be used."""
+    modes = [one.client_certificates for one in config.listeners.values() if one.uses_tls]
+    return ServerCertificates(config.tls, modes) if modes else None
+
+
+def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]) -> Users | None:
+    """Who may log in, where a listener asks for it; only then the libraries for it are loaded."""
+    asking = [one for one in listeners if config.named_listeners[one.name].uses_sasl]
+    if not asking:
+        return None
+    from millrace.coordination.users import Users
+    from millrace.security.scram import scram_mechanisms
+
+    users = Users(cluster.session, config.cluster)
+    for listener in asking:
+        names = config.named_listeners[listener.name].mechanisms
+        listener.mechanisms = scram_mechanisms(names, users.credentials, users.secret)
+    return users
 
 
 def _serve_metrics(

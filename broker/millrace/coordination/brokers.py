@@ -21,6 +21,12 @@ Record = Mapping[str, Any]
 """What a broker's node holds, as JSON: drawn in cluster.py."""
 
 
+def address_in(record: Record) -> BrokerAddress:
+    """Where a broker is, as its record says."""
+    listeners = {name: (host, port) for name, (host, port) in record.get("listeners", {}).items()}
+    return BrokerAddress(record["host"], record["port"], listeners)
+
+
 def stored_partitions(partitions: Iterable[TopicPartition]) -> dict[str, object]:
     """What a broker's record says of the partitions it stores: their number, and ranges by topic.
 
@@ -86,9 +92,14 @@ def _is_dead(holder: Record, ours: Record) -> bool:
     if holder["machine"] != ours["machine"]:
         return False
     # We listen on our own address, so nobody else does; and a live broker's port is never refused.
-    return (holder["host"], holder["port"]) == (ours["host"], ours["port"]) or (
-        listens(holder["host"], holder["port"]) is False
-    )
+    bound = _bound(holder)
+    return bound == _bound(ours) or listens(*bound) is False
+
+
+def _bound(record: Record) -> tuple[str, int]:
+    """The address a broker has on its machine; what it tells clients may lead to something before it."""
+    host, port = record.get("bound", (record["host"], record["port"]))
+    return host, port
 
 
 def listens(host: str, port: int) -> bool | None:
@@ -139,8 +150,7 @@ class Presence:
         }
         self._listed = {**self._awaited, **registered}
         return {
-            broker: BrokerAddress(registration.record["host"], registration.record["port"])
-            for broker, registration in sorted(self._listed.items())
+            broker: address_in(registration.record) for broker, registration in sorted(self._listed.items())
         }
 
     def wait_s(self) -> float | None:

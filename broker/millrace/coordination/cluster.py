@@ -7,7 +7,10 @@ Brokers delete the logs of topics that a snapshot has lost, so only a topic whos
 missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.
 
     /<cluster>/id                persistent  "millrace-" and 32 hex digits, drawn once
-    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port", "machine", "boot": id of this registration,
+    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port": where clients find it,
+                                              "listeners": {name: [host, port]} for clients of each,
+                                              "bound": [host, port] that it has on its machine,
+                                              "machine", "boot": id of this registration,
                                               "partitions", "topics": see brokers.stored_partitions}
     /<cluster>/topics/<topic>    persistent  see state.py
 """
@@ -122,13 +125,24 @@ class Cluster:
 
     # Brokers
 
-    def register_broker(self, broker_id: int, host: str, port: int) -> None:
+    def register_broker(
+        self, broker_id: int, address: BrokerAddress, bound: tuple[str, int] | None = None
+    ) -> None:
         """List this broker as alive at an address it listens on already; stays so after lost sessions.
 
-        MillraceError when a live broker holds the id. What a dead one left is taken over: at once when it
-        ran on this machine, else when its session has expired.
+        `bound` is the address on this machine, if that is another one. MillraceError when a live broker holds
+        the id. What a dead one left is taken over: at once when it ran on this machine, else when its session
+        has expired.
         """
-        own = {"host": host, "port": port, "machine": socket.gethostname(), "boot": uuid.uuid4().hex}
+        host, port = address.host, address.port
+        own = {
+            "host": host,
+            "port": port,
+            "listeners": {name: list(at) for name, at in address.listeners.items()},
+            "bound": list(bound or (host, port)),
+            "machine": socket.gethostname(),
+            "boot": uuid.uuid4().hex,
+        }
         deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
         while (holder := self._register(broker_id, own)) is not None:
             other = (holder["host"], holder["port"])

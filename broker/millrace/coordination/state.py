@@ -19,7 +19,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -37,10 +37,16 @@ class OriginRecreated(PolicyViolation):
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where clients reach a broker."""
+    """Where clients reach a broker: those that do not care for its listeners, and those of each."""
 
     host: str
     port: int
+    listeners: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """(host, port) by the listener's name; empty for a broker of a version without names."""
+
+    def at(self, listener: str) -> tuple[str, int] | None:
+        """Where clients of the listener of that name reach it; None when it has none."""
+        return self.listeners.get(listener) if self.listeners else (self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from millrace.handlers import configs, group_admin, group_membership, mirror, offsets, topics
+from typing import Any
+
+from millrace.handlers import configs, group_admin, group_membership, mirror, offsets, sasl, topics
 from millrace.handlers.fetch import FETCH
 from millrace.handlers.metadata import api_versions, metadata
 from millrace.handlers.produce import PRODUCE, init_producer_id
@@ -11,9 +13,9 @@ from millrace.handlers.table import Api, Handlers, Services
 __all__ = ["Api", "Handlers", "Services", "all_apis"]
 
 
-def all_apis() -> list[Api]:
-    families = (topics, configs, offsets, group_membership, group_admin, mirror)
-    apis = [
+def all_apis() -> list[Api[Any]]:
+    families = (topics, configs, offsets, group_membership, group_admin, mirror, sasl)
+    apis: list[Api[Any]] = [
         PRODUCE,
         FETCH,
         metadata(),

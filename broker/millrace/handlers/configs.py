@@ -18,6 +18,8 @@ from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import alter_topic
 from millrace.errors import InvalidRequest, UnknownTopicOrPartition
 from millrace.handlers.table import Api, Call, in_thread, outcome_of
+from millrace.security import rights
+from millrace.security.rights import CLUSTER, Need, Operation, Refused
 from millrace.wire import admin_messages as messages
 from millrace.wire.fields import replace
 from millrace.wire.messages import ApiKey
@@ -30,13 +32,33 @@ Change: TypeAlias = Callable[[Settings, Sequence[Config]], Settings]
 """Makes new settings of a topic of those that it has and what is asked for."""
 
 
+_BY_ITEM = (rights.ResourceType.TOPIC, rights.ResourceType.CLUSTER)
+
+
+def _owner(resource: messages.DescribeConfigsRequest.Resource | Resource) -> rights.Resource:
+    """Whose right counts: the topic's, or the cluster's for anything else."""
+    is_topic = resource.resource_type == messages.ResourceType.TOPIC
+    return rights.topic(resource.resource_name) if is_topic else CLUSTER
+
+
+def _check(resource: messages.DescribeConfigsRequest.Resource | Resource, refused: Refused) -> None:
+    if (owner := _owner(resource)) in refused:
+        raise rights.refusal(owner)
+
+
 @in_thread(
-    ApiKey.DESCRIBE_CONFIGS, range(1, 4), messages.DescribeConfigsRequest, messages.DescribeConfigsResponse
+    ApiKey.DESCRIBE_CONFIGS,
+    range(1, 4),
+    messages.DescribeConfigsRequest,
+    messages.DescribeConfigsResponse,
+    needs=lambda asked: [Need(Operation.DESCRIBE_CONFIGS, _owner(one)) for one in asked.resources],
+    by_item=_BY_ITEM,
 )
 def describe_configs(call: Call[messages.DescribeConfigsRequest]) -> messages.DescribeConfigsResponse:
     request = call.request
 
     def describe(resource: messages.DescribeConfigsRequest.Resource) -> Sequence[messages.DescribedConfig]:
+        _check(resource, call.refused)
         settings, names = _settings(call.broker, resource), resource.configuration_keys
         return [
             replace(
@@ -87,6 +109,7 @@ def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
 
     def alter(resource: Resource) -> None:
+        _check(resource, call.refused)
         name, names = resource.resource_name, [config.name for config in resource.configs]
         if times[resource.resource_type, name] > 1:
             raise InvalidRequest(f"{name} is named more than once")
@@ -143,8 +166,15 @@ def _value(config: Config) -> str:
     return config.value
 
 
-def _alters(key: ApiKey, versions: range, change: Change) -> Api:
-    declare = in_thread(key, versions, messages.AlterConfigsRequest, messages.AlterConfigsResponse)
+def _alters(key: ApiKey, versions: range, change: Change) -> Api[messages.AlterConfigsRequest]:
+    declare = in_thread(
+        key,
+        versions,
+        messages.AlterConfigsRequest,
+        messages.AlterConfigsResponse,
+        needs=lambda asked: [Need(Operation.ALTER_CONFIGS, _owner(one)) for one in asked.resources],
+        by_item=_BY_ITEM,
+    )
     return declare(partial(_alter, change))
 
 

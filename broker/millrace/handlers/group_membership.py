@@ -16,6 +16,8 @@ from __future__ import annotations
 from millrace.errors import ErrorCode
 from millrace.groups import ClientName, Group
 from millrace.handlers.table import Call, serves
+from millrace.security import rights
+from millrace.security.rights import Need, Operation
 from millrace.wire import group_messages as messages
 from millrace.wire.messages import ApiKey
 
@@ -24,7 +26,24 @@ _GIVES_ID_FIRST = 4
 _SEVERAL_LEAVE = 3
 
 
-@serves(ApiKey.FIND_COORDINATOR, range(3), messages.FindCoordinatorRequest, messages.FindCoordinatorResponse)
+def _may_join(
+    asked: messages.JoinGroupRequest
+    | messages.SyncGroupRequest
+    | messages.HeartbeatRequest
+    | messages.LeaveGroupRequest,
+) -> list[Need]:
+    return [Need(Operation.READ, rights.group(asked.group_id))]
+
+
+@serves(
+    ApiKey.FIND_COORDINATOR,
+    range(3),
+    messages.FindCoordinatorRequest,
+    messages.FindCoordinatorResponse,
+    needs=lambda asked: (
+        [] if asked.key_type == _TRANSACTION else [Need(Operation.DESCRIBE, rights.group(asked.key))]
+    ),
+)
 def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.FindCoordinatorResponse | None:
     if call.request.key_type == _TRANSACTION:
         return messages.FindCoordinatorResponse(
@@ -33,18 +52,18 @@ def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.Fi
         )
 
     def answer(broker_id: int) -> None:
-        address = call.broker.cluster.brokers[broker_id]
-        call.answer(
-            messages.FindCoordinatorResponse(
-                error_code=ErrorCode.NONE, node_id=broker_id, host=address.host, port=address.port
-            )
-        )
+        address = call.broker.cluster.brokers[broker_id].at(call.received.client.listener_name)
+        if address is None:
+            call.refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        else:
+            response, (host, port) = messages.FindCoordinatorResponse, address
+            call.answer(response(error_code=ErrorCode.NONE, node_id=broker_id, host=host, port=port))
 
     call.groups.find(call.request.key, answer, call.refuse)
     return None
 
 
-@serves(ApiKey.JOIN_GROUP, range(6), messages.JoinGroupRequest, messages.JoinGroupResponse)
+@serves(ApiKey.JOIN_GROUP, range(6), messages.JoinGroupRequest, messages.JoinGroupResponse, needs=_may_join)
 def join_group(call: Call[messages.JoinGroupRequest]) -> None:
     request, client = call.request, call.received.client
     answer = call.answer  # the one object by which the group knows who waits
@@ -61,7 +80,7 @@ def join_group(call: Call[messages.JoinGroupRequest]) -> None:
     call.groups.use(request.group_id, join, failed)
 
 
-@serves(ApiKey.SYNC_GROUP, range(4), messages.SyncGroupRequest, messages.SyncGroupResponse)
+@serves(ApiKey.SYNC_GROUP, range(4), messages.SyncGroupRequest, messages.SyncGroupResponse, needs=_may_join)
 def sync_group(call: Call[messages.SyncGroupRequest]) -> None:
     request = call.request
     answer = call.answer  # the one object by which the group knows who waits
@@ -76,7 +95,7 @@ def sync_group(call: Call[messages.SyncGroupRequest]) -> None:
         call.groups.use(request.group_id, sync, call.refuse)
 
 
-@serves(ApiKey.HEARTBEAT, range(4), messages.HeartbeatRequest, messages.HeartbeatResponse)
+@serves(ApiKey.HEARTBEAT, range(4), messages.HeartbeatRequest, messages.HeartbeatResponse, needs=_may_join)
 def heartbeat(call: Call[messages.HeartbeatRequest]) -> None:
     request = call.request
 
@@ -87,7 +106,9 @@ def heartbeat(call: Call[messages.HeartbeatRequest]) -> None:
     call.groups.use(request.group_id, beat, call.refuse)
 
 
-@serves(ApiKey.LEAVE_GROUP, range(4), messages.LeaveGroupRequest, messages.LeaveGroupResponse)
+@serves(
+    ApiKey.LEAVE_GROUP, range(4), messages.LeaveGroupRequest, messages.LeaveGroupResponse, needs=_may_join
+)
 def leave_group(call: Call[messages.LeaveGroupRequest]) -> None:
     request = call.request
 

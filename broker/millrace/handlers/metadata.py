@@ -1,9 +1,12 @@
 """Metadata and ApiVersions: what a client asks first.
 
 Metadata, v1 to v8 for clients and, unadvertised, v12 for Millrace's own: it tells topic ids.
+Brokers are where clients of the same listener find them; one without that listener counts as away.
 A topic that is not there is created only if the request allows it, the broker is set to, and the name is
-legal: a client is told at once that no topic can have it, and does not ask for ever. Leader epochs
-are -1, so no client validates offsets by them. Left out: racks, authorized operations, v0.
+legal: a client is told at once that no topic can have it, and does not ask for ever. A client without the
+right to describe a topic hears the same whether the topic is there or not; of all topics it hears of those it
+may describe. Leader epochs are -1, so no client validates offsets by them. Left out: racks, authorized
+operations, v0.
 
 ApiVersions, v0 to v3; the answer to any higher version is v0's with error 35 and the full list. Its response
 header is the old one at every version: the client does not know yet what the broker speaks. Left out:
@@ -15,14 +18,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
 from millrace.coordination.state import PartitionState, TopicState, check_topic_name
 from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send
-from millrace.server.request import Request
+from millrace.security import rights
+from millrace.security.rights import Access, Need, Operation, Refused, ResourceType, open_to_all
+from millrace.server.request import Client, Request
 from millrace.wire.codec import decode, encode, encode_error
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
@@ -35,25 +41,31 @@ _CACHED_REQUEST_BYTES = 1024
 
 
 class Metadata:
-    """Answers from the cluster's snapshot, encoded once per snapshot, version and list of topics."""
+    """Answers from the cluster's snapshot, encoded once for all clients that may see the same.
+
+    An answer holds for one snapshot of cluster and rights, for one version and list of topics, for clients of
+    one listener, and where rights decide for one client at one host.
+    """
 
     def __init__(self) -> None:
-        self._snapshot: tuple[object, object] = (None, None)
-        self._answers: dict[tuple[int, bytes], bytes] = {}
+        self._snapshot: tuple[object, object, int] = (None, None, 0)
+        self._answers: dict[tuple[int, bytes, str, str, str], bytes] = {}
         self._creating: set[str] = set()
         """Whoever waits for a topic asks again and again: it is created once."""
 
-    def serve(self, services: Services, request: Request) -> None:
+    def handle(self, services: Services, request: Request, asked: MetadataRequest, refused: Refused) -> None:
         """Answer with brokers and topics; a topic about to be created is LEADER_NOT_AVAILABLE."""
-        broker, version = services.broker, request.api_version
-        snapshot = (broker.cluster.brokers, broker.cluster.topics)
-        if snapshot[0] is not self._snapshot[0] or snapshot[1] is not self._snapshot[1]:
-            self._snapshot = snapshot
+        broker, version, access = services.broker, request.api_version, request.client.access
+        brokers, topics, rights_version = self._snapshot
+        cluster = broker.cluster
+        if brokers is not cluster.brokers or topics is not cluster.topics or rights_version != access.version:
+            self._snapshot = (cluster.brokers, cluster.topics, access.version)
             self._answers.clear()
-        key = (version, bytes(request.body))
+        whose = ("", "") if access.everything else (access.principal, access.host)
+        key = (version, bytes(request.body), request.client.listener_name, *whose)
         answer = self._answers.get(key)
         if answer is None:
-            response = _describe(broker, decode(MetadataRequest, ApiKey.METADATA, *key))
+            response = _describe(broker, asked, request.client, refused)
             answer = encode(response, ApiKey.METADATA, version)
             created = self._create_missing(broker, response)
             keep = len(self._answers) < _CACHED_ANSWERS and len(key[1]) <= _CACHED_REQUEST_BYTES
@@ -83,19 +95,47 @@ class Metadata:
         broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {}), created)
 
 
-def _describe(broker: Broker, request: MetadataRequest) -> MetadataResponse:
-    cluster = broker.cluster
-    live = cluster.brokers
+@lru_cache(maxsize=_CACHED_ANSWERS)
+def _decode_short(version: int, body: bytes) -> MetadataRequest:
+    return decode(MetadataRequest, ApiKey.METADATA, version, body)
+
+
+def _decode(request: Request) -> MetadataRequest:
+    """The request; clients send the same short one again and again."""
+    if len(request.body) <= _CACHED_REQUEST_BYTES:
+        return _decode_short(request.api_version, bytes(request.body))
+    return decode(MetadataRequest, ApiKey.METADATA, request.api_version, request.body)
+
+
+def _needs(request: MetadataRequest) -> list[Need]:
+    named = request.topics or ()
+    return [_may_describe(topic.name) for topic in named if topic.name is not None]
+
+
+def _may_describe(name: str) -> Need:
+    return Need(Operation.DESCRIBE, rights.topic(name))
+
+
+def _describe(broker: Broker, request: MetadataRequest, client: Client, refused: Refused) -> MetadataResponse:
+    cluster, access = broker.cluster, client.access
+    addresses = {number: address.at(client.listener_name) for number, address in cluster.brokers.items()}
+    live = {number: address for number, address in addresses.items() if address is not None}
     if request.topics is None:
-        topics = [_topic(topic, live.keys()) for topic in cluster.topics.values()]
+        every = cluster.topics.values()
+        topics = [_topic(topic, live.keys()) for topic in every if access.allows(_may_describe(topic.name))]
     else:
         # Once each, so that a small request cannot ask for an answer of any size.
         wanted = dict.fromkeys(request.topics)
-        topics = [_wanted(broker, topic, request.allow_auto_topic_creation) for topic in wanted]
+        topics = [
+            _unauthorized(topic.name)
+            if topic.name is not None and rights.topic(topic.name) in refused
+            else _wanted(broker, topic, request.allow_auto_topic_creation, access, live.keys())
+            for topic in wanted
+        ]
     return MetadataResponse(
         brokers=tuple(
-            MetadataResponse.Broker(node_id=number, host=address.host, port=address.port)
-            for number, address in live.items()
+            MetadataResponse.Broker(node_id=number, host=host, port=port)
+            for number, (host, port) in live.items()
         ),
         cluster_id=cluster.cluster_id,
         controller_id=min(live, default=-1),  # any broker creates topics; the lowest id is as good as any
@@ -103,15 +143,23 @@ def _describe(broker: Broker, request: MetadataRequest) -> MetadataResponse:
     )
 
 
-def _wanted(broker: Broker, wanted: MetadataRequest.Topic, may_create: bool) -> MetadataResponse.Topic:
+def _unauthorized(name: str) -> MetadataResponse.Topic:
+    return MetadataResponse.Topic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
+
+
+def _wanted(
+    broker: Broker, wanted: MetadataRequest.Topic, may_create: bool, access: Access, live: Collection[int]
+) -> MetadataResponse.Topic:
     topics = broker.cluster.topics
     if wanted.name is None:
         by_id = {topic.topic_id: topic for topic in topics.values()}
         topic = by_id.get(wanted.topic_id) if wanted.topic_id is not None else None
+        if topic is not None and not access.allows(_may_describe(topic.name)):
+            topic = None  # an id must not tell a name
     else:
         topic = topics.get(wanted.name)
     if topic is not None:
-        return _topic(topic, broker.cluster.brokers.keys())
+        return _topic(topic, live)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if wanted.name is not None:
         try:
@@ -120,6 +168,8 @@ def _wanted(broker: Broker, wanted: MetadataRequest.Topic, may_create: bool) -> 
             error = illegal.code
         else:
             if may_create and broker.config.auto_create_topics:
+                if not access.allows(rights.may_create(wanted.name)):
+                    return _unauthorized(wanted.name)
                 error = ErrorCode.LEADER_NOT_AVAILABLE
     return MetadataResponse.Topic(error_code=error, name=wanted.name or "", topic_id=wanted.topic_id)
 
@@ -142,18 +192,21 @@ def _partition(number: int, state: PartitionState, live: Collection[int]) -> Met
     )
 
 
-def metadata() -> Api:
+def metadata() -> Api[MetadataRequest]:
     """The API, with a cache of its own."""
     return Api(
         key=ApiKey.METADATA,
         versions=range(1, 9),
         private_versions=range(12, 13),
-        serve=Metadata().serve,
+        decode=_decode,
+        needs=_needs,
+        by_item=(ResourceType.TOPIC,),
+        handle=Metadata().handle,
         refusal=partial(encode_error, MetadataResponse, ApiKey.METADATA),
     )
 
 
-def api_versions(apis: Sequence[Api]) -> Api:
+def api_versions(apis: Sequence[Api[Any]]) -> Api[int]:
     """The API that tells clients about `apis` and about itself."""
     offered = {api.key: api.versions for api in apis if api.versions} | {ApiKey.API_VERSIONS: _OFFERED}
     ranges = tuple(
@@ -170,6 +223,8 @@ def api_versions(apis: Sequence[Api]) -> Api:
         key=ApiKey.API_VERSIONS,
         versions=_OFFERED,
         private_versions=_NEWER,
-        serve=lambda _, request: request.answer([answers.get(request.api_version, newer)]),
+        decode=lambda request: request.api_version,  # nobody reads what a client says about itself
+        needs=open_to_all,
+        handle=lambda _, request, version, _refused: request.answer([answers.get(version, newer)]),
         refusal=partial(encode_error, ApiVersionsResponse, ApiKey.API_VERSIONS),
     )

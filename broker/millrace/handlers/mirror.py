@@ -26,15 +26,17 @@ from millrace.mirror.runs import beginning
 from millrace.records import BatchHeader, split_batches
 from millrace.records.compression import Buffer
 from millrace.records.mirror_position import PositionMismatch
+from millrace.security import rights
+from millrace.security.rights import Need, Operation, Refused
 from millrace.server.request import Request
 from millrace.wire import mirror_append
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
+from millrace.wire.primitives import MAX_MESSAGE_CHARACTERS
 
 log = logging.getLogger(__name__)
 _V0 = range(1)
-_MAX_MESSAGE = 1000
-"""Most characters of an error's text in an answer."""
+_ALSO_NEEDED = {MirrorMode.DESCRIBE: Operation.DESCRIBE, MirrorMode.RESET: Operation.ALTER}
 
 
 class _Append:
@@ -46,9 +48,9 @@ class _Append:
         self._broker, self._states, self._request = services.broker, services.mirrors, request
         self._answer = MirrorAppended()
 
-    def start(self) -> None:
+    def start(self, topic: str, append: MirrorAppend) -> None:
         try:
-            self._find_target(*mirror_append.decode_request(self._request.body))
+            self._find_target(topic, append)
         except Exception as error:
             self._fail(error)
 
@@ -143,7 +145,7 @@ class _Append:
         if not isinstance(error, BrokerError):
             log.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
-        answer = dataclasses.replace(self._answer, error=code, message=str(error)[:_MAX_MESSAGE])
+        answer = dataclasses.replace(self._answer, error=code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
         send(self._request, mirror_append.encode_response(answer), [code])
 
 
@@ -157,11 +159,28 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     return batches
 
 
+def _needs(asked: tuple[str, MirrorAppend]) -> list[Need]:
+    """The right to forge positions is one of its own: Write gives it to nobody."""
+    topic, mode = rights.topic(asked[0]), asked[1].mode
+    also = [Need(_ALSO_NEEDED[mode], topic)] if mode in _ALSO_NEEDED else []
+    return [Need(Operation.MIRROR_WRITE, topic), *also]
+
+
+def _handle(services: Services, request: Request, asked: tuple[str, MirrorAppend], _: Refused) -> None:
+    _Append(services, request).start(*asked)
+
+
+def _refusal(_: int, code: ErrorCode, reason: str) -> bytes:
+    return mirror_append.encode_response(MirrorAppended(error=code, message=reason[:MAX_MESSAGE_CHARACTERS]))
+
+
 MIRROR_APPEND = Api(
     key=ApiKey.MIRROR_APPEND,
     private_versions=_V0,
-    serve=lambda services, request: _Append(services, request).start(),
-    refusal=lambda _, code: mirror_append.encode_response(MirrorAppended(error=code)),
+    decode=lambda request: mirror_append.decode_request(request.body),
+    needs=_needs,
+    handle=_handle,
+    refusal=_refusal,
 )
 
 
@@ -170,6 +189,7 @@ MIRROR_APPEND = Api(
     _V0,
     translation.TranslateOffsetsRequest,
     translation.TranslateOffsetsResponse,
+    needs=lambda asked: [Need(Operation.DESCRIBE, rights.topic(asked.topic))],
     thread=Broker.in_look_up_thread,
     private=True,
 )
@@ -178,7 +198,7 @@ def translate_offsets(
 ) -> translation.TranslateOffsetsResponse:
     code, reason, results = outcome_of(lambda: _translate(call), "TranslateOffsets")
     return translation.TranslateOffsetsResponse(
-        error_code=code, message=(reason or "")[:_MAX_MESSAGE], results=results or ()
+        error_code=code, message=(reason or "")[:MAX_MESSAGE_CHARACTERS], results=results or ()
     )
 
 

@@ -1,7 +1,7 @@
 """Produce, v3 to v8 (v0 to v2 are told, because old clients look for them, and refused); InitProducerId.
 
 Nearly every request brings one batch for one partition, and many that lie behind each other ask for the same:
-such a run is served at one go (`serve_run`), any other request by itself (`serve`). acks=0 gets no answer,
+such a run is served at one go (`serve_run`), any other request by itself (`handle`). acks=0 gets no answer,
 and a closed connection when something went wrong; acks=1 is answered after the append, acks=all after the
 flush. InitProducerId, v0 and v1, gives an idempotent producer its id. Left out: transactions.
 """
@@ -16,6 +16,8 @@ from millrace import errors
 from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.table import Api, Call, Services, serves
+from millrace.security import rights
+from millrace.security.rights import ANY_TOPIC, CLUSTER, Need, Operation, Refused, ResourceType
 from millrace.server.request import NOTHING, Client, Request, response_frame
 from millrace.wire import produce
 from millrace.wire.framing import RequestFramer
@@ -95,8 +97,14 @@ class _Answer:
 
 def serve_run(services: Services, client: Client, framer: RequestFramer) -> Request | None:
     """Serve the run that lies next in the received bytes as one request; None when there is none."""
-    broker, (data, position) = services.broker, framer.rest
-    run = produce.next_run(data, position, framer.max_frame_bytes, broker.largest_batch)
+    broker, access, (data, position) = services.broker, client.access, framer.rest
+    largest_batch = broker.largest_batch
+    if not access.everything:  # asked anew for every run: a right that was taken away ends with the next
+
+        def largest_batch(topic: str, number: int) -> int:
+            return broker.largest_batch(topic, number) if access.allows(_write(topic)) else 0
+
+    run = produce.next_run(data, position, framer.max_frame_bytes, largest_batch)
     if run is None:
         return None
     target, correlation_ids, batches, end = run
@@ -109,17 +117,21 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     return request
 
 
-def serve(services: Services, received: Request) -> None:
+def _write(topic: str) -> Need:
+    return Need(Operation.WRITE, rights.topic(topic))
+
+
+def handle(services: Services, received: Request, request: produce.ProduceRequest, refused: Refused) -> None:
     """Stage every batch of the request; each is answered for itself."""
-    version = received.api_version
-    request = produce.decode_request(version, received.body)
-    refusal = _refusal(request, version)
+    refusal = _refusal(request, received.api_version)
     partitions = [number for _, number, _ in request.batches]
     answer = _Answer(received, request.acks, [received.correlation_id], request.topics, partitions)
     for index, (topic, number, records) in enumerate(request.batches):
         try:
             if refusal is not None:
                 raise refusal
+            if refused and (resource := rights.topic(topic)) in refused:
+                raise rights.refusal(resource)
             services.broker.produce(topic, number, records, answer, index)
         except BrokerError as error:
             answer.appended(index, [error])
@@ -141,13 +153,22 @@ def _refusal(request: produce.ProduceRequest, version: int) -> BrokerError | Non
 PRODUCE = Api(
     key=ApiKey.PRODUCE,
     versions=range(9),
-    serve=serve,
-    refusal=lambda version, code: produce.encode_response(version, (), ()),
+    decode=lambda request: produce.decode_request(request.api_version, request.body),
+    needs=lambda asked: [_write(topic) for topic, _ in asked.topics],
+    by_item=(ResourceType.TOPIC,),
+    handle=handle,
+    refusal=lambda version, _code, _reason: produce.encode_response(version, (), ()),
     serve_run=serve_run,
 )
 
 
-@serves(ApiKey.INIT_PRODUCER_ID, range(2), InitProducerIdRequest, InitProducerIdResponse)
+@serves(
+    ApiKey.INIT_PRODUCER_ID,
+    range(2),
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    needs=lambda asked: [Need(Operation.IDEMPOTENT_WRITE, CLUSTER, instead=Need(Operation.WRITE, ANY_TOPIC))],
+)
 def init_producer_id(call: Call[InitProducerIdRequest]) -> InitProducerIdResponse:
     if call.request.transactional_id is not None:
         return InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)

@@ -1,14 +1,19 @@
 """The table of APIs, and the one way from the bytes of a request to the bytes of its answer.
 
-Decodes, lets the API's handler work, encodes, counts the errors that the answer carries, and turns what was
-raised into an answer. An API or a version that is not offered has no response that its client could read: the
-connection is closed, as Kafka does it, and the log says why. Knows no sockets.
+Decodes, asks what the request needs and whether its client may, lets the API's handler work, encodes, counts
+the errors that the answer carries, and turns what was raised into an answer. An API or a version that is not
+offered has no response that its client could read: the connection is closed, as Kafka does it, and the log
+says why. Knows no sockets.
+
+A right is looked up here, before the handler runs. An API that lists what it was not asked for by name
+(`lists`) shows its client what `Call.only` lets through, and else nothing. Produce, Fetch and Metadata have
+ways of their own besides, for runs of requests, for what waited and for what is cached.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,6 +23,8 @@ from millrace.broker.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
 from millrace.groups import Groups
 from millrace.mirror.states import MirrorStates
+from millrace.security import rights
+from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
 from millrace.server.request import NOTHING, Client, Request
 from millrace.wire.codec import decode, encode, encode_error, is_flexible
 from millrace.wire.fields import fields_of
@@ -29,6 +36,9 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
+A = TypeVar("A")
+Needs: TypeAlias = Callable[[M], Iterable[Need]]
+"""Says, of a decoded request alone, which rights it needs."""
 Answer: TypeAlias = tuple[bytes, list[int]]
 """The body of a response, and the errors it carries."""
 InThread: TypeAlias = Callable[[Broker, Callable[[], Answer], Callable[[Future[Answer]], None]], None]
@@ -44,8 +54,8 @@ class Services(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
-    """One API: the versions it serves, and what serves a request of it.
+class Api(Generic[A]):
+    """One API: the versions it serves, what a request of it needs, and what serves one.
 
     `serves` makes those that work with messages; the others read and write the bytes themselves.
     """
@@ -55,10 +65,17 @@ class Api:
     """The versions that clients are told of."""
     private_versions: range = range(0)
     """Versions that are served, too, and that no client is told of."""
-    serve: Callable[[Services, Request], None]
+    decode: Callable[[Request], A]
+    """What the bytes of a request ask for; BrokerError when they do not fit."""
+    needs: Needs[A]
+    """The rights without which the handler does not run; `open_to_all` is served before a login, too."""
+    by_item: Collection[ResourceType] = ()
+    """Refused resources of these types reach the handler, which answers each for itself; one of any other
+    type refuses the whole request."""
+    handle: Callable[[Services, Request, A, Refused], None]
     """Answers the request, at once or later, or raises BrokerError."""
-    refusal: Callable[[int, ErrorCode], bytes]
-    """The body of a response, at a version, that says only the code."""
+    refusal: Callable[[int, ErrorCode, str], bytes]
+    """The body of a response, at a version, that says only the code and, if it can, the reason."""
     serve_run: Callable[[Services, Client, RequestFramer], Request | None] | None = None
     """Serves many requests that come next in a client's bytes as one; None when they are not of that kind."""
 
@@ -70,27 +87,46 @@ class Api:
             request.client.abort(str(error))  # lists without an entry would say that all went well
         elif isinstance(error, BrokerError):
             log.debug("refused %s: %s", name, error)
-            self.refuse(request, error.code)
+            self.refuse(request, error.code, str(error))
         else:
             log.error("%s failed", name, exc_info=error)
             self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
-    def refuse(self, request: Request, code: ErrorCode) -> None:
-        send(request, self.refusal(request.api_version, code), [code])
+    def refuse(self, request: Request, code: ErrorCode, reason: str = "") -> None:
+        send(request, self.refusal(request.api_version, code, reason), [code])
 
 
 class Call(Generic[M]):
     """A decoded request, what it is served with, and the way its answer takes."""
 
-    __slots__ = ("_api", "broker", "groups", "received", "request")
+    __slots__ = ("_api", "_lists", "broker", "groups", "received", "refused", "request")
 
-    def __init__(self, api: Api, services: Services, received: Request, request: M) -> None:
+    def __init__(
+        self, api: Api[M], services: Services, received: Request, request: M, refused: Refused, lists: bool
+    ) -> None:
         self.broker, self.groups, _ = services
         self.received, self.request = received, request
-        self._api = api
+        self.refused = refused
+        """What the request names and its client may not use, of the types that the API answers `by_item`."""
+        self._api, self._lists = api, lists
+
+    def only(
+        self, operation: Operation, type_: ResourceType, names: Iterable[str], instead: Resource | None = None
+    ) -> Collection[str]:
+        """The names to which the client has this right; all if it has it to `instead`. On the loop."""
+        self._lists = False
+        access = self.received.client.access
+        other = None if instead is None else Need(operation, instead)
+        if access.everything or (other is not None and access.allows(other)):
+            return frozenset(names)
+        return frozenset(name for name in names if access.allows(Need(operation, Resource(type_, name))))
 
     def answer(self, response: object) -> None:
         try:
+            if self._lists:
+                raise RuntimeError(
+                    "it would list names without having asked which of them its client may see"
+                )
             answer = self._encode(response)
         except Exception as error:
             self._api.fail(self.received, error)
@@ -127,43 +163,61 @@ def serves(
     request: type[M],
     response: type[R],
     *,
+    needs: Needs[M],
+    by_item: Collection[ResourceType] = (),
+    lists: bool = False,
     thread: InThread | None = None,
     private: bool = False,
-) -> Callable[[Callable[[Call[M]], R | None]], Api]:
+) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
     """Makes an API of a function from the decoded request to the response.
 
     With `thread` it runs in a thread of the broker. Otherwise it may return None and bring the response
-    later, by `Call.answer` or `Call.answer_from`. Clients are not told of a `private` API.
+    later, by `Call.answer` or `Call.answer_from`. Clients are not told of a `private` API. One that `lists`
+    what it was not asked for by name is answered only after it has used `Call.only`.
     """
 
-    def declare(handle: Callable[[Call[M]], R | None]) -> Api:
-        def serve(services: Services, received: Request) -> None:
-            message = decode(request, key, received.api_version, received.body)
-            call = Call(api, services, received, message)
+    def declare(work: Callable[[Call[M]], R | None]) -> Api[M]:
+        def handle(services: Services, received: Request, message: M, refused: Refused) -> None:
+            call = Call(api, services, received, message, refused, lists)
             if thread is not None:
-                call.answer_from(thread, lambda: handle(call))
-            elif (answer := handle(call)) is not None:
+                call.answer_from(thread, lambda: work(call))
+            elif (answer := work(call)) is not None:
                 call.answer(answer)
 
         told, hidden = (range(0), versions) if private else (versions, range(0))
-        refusal = partial(encode_error, response, key)
-        api = Api(key=key, versions=told, private_versions=hidden, serve=serve, refusal=refusal)
+        api = Api(
+            key=key,
+            versions=told,
+            private_versions=hidden,
+            decode=lambda received: decode(request, key, received.api_version, received.body),
+            needs=needs,
+            by_item=by_item,
+            handle=handle,
+            refusal=partial(encode_error, response, key),
+        )
         return api
 
     return declare
 
 
 def in_thread(
-    key: ApiKey, versions: range, request: type[M], response: type[R]
-) -> Callable[[Callable[[Call[M]], R | None]], Api]:
+    key: ApiKey,
+    versions: range,
+    request: type[M],
+    response: type[R],
+    *,
+    needs: Needs[M],
+    by_item: Collection[ResourceType] = (),
+) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
     """As `serves`, in the thread for what waits for ZooKeeper or takes long."""
-    return serves(key, versions, request, response, thread=Broker.in_zookeeper_thread)
+    thread = Broker.in_zookeeper_thread
+    return serves(key, versions, request, response, needs=needs, by_item=by_item, thread=thread)
 
 
 class Handlers:
     """Takes frames, hands requests to their API, answers with an error what no API takes."""
 
-    def __init__(self, services: Services, apis: Sequence[Api]) -> None:
+    def __init__(self, services: Services, apis: Sequence[Api[Any]]) -> None:
         self._services = services
         self._apis = {
             (int(api.key), version): api for api in apis for version in (*api.versions, *api.private_versions)
@@ -190,18 +244,44 @@ class Handlers:
             return request
         request = Request(client, api_key, version, correlation_id, frame[body:])
         request.frame = frame
+        if client.access is NOBODY and (reason := _too_early(client, api)):
+            client.abort(reason)
+            return request
         # Produce (0) and Fetch (1) are served without tagged fields, and without knowing the client's name.
         if api_key >= 2:
             request.client_id = client_id(frame)
             if is_flexible(api_key, version):
                 request.body = frame[skip_tagged_fields(frame, body) :]
         try:
-            api.serve(self._services, request)
+            asked = api.decode(request)
+            refused = _refused(api, request, asked)
+            api.handle(self._services, request, asked, refused)
         except Exception as error:
             api.fail(request, error)
         # While it waits for its answer it must not keep the received bytes.
         request.frame = request.body = NOTHING
         return request
+
+
+def _too_early(client: Client, api: Api[Any]) -> str | None:
+    """Why a request cannot be served before a login, if so."""
+    if api.needs is not rights.open_to_all:
+        return f"it asks for {api.key.name} before it has logged in"
+    if client.login is None or not client.login.may_ask():
+        return "it asks too much before it has logged in"
+    return None
+
+
+def _refused(api: Api[A], request: Request, asked: A) -> Refused:
+    """What its client may not use of a request; raises where that refuses the whole of it."""
+    access = request.client.access
+    if access.everything:
+        return NOTHING_REFUSED
+    refused = access.refused(api.needs(asked))
+    for resource in refused:
+        if resource.type not in api.by_item:
+            raise rights.refusal(resource)
+    return refused
 
 
 def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:

@@ -19,6 +19,8 @@ from typing import TypeVar
 from millrace import errors
 from millrace.broker.topic_changes import add_partitions, create_topic, delete_topic
 from millrace.handlers.table import Call, in_thread, outcome_of, serves
+from millrace.security import rights
+from millrace.security.rights import CLUSTER, Need, Operation, Refused, ResourceType
 from millrace.wire import admin_messages as admin
 from millrace.wire import messages
 from millrace.wire.fields import group_by_topic
@@ -28,7 +30,17 @@ R = TypeVar("R")
 T = TypeVar("T", messages.CreateTopicsRequest.Topic, admin.CreatePartitionsRequest.Topic)
 
 
-@in_thread(ApiKey.CREATE_TOPICS, range(2, 5), messages.CreateTopicsRequest, messages.CreateTopicsResponse)
+_BY_TOPIC = (ResourceType.TOPIC,)
+
+
+@in_thread(
+    ApiKey.CREATE_TOPICS,
+    range(2, 5),
+    messages.CreateTopicsRequest,
+    messages.CreateTopicsResponse,
+    needs=lambda asked: [rights.may_create(topic.name) for topic in asked.topics],
+    by_item=_BY_TOPIC,
+)
 def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTopicsResponse:
     request = call.request
 
@@ -46,11 +58,18 @@ def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTo
 
     result = messages.CreateTopicsResponse.Topic
     return messages.CreateTopicsResponse(
-        topics=_change_each(request.topics, create, "creating topic", result)
+        topics=_change_each(request.topics, call.refused, create, "creating topic", result)
     )
 
 
-@in_thread(ApiKey.CREATE_PARTITIONS, range(2), admin.CreatePartitionsRequest, admin.CreatePartitionsResponse)
+@in_thread(
+    ApiKey.CREATE_PARTITIONS,
+    range(2),
+    admin.CreatePartitionsRequest,
+    admin.CreatePartitionsResponse,
+    needs=lambda asked: [Need(Operation.ALTER, rights.topic(topic.name)) for topic in asked.topics],
+    by_item=_BY_TOPIC,
+)
 def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.CreatePartitionsResponse:
     request = call.request
 
@@ -65,17 +84,20 @@ def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.Create
 
     result = admin.CreatePartitionsResponse.Topic
     return admin.CreatePartitionsResponse(
-        results=_change_each(request.topics, add, "adding partitions to", result)
+        results=_change_each(request.topics, call.refused, add, "adding partitions to", result)
     )
 
 
 def _change_each(
-    topics: Sequence[T], change: Callable[[T], None], what: str, result: Callable[..., R]
+    topics: Sequence[T], refused: Refused, change: Callable[[T], None], what: str, result: Callable[..., R]
 ) -> tuple[R, ...]:
-    """Do `change` for each topic that is named; of each a `result` that says what became of it."""
+    """Do `change` for each topic that is named and not refused; of each a `result` that says what became of
+    it."""
     times = Counter(topic.name for topic in topics)
 
     def attempt(topic: T) -> None:
+        if (resource := rights.topic(topic.name)) in refused:
+            raise rights.refusal(resource)
         if times[topic.name] > 1:
             raise errors.InvalidRequest(f"topic {topic.name} is named {times[topic.name]} times")
         if topic.assignments:
@@ -89,13 +111,22 @@ def _change_each(
     return tuple(map(outcome, {topic.name: topic for topic in topics}.values()))
 
 
-@in_thread(ApiKey.DELETE_TOPICS, range(1, 4), messages.DeleteTopicsRequest, messages.DeleteTopicsResponse)
+@in_thread(
+    ApiKey.DELETE_TOPICS,
+    range(1, 4),
+    messages.DeleteTopicsRequest,
+    messages.DeleteTopicsResponse,
+    needs=lambda asked: [Need(Operation.DELETE, rights.topic(name)) for name in asked.topic_names],
+    by_item=_BY_TOPIC,
+)
 def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTopicsResponse:
     """Delete the topics one after the other; those that are not there cost one look for all."""
     names = dict.fromkeys(call.request.topic_names)
     there = call.broker.cluster.topic_names() if len(names) > 1 else names
 
     def delete(name: str) -> None:
+        if (resource := rights.topic(name)) in call.refused:
+            raise rights.refusal(resource)
         if name not in there:
             raise errors.UnknownTopicOrPartition(f"no topic {name}")
         delete_topic(call.broker, name)
@@ -107,9 +138,19 @@ def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTo
     return messages.DeleteTopicsResponse(responses=tuple(map(result, names)))
 
 
-@serves(ApiKey.DESCRIBE_LOG_DIRS, range(1, 2), admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse)
+@serves(
+    ApiKey.DESCRIBE_LOG_DIRS,
+    range(1, 2),
+    admin.DescribeLogDirsRequest,
+    admin.DescribeLogDirsResponse,
+    needs=lambda asked: [Need(Operation.DESCRIBE, CLUSTER)],
+    by_item=(ResourceType.CLUSTER,),
+)
 def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.DescribeLogDirsResponse:
     Result = admin.DescribeLogDirsResponse.Result
+    if call.refused:  # said of a directory without a name: the response has no error of its own
+        refused = Result(error_code=errors.ErrorCode.CLUSTER_AUTHORIZATION_FAILED, log_dir="", topics=())
+        return admin.DescribeLogDirsResponse(results=(refused,))
     named, broker = call.request.topics, call.broker
     wanted = None if named is None else {(topic.topic, n) for topic in named for n in topic.partitions}
     sizes = group_by_topic(

@@ -113,7 +113,11 @@ class Numbers(Collector):
         admission = self.server.admission
         yield _metric("connections_accepted", admission.accepted)
         yield _metric("connections_refused", admission.refused)
-        closed = {("idle",): admission.closed_idle, ("buffered_bytes",): admission.closed_over_limit}
+        closed = {
+            ("idle",): admission.closed_idle,
+            ("buffered_bytes",): admission.closed_over_limit,
+            ("unauthenticated",): admission.closed_unauthenticated,
+        }
         yield _metrics("connections_closed", closed.items())
         yield _metric("connections", admission.open)
         yield _metric("buffered_bytes", admission.held)

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import select
-import socket
-import termios
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from millrace.records.file_slice import FileSlice
+from millrace.security.login import Login
+from millrace.security.rights import Access
+from millrace.server.listener import Listener
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
+from millrace.server.transport import Transport
 from millrace.wire.framing import RequestFramer
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ class Loop(Protocol):
     now: float
     errors: Counter[tuple[int, int]]
 
+    def identified(self, connection: ClientConnection) -> None:
+        """The client has proved who it is."""
+
     def touch(self, connection: ClientConnection) -> None:
         """Have the connection send at the end of the turn."""
 
@@ -51,9 +55,11 @@ class ClientConnection:
     """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
 
     loop: Loop
-    socket: socket.socket
+    transport: Transport
+    listener: Listener
     host: str
     address: str
+    access: Access
     framer: RequestFramer
     served_at: float
     """When a whole request came last, or when the connection was opened."""
@@ -61,11 +67,15 @@ class ClientConnection:
     requests: deque[Request] = field(default_factory=deque)
     unanswered: int = 0
     """How many requests those stand for."""
+    login: Login | None = field(init=False)
+    ending: bool = False
+    """Nothing more is served; it is closed once what is due has left."""
     closed: bool = False
     used_s: float = 0.0
     """Time of the loop that it has used lately."""
     queued_bytes: int = 0
     held: int = 0
+    opened_at: float = field(init=False)
     received_at: float = field(init=False)
     """When a request of the client went on or was whole last."""
     received_bytes: int = 0
@@ -76,8 +86,12 @@ class ClientConnection:
     _out: deque[Part | memoryview] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.errors = self.loop.errors
-        self.received_at = self.took_at = self.served_at
+        self.errors, self.login = self.loop.errors, self.listener.login()
+        self.opened_at = self.received_at = self.took_at = self.served_at
+
+    @property
+    def listener_name(self) -> str:
+        return self.listener.name
 
     def idle_since(self, since: float) -> bool:
         """True when the client has done nothing since then, and nothing here is still to be done for it."""
@@ -89,22 +103,24 @@ class ClientConnection:
         """True when since then neither its request went on nor the client took of its answers."""
         if self.received_at > since or self.took_at > since:
             return False
-        return bool(self._out) or (self.framer.unfinished and not self._sent_more())
+        to_send = bool(self._out) or self.transport.unsent
+        return to_send or (self.framer.unfinished and not self.transport.has_more())
 
     def note_received(self, count: int) -> None:
         self.received_bytes += count
         if self.received_bytes >= PROGRESS_BYTES:
             self.received_bytes, self.received_at = 0, self.loop.now
 
-    def _sent_more(self) -> bool:
-        """True when bytes wait in the socket: then not the client is late."""
-        count = bytearray(4)
-        fcntl.ioctl(self.socket, termios.FIONREAD, count)
-        return any(count)
-
     def answered(self, size: int) -> None:
         self.queued_bytes += size
         self.loop.touch(self)
+
+    def logged_in(self, principal: str) -> None:
+        self.access = self.listener.access_of(principal, self.host)
+        self.loop.identified(self)
+
+    def end(self) -> None:
+        self.ending = True
 
     def abort(self, reason: str) -> None:
         if not self.closed:
@@ -125,10 +141,12 @@ class ClientConnection:
         while requests and (parts := requests[0].parts) is not None:
             self.unanswered -= requests.popleft().count
             self._out.extend(parts)
-        if self._out:
+        transport = self.transport
+        if self._out or transport.unsent:
             with contextlib.suppress(BlockingIOError):
+                transport.flush()
                 self._send_queued()
-        return bool(self._out)
+        return bool(self._out) or transport.unsent
 
     def _send_queued(self) -> None:
         file_bytes = 0
@@ -154,8 +172,7 @@ class ClientConnection:
         data = joined[0] if len(joined) == 1 else b"".join(joined)
         sent = 0
         try:
-            # With records to follow, the kernel waits for them rather than send a short packet.
-            sent = self.socket.send(data, socket.MSG_MORE if self._out else 0)
+            sent = self.transport.send(data, more=bool(self._out))
         finally:
             self.queued_bytes -= sent
             if sent:
@@ -165,12 +182,13 @@ class ClientConnection:
 
     def _send_file(self, part: FileSlice, limit: int) -> int:
         count = min(part.length, limit)
-        file = part.file.fileno()
         # Ask for the piece after this one now: a cold read would otherwise hold up every connection.
         with contextlib.suppress(OSError):
-            os.posix_fadvise(file, part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(
+                part.file.fileno(), part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED
+            )
         try:
-            sent = os.sendfile(self.socket.fileno(), file, part.position, count)
+            sent = self.transport.send_file(part, count)
             if sent == 0:
                 raise OSError(errno.EIO, "it is shorter than it was")
         except OSError as error:

@@ -22,15 +22,18 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from millrace.config import ClientLimits
-from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
+from millrace.security.login import MAX_FRAME_BYTES
+from millrace.security.rights import NOBODY
 from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
+from millrace.server.listener import Listener
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
+from millrace.server.transport import TlsFailed
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 
 log = logging.getLogger("millrace.server")
@@ -45,7 +48,6 @@ FEW_REQUESTS = 8
 """With more requests waiting, what a connection holds is noted at once, not at the end of the turn."""
 ACCEPTS_PER_TURN = 64
 """A client that connects all the time must not keep the others waiting."""
-BACKLOG = 4096
 TURN_BYTES = 16 << 20
 """What all connections together may send in a turn, in even shares of at least MIN_READ_BYTES."""
 MIN_READ_BYTES = 16 << 10
@@ -66,7 +68,7 @@ ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
 class Server:
     """Accepts Kafka clients and runs the loop; `run` returns after `stop`."""
 
-    def __init__(self, host: str, port: int, mailbox: Mailbox, limits: ClientLimits) -> None:
+    def __init__(self, listeners: Sequence[Listener], mailbox: Mailbox, limits: ClientLimits) -> None:
         self._mailbox = mailbox
         self._limits = limits
         self.admission = Admission(limits)
@@ -74,13 +76,15 @@ class Server:
         self.errors: Counter[tuple[int, int]] = Counter()
         self.now = time.monotonic()
         """When this turn began."""
-        self._listener = _bind(host, port)
-        self.host, self.port = host, self._listener.getsockname()[1]
+        self._listeners = listeners
+        self._listening = {listener.socket.fileno(): listener for listener in listeners}
         self._epoll = select.epoll()
         self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
         self._connections: dict[int, ClientConnection] = {}
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
+        self._unknown: dict[ClientConnection, None] = {}
+        """Who has not proved yet who it is, the oldest first."""
         self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
@@ -89,11 +93,9 @@ class Server:
         self._running = False
 
     def listen(self) -> None:
-        """Open the port; until then clients are refused, and ask another broker. `run` comes next."""
-        try:
-            self._listener.listen(BACKLOG)
-        except OSError as error:
-            raise _taken(self.host, self.port, error) from error
+        """Open the ports; until then clients are refused, and ask another broker. `run` comes next."""
+        for listener in self._listeners:
+            listener.listen()
 
     def stop(self) -> None:
         """Leave `run` after the current turn; call it on the loop."""
@@ -102,14 +104,16 @@ class Server:
     def run(self, serve_next: ServeNext, end_of_turn: Callable[[], None]) -> None:
         """Serve until `stop`: `serve_next` takes the frames, `end_of_turn` writes what they asked for."""
         self._serve_next, self._end_of_turn = serve_next, end_of_turn
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        for fd in self._listening:
+            self._epoll.register(fd, select.EPOLLIN)
         self._close_idle()
         self._close_stalled()
         self._halve_time_used()
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
-            ready = self._epoll.poll(-1 if timeout is None else timeout, len(self._connections) + 2)
+            most = len(self._connections) + len(self._listeners) + 1
+            ready = self._epoll.poll(-1 if timeout is None else timeout, most)
             try:
                 self._turn(ready)
             except Exception:
@@ -122,19 +126,20 @@ class Server:
         busy = len(ready) + len(self._unserved) + 1
         self._share_s = max(MIN_SHARE_S, TURN_S / busy)
         self._read_bytes = max(MIN_READ_BYTES, TURN_BYTES // busy)
-        accepting, self._looked_at = False, self.now
+        accepting: list[Listener] = []
+        self._looked_at = self.now
         for fd, events in ready:
             connection = self._connections.get(fd)
             if connection is not None:
                 self._ready(connection, events)
                 if self._account(connection) > TURN_S:
                     break  # the others are still ready in the next turn
-            elif fd == self._listener.fileno():
-                accepting = True
             elif fd == self._mailbox.wake_fd:
                 self._mailbox.drain()
-        if accepting:  # after the others: a new connection may get the number of one closed just now
-            self._accept()
+            elif (listener := self._listening.get(fd)) is not None:
+                accepting.append(listener)
+        for listener in accepting:  # last: a new connection may get the number of one closed just now
+            self._accept(listener)
         self._serve_the_rest()
         self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
         self._mailbox.run()
@@ -168,7 +173,8 @@ class Server:
             with contextlib.suppress(OSError):
                 connection.send()
             self.drop(connection)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.socket.close()
         self._epoll.close()
 
     def touch(self, connection: ClientConnection) -> None:
@@ -179,12 +185,13 @@ class Server:
         if connection.closed:
             return
         connection.closed = True
-        fd = connection.socket.fileno()
+        fd = connection.transport.fileno()
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
         del self._connections[fd]
-        connection.socket.close()
+        connection.transport.close()
         self._unserved.pop(connection, None)
+        self._unknown.pop(connection, None)
         try:
             self.admission.leave(connection.host)
             self.admission.note(connection, 0, unfinished=False, now=self.now)
@@ -199,25 +206,25 @@ class Server:
         except Exception:
             log.exception("a mistake while closing the connection of %s", connection.address)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: Listener) -> None:
         for _ in range(ACCEPTS_PER_TURN):
             try:
-                client, address = self._listener.accept()
+                client, address = listener.socket.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     continue  # that client is gone already
                 log.error("cannot accept clients for a second: %s; raise `ulimit -n`", error.strerror)
-                self._epoll.unregister(self._listener.fileno())
+                self._epoll.unregister(listener.socket.fileno())
                 self._mailbox.after(
-                    1.0, lambda: self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+                    1.0, lambda: self._epoll.register(listener.socket.fileno(), select.EPOLLIN)
                 )
                 return
             try:
                 refusal = self.admission.refusal(address[0], client.fileno())
                 if refusal is None:
-                    self._admit(client, address[0], address[1])
+                    self._admit(listener, client, address[0], address[1])
                 else:
                     client.close()
                     log.warning("refused the connection of %s: %s", address[0], refusal)
@@ -225,18 +232,71 @@ class Server:
                 client.close()
                 log.exception("a mistake while admitting %s: its connection is closed", address[0])
 
-    def _admit(self, client: socket.socket, host: str, port: int) -> None:
+    def _admit(self, listener: Listener, client: socket.socket, host: str, port: int) -> None:
         try:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            framer = RequestFramer(self._limits.max_frame_bytes, self._frame_buffers)
-            connection = ClientConnection(self, client, host, f"{host}:{port}", framer, self.now)
+            transport = listener.transport(client)
+            access = listener.access(transport, host)
+            unknown = access is NOBODY
+            largest = (
+                min(MAX_FRAME_BYTES, self._limits.max_frame_bytes)
+                if unknown
+                else self._limits.max_frame_bytes
+            )
+            framer = RequestFramer(largest, self._frame_buffers)
+            connection = ClientConnection(
+                self, transport, listener, host, f"{host}:{port}", access, framer, self.now
+            )
             self._epoll.register(client.fileno(), connection.events)
             self._connections[client.fileno()] = connection
+            if unknown:
+                self._admit_unknown(connection)
         except Exception:
             self.admission.leave(host)
             raise
+
+    def _admit_unknown(self, connection: ClientConnection) -> None:
+        """Count a client that has to prove who it is; the oldest of too many goes: an honest one is quick."""
+        self._unknown[connection] = None
+        if len(self._unknown) > self._limits.max_unauthenticated:
+            self._close_unknown([next(iter(self._unknown))], "max_unauthenticated")
+
+    def _close_unknown(self, connections: Sequence[ClientConnection], limit: str) -> None:
+        if connections:
+            log.warning(
+                "closed %d connections, such as %s: they had not proved who they are (%s)",
+                len(connections),
+                connections[0].address,
+                limit,
+            )
+            for connection in connections:
+                self.drop(connection)
+            self.admission.closed_unauthenticated += len(connections)
+
+    def _identify(self, connection: ClientConnection) -> bool:
+        """See whether a client has proved by now who it is; False when it is refused for that."""
+        try:
+            connection.access = connection.listener.access(connection.transport, connection.host)
+        except TlsFailed as error:
+            connection.abort(str(error))
+            return False
+        if connection.access is not NOBODY:
+            self.identified(connection)
+        return True
+
+    def identified(self, connection: ClientConnection) -> None:
+        """The client has proved who it is: it may send requests of any size, and take its time."""
+        self._unknown.pop(connection, None)
+        connection.framer.max_frame_bytes = self._limits.max_frame_bytes
+
+    def close_deleted(self, users: Container[str]) -> None:
+        """Close the connections of who has logged in as a user that is not there any more; on the loop."""
+        for connection in list(self._connections.values()):
+            logged_in = connection.login is not None and connection.access is not NOBODY
+            if logged_in and connection.access.principal.removeprefix("User:") not in users:
+                connection.abort("its user was deleted")
 
     def _close_idle(self) -> None:
         """Close who has sent no whole request and taken nothing for long; again and again."""
@@ -254,18 +314,23 @@ class Server:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
 
     def _close_stalled(self) -> None:
-        """Close who stalls while all together hold too much; again and again."""
+        """Close who stalls while all hold too much, and who does not prove who it is; again and again."""
         self._mailbox.after(STALL_CHECK_S, self._close_stalled)
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
             stalled = [client for client in self._connections.values() if client.stalled_since(since)]
             self._close_over_limit(stalled, f"they stalled for {STALLED_S:.0f} s")
         self.admission.pass_over_oldest(self.now - STALL_CHECK_S)
+        late = self.now - self._limits.authentication_ms / 1000
+        self._close_unknown(
+            [client for client in self._unknown if client.opened_at <= late], "authentication_ms"
+        )
 
     def _measure(self, connection: ClientConnection) -> None:
         """Note what a connection holds; close it if nothing else keeps the sum bounded."""
         framer, admission = connection.framer, self.admission
         held = framer.held + connection.queued_bytes + REQUEST_BYTES * connection.unanswered
+        held += connection.transport.held
         if held or connection.held:
             admission.note(connection, held, unfinished=framer.unfinished, now=self.now)
             if admission.is_too_much(connection):
@@ -292,7 +357,8 @@ class Server:
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self.drop(connection)
             elif events & select.EPOLLRDHUP:
-                if self.admission.is_full(connection) or connection in self.admission.paused:
+                unread = connection.ending or self.admission.is_full(connection)
+                if unread or connection in self.admission.paused:
                     self.drop(connection)  # it has hung up, and may not be read to its end
                 else:
                     self.touch(connection)
@@ -308,13 +374,21 @@ class Server:
         if self.admission.over_limit:
             target = target[: max(MIN_READ_BYTES, self.admission.share - connection.held)]
         try:
-            count = connection.socket.recv_into(target)
+            count = connection.transport.receive_into(target)
         except BlockingIOError:
+            count = -1
+        except TlsFailed as error:
+            connection.abort(str(error))
             return
         except OSError:
             count = 0
+        if connection.access is NOBODY and not self._identify(connection):
+            return
         if count == 0:
             self.drop(connection)
+            return
+        if count < 0:
+            self.touch(connection)
             return
         connection.note_received(count)
         if room is None:
@@ -328,7 +402,7 @@ class Server:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
         served = False
         try:
-            while not connection.closed and not self.admission.is_full(connection):
+            while not (connection.closed or connection.ending) and not self.admission.is_full(connection):
                 request = self._serve_next(connection, connection.framer)
                 if request is None:
                     break
@@ -363,7 +437,10 @@ class Server:
                     self._unserved[connection] = None
                 elif not connection.closed:
                     try:
-                        self._serve(connection)
+                        if connection.framer.waiting:
+                            self._serve(connection)
+                        else:
+                            self._read(connection)
                     except Exception:
                         self._fail(connection)
                     self._account(connection)
@@ -387,6 +464,9 @@ class Server:
     def _send(self, connection: ClientConnection) -> None:
         try:
             more_to_send = connection.send()
+            if connection.ending and not more_to_send and not connection.requests:
+                self.drop(connection)
+                return
             self._measure(connection)
             if not connection.closed:
                 self._watch(connection, more_to_send)
@@ -398,31 +478,14 @@ class Server:
     def _watch(self, connection: ClientConnection, more_to_send: bool) -> None:
         """Wait for what the connection can do next; serve it in the next turn if requests of it are left."""
         events = select.EPOLLOUT | select.EPOLLRDHUP if more_to_send else select.EPOLLRDHUP
-        if not self.admission.is_full(connection):
+        if not (connection.ending or self.admission.is_full(connection)):
             if connection.framer.waiting:
                 self._unserved[connection] = None
             elif connection not in self.admission.paused:
-                events |= select.EPOLLIN
+                if connection.transport.unread:
+                    self._unserved[connection] = None
+                else:
+                    events |= select.EPOLLIN
         if events != connection.events:
             connection.events = events
-            self._epoll.modify(connection.socket.fileno(), events)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that has the address, and does not listen yet."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise _taken(host, port, error) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _taken(host: str, port: int, error: OSError) -> MillraceError:
-    return MillraceError(
-        f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set another `listen`"
-    )
+            self._epoll.modify(connection.transport.fileno(), events)

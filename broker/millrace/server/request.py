@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from millrace.records.file_slice import FileSlice
+from millrace.security.login import Login
+from millrace.security.rights import Access
 from millrace.wire.messages import ApiKey
 
 Part: TypeAlias = "bytes | FileSlice"
@@ -33,11 +35,26 @@ class Client(Protocol):
     closed: bool
     address: str
     """HOST:PORT."""
+    access: Access
+    """Who it is, and what it may do."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 
+    login: Login | None
+    """How it logs in, on a listener where it must."""
+
+    @property
+    def listener_name(self) -> str:
+        """Of the listener that it came by."""
+
     def answered(self, size: int) -> None:
         """Some request has its answer now, for which `size` bytes of memory are needed."""
+
+    def logged_in(self, principal: str) -> None:
+        """It has proved who it is."""
+
+    def end(self) -> None:
+        """Serve nothing more, and close the connection once it has its answers."""
 
     def abort(self, reason: str) -> None:
         """Close the connection and log why: the only sign that a request without an answer can get."""

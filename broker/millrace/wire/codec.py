@@ -47,14 +47,17 @@ def encode(message: object, api_key: int, version: int) -> bytes:
     return _message(cast(Hashable, type(message)), api_key, version).write(message)
 
 
-def encode_error(response: type, api_key: int, version: int, code: ErrorCode) -> bytes:
-    """A response that says only `code`, in its own error field if it has one; its lists are empty."""
+def encode_error(response: type, api_key: int, version: int, code: ErrorCode, reason: str = "") -> bytes:
+    """A response that says only `code` and `reason`, where it has fields of its own for them; its lists are
+    empty."""
     fields = fields_of(response)
     values: dict[str, Any] = {
         name: _EMPTY.get(field.kind, 0) for name, field in fields.items() if field.required
     }
     if "error_code" in fields:
         values["error_code"] = code
+    for name in {"error_message", "message"} & fields.keys() if reason else ():
+        values[name] = reason[: primitives.MAX_MESSAGE_CHARACTERS]
     return encode(response(**values), api_key, version)
 
 

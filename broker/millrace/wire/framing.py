@@ -25,6 +25,8 @@ _AHEAD = 4
 _SPARE_BYTES = 4 << 20
 MAX_HEADER_TAGS = 100
 """Most tagged fields in the header of a request; clients send none, and 60 MiB of them would take 9 s."""
+_TLS_HANDSHAKE = 0x1603
+"""How a client begins that speaks TLS; as a length it would be 352 MiB and more."""
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
 
@@ -153,6 +155,8 @@ class RequestFramer:
         size: int = INT32.unpack_from(data, position)[0]
         # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.
         if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
+            if size >> 16 == _TLS_HANDSHAKE:
+                raise FrameRefused("it speaks TLS, which this listener does not (protocol PLAINTEXT)")
             allowed = f"allowed are {MIN_FRAME_BYTES} to {self.max_frame_bytes}"
             raise FrameRefused(f"a frame of {size} bytes; {allowed}")
         return size

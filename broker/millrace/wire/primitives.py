@@ -24,6 +24,8 @@ INT64 = struct.Struct(">q")
 MAX_DECODED_ITEMS = 2_000
 """Most items in all lists of a request. Each takes up to 8 us of the event loop, its answer included: 1,000
 topics of one partition each fit, and cost less than 20 ms."""
+MAX_MESSAGE_CHARACTERS = 1000
+"""Most of an error's text in a response."""
 _MAX_VARINT_BITS = 35
 _NO_UUID = bytes(16)
 

@@ -43,10 +43,6 @@ MAX_COMMON_BYTES = 512
 """Requests with longer names than fit are read in the general way."""
 
 
-MAX_MESSAGE_CHARACTERS = 1000
-"""Most of an error's text in a response."""
-
-
 class ProduceRequest(NamedTuple):
     """Batches for partitions, in the order of the request.
 
@@ -259,6 +255,6 @@ def _encode_partition(version: int, partition: ProducedPartition) -> bytes:
     # -1 as append time: the batch keeps the times its producer gave.
     fixed = _RESULT.pack(number, error, base_offset, -1, log_start_offset)
     if version >= 8:
-        reason = _NULL_STRING if message is None else text(message[:MAX_MESSAGE_CHARACTERS])
+        reason = _NULL_STRING if message is None else text(message[: primitives.MAX_MESSAGE_CHARACTERS])
         return fixed + INT32.pack(0) + reason
     return fixed if version >= 5 else fixed[:22] if version >= 2 else fixed[:14]

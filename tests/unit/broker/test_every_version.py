@@ -43,6 +43,7 @@ TOLD = {
     14: (0, 3),
     15: (0, 4),
     16: (0, 4),
+    17: (0, 1),
     18: (0, 3),
     19: (2, 4),
     20: (1, 3),
@@ -50,6 +51,7 @@ TOLD = {
     32: (1, 3),
     33: (0, 1),
     35: (1, 1),
+    36: (0, 1),
     37: (0, 1),
     42: (0, 1),
     44: (0, 0),
@@ -194,8 +196,8 @@ def test_a_client_newer_than_the_broker_learns_what_the_broker_speaks(running: R
     ],
     ids=lambda part: getattr(getattr(part, "key", part), "name", str(part)),
 )
-def test_an_error_can_be_said_for_every_request_that_is_served(api: Api, version: int) -> None:
-    body = api.refusal(version, ErrorCode.INVALID_PARTITIONS)
+def test_an_error_can_be_said_for_every_request_that_is_served(api: Api[Any], version: int) -> None:
+    body = api.refusal(version, ErrorCode.INVALID_PARTITIONS, "")
     entity, size = entity_reader(load_response_schema(api.key, version))(body, 0)
     assert size == len(body)
     assert getattr(entity, "error_code", ErrorCode.INVALID_PARTITIONS) == ErrorCode.INVALID_PARTITIONS

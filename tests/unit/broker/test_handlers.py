@@ -19,6 +19,8 @@ from millrace.coordination.state import BrokerAddress, PartitionState, TopicStat
 from millrace.errors import ErrorCode
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
+from millrace.security.login import Login
+from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
@@ -31,6 +33,9 @@ from tests.unit.broker.asking import AskingClient, handlers_of
 class FakeClient:
     closed = False
     address = "127.0.0.1:1"
+    listener_name = "default"
+    login: Login | None = None
+    access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self) -> None:
         self.answers = 0
@@ -38,6 +43,12 @@ class FakeClient:
 
     def answered(self, size: int) -> None:
         self.answers += 1
+
+    def logged_in(self, principal: str) -> None:
+        raise AssertionError("nobody logs in here")
+
+    def end(self) -> None:
+        raise AssertionError("nobody logs in here")
 
     def abort(self, reason: str) -> None:
         self.closed = True

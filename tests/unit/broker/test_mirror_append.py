@@ -12,6 +12,8 @@ from millrace.coordination.state import BrokerAddress
 from millrace.errors import ErrorCode
 from millrace.mirror.translation import MAX_OFFSETS, TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch, control_batch
+from millrace.security.login import Login
+from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
@@ -28,6 +30,9 @@ from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 class FakeClient:
     closed = False
+    listener_name = "default"
+    login: Login | None = None
+    access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self, address: str = "127.0.0.1:1") -> None:
         self.address = address
@@ -35,6 +40,12 @@ class FakeClient:
 
     def answered(self, size: int) -> None:
         pass
+
+    def logged_in(self, principal: str) -> None:
+        raise AssertionError("nobody logs in here")
+
+    def end(self) -> None:
+        raise AssertionError("nobody logs in here")
 
     def abort(self, reason: str) -> None:
         pass

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from millrace.config import LogConfig
 from millrace.handlers.produce import PRODUCE
 from millrace.records import Message, batch_crc, build_batch
+from millrace.security.login import Login
+from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Part, Request
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 from tests.unit.broker.asking import handlers_of
@@ -31,6 +33,9 @@ class Client:
     """Sends bytes as a connection brings them, to a broker that serves runs or only single requests."""
 
     address = "127.0.0.1:1"
+    listener_name = "default"
+    login: Login | None = None
+    access = Access(None, ANONYMOUS, "127.0.0.1")
 
     def __init__(self, running: Running, *, runs: bool) -> None:
         self._running = running
@@ -43,6 +48,12 @@ class Client:
 
     def answered(self, size: int) -> None:
         pass
+
+    def logged_in(self, principal: str) -> None:
+        raise AssertionError("nobody logs in here")
+
+    def end(self) -> None:
+        raise AssertionError("nobody logs in here")
 
     def abort(self, reason: str) -> None:
         self.closed = True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from millrace.coordination.brokers import Presence, Registration, stored_partitions
+import socket
+
+from millrace.coordination import brokers
+from millrace.coordination.brokers import Presence, Registration, address_in, stored_partitions
 
 
 def registered(port: int, session: int) -> Registration:
@@ -81,3 +84,23 @@ def test_a_broker_says_in_ranges_which_partitions_it_stores() -> None:
     assert stored_partitions([]) == {"partitions": 0, "topics": {}}
     many = [(f"{name:0200d}", 0) for name in range(6_000)]
     assert stored_partitions(many) == {"partitions": 6_000, "topics": None}, "too many for one ZooKeeper node"
+
+
+def test_clients_of_a_listener_find_a_broker_at_its_address_and_those_of_another_do_not() -> None:
+    address = address_in({"host": "h", "port": 1, "listeners": {"inside": ["h", 1], "outside": ["kafka", 2]}})
+    assert [address.at(name) for name in ("inside", "outside", "other")] == [("h", 1), ("kafka", 2), None]
+
+
+def test_a_broker_that_was_registered_before_there_were_names_is_found_by_all() -> None:
+    address = address_in({"host": "h", "port": 1})
+    assert address.at("any") == ("h", 1)
+
+
+def test_a_dead_broker_is_known_by_the_port_on_its_machine_and_not_by_what_lies_before_it() -> None:
+    told = {"host": "proxy", "port": 9092, "machine": "m"}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        alive = {**told, "boot": "a", "bound": list(listening.getsockname())}
+        ours = {**told, "boot": "b", "bound": ["127.0.0.1", 1]}
+        assert not brokers._is_dead(alive, ours)
+    assert brokers._is_dead(alive, ours), "nobody listens there any more"
+    assert brokers._is_dead({**alive, "bound": ["127.0.0.1", 1]}, ours), "we have its address"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
 
-from millrace.config import ClientLimits
+from millrace.config import ClientLimits, ListenerConfig, TlsConfig
 from millrace.mailbox import Mailbox
+from millrace.security.certificates import ServerCertificates
 from millrace.server.connection import ClientConnection
+from millrace.server.listener import Listener
 from millrace.server.loop import Server
 from millrace.server.request import Request
 from millrace.wire.framing import RequestFramer
@@ -20,15 +23,32 @@ LIMITS = ClientLimits(max_frame_bytes=LIMIT)
 Serve = Callable[[Request, bytes], None]
 
 
+def listening(port: int = 0) -> Listener:
+    return Listener("default", ListenerConfig(listen=f"127.0.0.1:{port}"))
+
+
+def listening_with_tls(config: TlsConfig, client_certificates: str = "none") -> Listener:
+    listener = ListenerConfig(listen="127.0.0.1:0", protocol="SSL", client_certificates=client_certificates)
+    return Listener("tls", listener, ServerCertificates(config, [client_certificates]))
+
+
 class Running:
     """A server whose loop runs in a thread; `serve` gets each request with its text."""
 
-    def __init__(self, limits: ClientLimits = LIMITS) -> None:
-        self.mailbox = Mailbox()
-        self.server = Server("127.0.0.1", 0, self.mailbox, limits)
+    def __init__(
+        self,
+        limits: ClientLimits = LIMITS,
+        listener: Listener | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` is what its clients connect with."""
+        self.mailbox, self.tls = Mailbox(), tls
+        self.listener = listener or listening()
+        self.server = Server([self.listener], self.mailbox, limits)
         self.server.listen()
         self.serve: Serve = lambda request, text: request.answer([text])
         self.requests: list[Request] = []
+        self.clients: list[Client] = []
         self.turns = 0
         self.thread = threading.Thread(target=self.server.run, args=(self._serve_next, self._end_of_turn))
         self.thread.start()
@@ -46,7 +66,8 @@ class Running:
         self.turns += 1
 
     def client(self, source: str = "127.0.0.1") -> Client:
-        return Client(self.server.port, source)
+        self.clients.append(Client(self.listener.port, source, self.tls))
+        return self.clients[-1]
 
     def on_loop(self, function: Callable[[], None]) -> None:
         self.mailbox.call(function).result(timeout=WAIT_S)
@@ -57,14 +78,18 @@ class Running:
         assert not self.thread.is_alive()
         self.server.close()
         self.mailbox.close()
+        for client in self.clients:
+            client.close()
 
 
 class Client:
     """A blocking client of the frames above."""
 
-    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         address = ("127.0.0.1", port)
         self.socket = socket.create_connection(address, timeout=WAIT_S, source_address=(source, 0))
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.file = self.socket.makefile("rb")
 
     def send(self, number: int, text: bytes = b"-text-") -> None:
@@ -77,7 +102,7 @@ class Client:
     def at_end(self) -> bool:
         try:
             return self.file.read(1) == b""
-        except ConnectionResetError:
+        except (ConnectionResetError, ssl.SSLEOFError):
             return True
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from millrace.config import ClientLimits
 from millrace.errors import ConfigError
+from millrace.security.rights import NOBODY
 from millrace.server import loop
 from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
@@ -239,8 +240,10 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
 
 
 def holder() -> ClientConnection:
-    nothing: Any = SimpleNamespace(errors=Counter())
-    return ClientConnection(nothing, nothing, "127.0.0.1", "127.0.0.1:1", nothing, served_at=-1.0)
+    nothing: Any = SimpleNamespace(errors=Counter(), login=lambda: None)
+    return ClientConnection(
+        nothing, nothing, nothing, "127.0.0.1", "127.0.0.1:1", NOBODY, nothing, served_at=-1.0
+    )
 
 
 def admitted(*, open_connections: int, limit: int = 1000) -> Admission:

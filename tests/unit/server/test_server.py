@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -11,19 +12,42 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config import TlsConfig
 from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
 from millrace.records.file_slice import FileSlice
+from millrace.security.certificates import client_context
 from millrace.server.loop import Server
 from millrace.server.request import Request
 from millrace.storage.chain import LogFile
+from tests.certificates import Authority
 from tests.support import wait_until
-from tests.unit.server.serving import LIMIT, LIMITS, Client, Running, Serve, waiting_requests
+from tests.unit.server.serving import (
+    LIMIT,
+    LIMITS,
+    Client,
+    Running,
+    Serve,
+    listening,
+    listening_with_tls,
+    waiting_requests,
+)
+
+PLAIN_ONLY = pytest.mark.parametrize("running", ["plain"], indirect=True)
 
 
-@pytest.fixture
-def running() -> Iterator[Running]:
-    started = Running()
+@pytest.fixture(params=["plain", "1.2", "1.3"])
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    """The loop with plain clients, and with those of each version of TLS: nobody may notice."""
+    if request.param == "plain":
+        started = Running()
+    else:
+        authority = Authority(tmp_path)
+        issued = authority.issue("server")
+        tls = client_context(TlsConfig(ca=authority.ca))
+        tls.maximum_version = ssl.TLSVersion.TLSv1_2 if request.param == "1.2" else ssl.TLSVersion.TLSv1_3
+        config = TlsConfig(certificate=issued.certificate, key=issued.key)
+        started = Running(listener=listening_with_tls(config), tls=tls)
     yield started
     started.stop()
 
@@ -115,6 +139,7 @@ def test_file_slices_arrive_whole_and_in_place(
     assert client.receive() == (8, b"head" + data + b"tail")
 
 
+@PLAIN_ONLY
 def test_the_bytes_of_a_file_go_to_the_socket_by_sendfile_alone(
     running: Running, client: Client, big_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +173,7 @@ def test_a_slow_reader_does_not_hold_up_the_others(running: Running, client: Cli
         assert client.receive()[0] == number
 
 
+@PLAIN_ONLY  # two threads may not use one connection of TLS: test_tls.py has its own
 def test_a_client_that_takes_no_answers_is_not_read_any_more(running: Running, client: Client) -> None:
     answer = bytes(100_000)
     running.serve = lambda request, text: request.answer([answer])
@@ -220,20 +246,19 @@ def test_a_connection_is_closed_once_however_often_it_is_asked_for(
 
 
 def test_clients_are_refused_until_the_server_listens() -> None:
-    server = Server("127.0.0.1", 0, Mailbox(), LIMITS)
+    listener = listening()
+    server = Server([listener], Mailbox(), LIMITS)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((server.host, server.port))
+        socket.create_connection(listener.advertised)
     server.listen()
-    socket.create_connection((server.host, server.port)).close()
+    socket.create_connection(listener.advertised).close()
     server.close()
 
 
 def test_a_port_that_was_taken_before_the_server_listens_is_one_line_that_says_so() -> None:
-    server = Server("127.0.0.1", 0, Mailbox(), LIMITS)
-    with (
-        socket.create_server((server.host, server.port)),
-        pytest.raises(MillraceError, match="cannot listen on"),
-    ):
+    listener = listening()
+    server = Server([listener], Mailbox(), LIMITS)
+    with socket.create_server(listener.advertised), pytest.raises(MillraceError, match="cannot listen on"):
         server.listen()
     server.close()
 
@@ -243,4 +268,4 @@ def test_a_port_in_use_is_one_line_that_says_so() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(MillraceError, match="cannot listen on"),
     ):
-        Server("127.0.0.1", taken.getsockname()[1], Mailbox(), LIMITS)
+        listening(taken.getsockname()[1])

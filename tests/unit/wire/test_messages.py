@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from millrace.errors import InvalidRequest
-from millrace.wire import admin_messages, group_messages, messages
+from millrace.wire import admin_messages, group_messages, messages, security_messages
 from millrace.wire.codec import decode, encode, is_flexible
 from millrace.wire.fields import Field, fields_of
 from millrace.wire.messages import ApiKey
@@ -39,6 +39,8 @@ SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
     ApiKey.SYNC_GROUP: (group_messages, [*range(4)]),
     ApiKey.DESCRIBE_GROUPS: (group_messages, [*range(5)]),
     ApiKey.LIST_GROUPS: (group_messages, [*range(5)]),
+    ApiKey.SASL_HANDSHAKE: (security_messages, [0, 1]),
+    ApiKey.SASL_AUTHENTICATE: (security_messages, [0, 1]),
     ApiKey.API_VERSIONS: (messages, [*range(4)]),
     ApiKey.CREATE_TOPICS: (messages, [*range(2, 5)]),
     ApiKey.DELETE_TOPICS: (messages, [*range(1, 4)]),
@@ -157,7 +159,7 @@ def test_every_message_is_here() -> None:
     tops = {case.cls for case in CASES}
     declared = {
         cls
-        for module in (messages, group_messages, admin_messages)
+        for module in (messages, group_messages, admin_messages, security_messages)
         for name, cls in inspect.getmembers(module, inspect.isclass)
         if name.endswith(("Request", "Response"))
     }

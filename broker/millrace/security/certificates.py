@@ -1,0 +1,165 @@
+"""A process's certificates: the contexts that TLS connections are made with, read again when files change.
+
+A context that cannot be read changes nothing: new connections get the old one, and the log says why. Knows no
+sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import stat
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from millrace.config import TlsConfig
+from millrace.errors import ConfigError
+from millrace.security.principals import Subject, parse_rules, principal
+
+log = logging.getLogger(__name__)
+CHECK_S = 5.0
+"""How often the files are looked at."""
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_VERIFY = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+def read_secret(path: str, what: str) -> str:
+    """The first line of a file that only its owner may read; ConfigError says what is wrong with it."""
+    check_secret(path, what)
+    try:
+        return Path(path).read_text().partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {what} {path}: {error}") from None
+
+
+def check_secret(path: str, what: str) -> None:
+    """ConfigError unless the file is there and only its owner may read it."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"{what} {path} can be read by others: chmod 600 {path}")
+
+
+def server_context(config: TlsConfig, client_certificates: str) -> ssl.SSLContext:
+    """What a listener makes TLS connections with; ConfigError is one line on the file that is wrong."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[config.min_version]
+    # Each connection proves itself, from its beginning, and once.
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
+    context.num_tickets = 0
+    _load_certificate(context, config)
+    context.verify_mode = _VERIFY[client_certificates]
+    if context.verify_mode is not ssl.CERT_NONE:
+        _load_authorities(context, config.ca)
+    return context
+
+
+def client_context(config: TlsConfig) -> ssl.SSLContext:
+    """What a client makes TLS connections with: the host's name is checked, and its certificate by `ca`.
+
+    Without `ca` the authorities that the machine trusts count.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = _VERSIONS[config.min_version]
+    if config.ca:
+        _load_authorities(context, config.ca)
+    else:
+        context.load_default_certs()
+    if config.certificate:
+        _load_certificate(context, config)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
+    key = config.key or config.certificate
+    check_secret(key, "the key")
+    password = read_secret(config.key_password_file, "the key's password") if config.key_password_file else ""
+    try:
+        # With a function, OpenSSL never asks on the terminal.
+        context.load_cert_chain(config.certificate, key, lambda: password)
+    except OSError as error:  # an SSLError is one
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise ConfigError(f"cannot use certificate {config.certificate} with key {key}: {reason}") from None
+    expires = _expires(config.certificate)
+    if expires <= datetime.now(UTC):
+        raise ConfigError(
+            f"certificate {config.certificate} expired at {expires:%Y-%m-%d %H:%M} UTC: renew it"
+        )
+
+
+def _expires(certificate: str) -> datetime:
+    """When the first certificate of a PEM file expires."""
+    from asn1crypto import pem, x509  # only who uses TLS needs it
+
+    _, _, encoded = pem.unarmor(Path(certificate).read_bytes(), multiple=False)
+    expires: datetime = x509.Certificate.load(encoded).not_valid_after
+    return expires
+
+
+def _load_authorities(context: ssl.SSLContext, ca: str) -> None:
+    try:
+        context.load_verify_locations(ca)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror or error
+        raise ConfigError(f"cannot use ca {ca}: {reason}") from None
+
+
+class ServerCertificates:
+    """The contexts of a broker's listeners; `context` is the newest that could be read. From any thread."""
+
+    def __init__(self, config: TlsConfig, client_certificates: Sequence[str]) -> None:
+        """Read the files; ConfigError when they cannot be used. `client_certificates`: of every listener."""
+        self._config, self._rules = config, parse_rules(config.principal_rules)
+        self._contexts = {mode: server_context(config, mode) for mode in client_certificates}
+        self._seen = self._files()
+        self._stopped, self._reading = threading.Event(), threading.Lock()
+
+    def context(self, client_certificates: str) -> ssl.SSLContext:
+        return self._contexts[client_certificates]
+
+    def principal(self, subject: Subject) -> str | None:
+        """Who a client is by its certificate; None when no rule takes it."""
+        return principal(self._rules, subject)
+
+    def watch(self) -> None:
+        """Look at the files every CHECK_S seconds, in a thread of its own, until `stop`."""
+
+        def check() -> None:
+            while not self._stopped.wait(CHECK_S):
+                if self._files() != self._seen:
+                    self.read_again()
+
+        threading.Thread(target=check, name="certificates", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def read_again(self) -> None:
+        """Read every file; if one cannot be used, all stay as they were and the log says why."""
+        with self._reading:
+            self._seen = self._files()  # before they are read: a change meanwhile is seen the next time
+            try:
+                self._contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
+            except ConfigError as error:
+                log.error("the certificates stay as they were: %s", error)
+            except Exception:
+                log.exception("the certificates stay as they were")
+            else:
+                log.info("read the certificates again; new connections get them")
+
+    def _files(self) -> Sequence[object]:
+        config = self._config
+        return [_mark(path) for path in (config.certificate, config.key, config.key_password_file, config.ca)]
+
+
+def _mark(path: str) -> object:
+    """What changes when a file does."""
+    try:
+        found = Path(path).stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    except OSError:
+        return None

@@ -1,0 +1,152 @@
+"""What a request needs, what a client may do, and so what is refused: Kafka's model of rights.
+
+An API says before its handler runs what a request needs of which topics, groups or the cluster. `Access` is
+one client's way to the authorizer, the only thing that decides. Without an authorizer every client may do
+everything; a client that has not logged in may do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple, Protocol, TypeAlias
+
+from millrace import errors
+from millrace.errors import BrokerError, ErrorCode
+
+ANONYMOUS = "User:ANONYMOUS"
+"""Who a client is on a listener that asks for no proof, as in Kafka."""
+
+
+class Operation(IntEnum):
+    """What may be done, by Kafka's numbers; 100 and above are Millrace's own, and no part of Kafka's ALL."""
+
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    MIRROR_WRITE = 100
+
+
+class ResourceType(IntEnum):
+    """What it may be done to, by Kafka's numbers."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+
+
+class Resource(NamedTuple):
+    """A topic, a group or the cluster; `name` None stands for any of the type."""
+
+    type: ResourceType
+    name: str | None
+
+
+CLUSTER = Resource(ResourceType.CLUSTER, "kafka-cluster")
+ANY_TOPIC = Resource(ResourceType.TOPIC, None)
+Refused: TypeAlias = frozenset[Resource]
+"""What of a request its client may not use."""
+NOTHING_REFUSED: Refused = frozenset()
+
+
+def topic(name: str) -> Resource:
+    return Resource(ResourceType.TOPIC, name)
+
+
+def group(name: str) -> Resource:
+    return Resource(ResourceType.GROUP, name)
+
+
+class Need(NamedTuple):
+    """A right that a request needs; `instead` is one that does as well."""
+
+    operation: Operation
+    resource: Resource
+    instead: Need | None = None
+
+
+def may_create(name: str) -> Need:
+    """To create a topic takes the right for its name, or for all of the cluster."""
+    return Need(Operation.CREATE, topic(name), instead=Need(Operation.CREATE, CLUSTER))
+
+
+def open_to_all(_: object) -> Iterable[Need]:
+    """The needs of what a client asks before it has logged in; no other API is served before that."""
+    return ()
+
+
+class Authorizer(Protocol):
+    """Says who has which right."""
+
+    version: int
+    """Changes whenever any right does."""
+
+    def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool: ...
+
+
+class Access:
+    """What one client may do, from one host, now: the authorizer is asked every time."""
+
+    __slots__ = ("_authorizer", "everything", "host", "principal")
+
+    def __init__(self, authorizer: Authorizer | None, principal: str, host: str) -> None:
+        """Without an authorizer the client may do everything."""
+        self._authorizer = authorizer
+        self.everything = authorizer is None
+        """True when nothing is ever refused: nothing needs to be looked up then."""
+        self.principal, self.host = principal, host
+
+    @property
+    def version(self) -> int:
+        """Changes whenever any right does."""
+        return 0 if self._authorizer is None else self._authorizer.version
+
+    def allows(self, need: Need) -> bool:
+        """Whether the client has the right, or the one that does as well."""
+        if self._authorizer is None:
+            return True
+        wanted: Need | None = need
+        while wanted is not None:
+            if self._authorizer.allows(self.principal, self.host, wanted.operation, wanted.resource):
+                return True
+            wanted = wanted.instead
+        return False
+
+    def refused(self, needs: Iterable[Need]) -> Refused:
+        """The resources of those needs that the client has no right to."""
+        return frozenset(need.resource for need in needs if not self.allows(need))
+
+
+class _AllowsNothing:
+    version = 0
+
+    def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
+        return False
+
+
+NOBODY = Access(_AllowsNothing(), "", "")
+"""What a client may do that must prove first who it is: nothing but what is `open_to_all`."""
+
+
+_REFUSALS: dict[ResourceType, type[BrokerError]] = {
+    ResourceType.TOPIC: errors.TopicAuthorizationFailed,
+    ResourceType.GROUP: errors.GroupAuthorizationFailed,
+    ResourceType.CLUSTER: errors.ClusterAuthorizationFailed,
+}
+
+
+def refusal(resource: Resource) -> BrokerError:
+    """The error that a client is answered for a resource it has no right to."""
+    what = "the cluster" if resource == CLUSTER else f"{resource.type.name.lower()} {resource.name}"
+    return _REFUSALS[resource.type](f"no right to do this with {what}: ask an operator for it")
+
+
+def code(resource: Resource) -> ErrorCode:
+    """The code of `refusal`."""
+    return _REFUSALS[resource.type].code

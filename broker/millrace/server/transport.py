@@ -1,0 +1,243 @@
+"""What lies between a client's connection and its socket: how bytes are received and sent, plain or by TLS.
+
+The only users of a client's socket. Know neither requests nor answers, and not who a client is.
+
+TLS runs in memory (`ssl.MemoryBIO`): ciphertext is bytes that are received and sent as plain ones are, in any
+pieces. Records are read from their file, encrypted and sent a piece at a time: no file reaches a socket as it
+is but through `PlainTransport`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import ssl
+import termios
+from typing import Protocol
+
+from millrace.records.file_slice import FileSlice
+from millrace.security.principals import Subject
+
+SEAL_BYTES = 256 << 10
+"""What is encrypted at once; the next piece follows when its ciphertext has left."""
+_NOTHING = memoryview(b"")
+_REASONS = {
+    "HTTP_REQUEST": "it speaks HTTP",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS, which this listener does (protocol SSL)",
+    "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS that is new enough (tls.min_version)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate, which this listener requires",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not know the authority of this broker's certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not accept this broker's certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept this broker's certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this broker's certificate has expired for it",
+}
+
+
+class TlsFailed(Exception):
+    """TLS with a client cannot go on; the text says why."""
+
+
+class Transport(Protocol):
+    """A client's bytes in both directions."""
+
+    @property
+    def secure(self) -> bool:
+        """False until what is received and sent is safe from others, where it is to be."""
+
+    @property
+    def unread(self) -> bool:
+        """True when bytes that nobody has received yet are here: the socket does not tell of them."""
+
+    @property
+    def unsent(self) -> bool:
+        """True while bytes that were taken wait for the socket."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory beside those of the connection."""
+
+    def fileno(self) -> int: ...
+
+    def receive_into(self, target: memoryview, /) -> int:
+        """Receive into a buffer and say how much; 0 at the end, BlockingIOError when nothing has come."""
+
+    def send(self, data: bytes | memoryview, *, more: bool) -> int:
+        """Take bytes as far as the socket does; BlockingIOError when it takes none.
+
+        With `more` to follow, the kernel waits for that rather than send a short packet.
+        """
+
+    def send_file(self, part: FileSlice, count: int) -> int:
+        """Take so many bytes of a slice at most; 0 when its file is shorter than it was."""
+
+    def flush(self) -> None:
+        """Send what is `unsent`; BlockingIOError when the socket does not take all of it."""
+
+    def has_more(self) -> bool:
+        """True when bytes have come that nobody has received yet."""
+
+    def close(self) -> None: ...
+
+
+class PlainTransport:
+    """The socket's own calls: nothing is copied, records go from file to socket in the kernel."""
+
+    __slots__ = ("_socket", "receive_into")
+    secure = True
+    unread = unsent = False
+    held = 0
+
+    def __init__(self, client: socket.socket) -> None:
+        self._socket = client
+        self.receive_into = client.recv_into
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, data: bytes | memoryview, *, more: bool) -> int:
+        return self._socket.send(data, socket.MSG_MORE if more else 0)
+
+    def send_file(self, part: FileSlice, count: int) -> int:
+        return os.sendfile(self._socket.fileno(), part.file.fileno(), part.position, count)
+
+    def flush(self) -> None:
+        """Nothing is ever unsent."""
+
+    def has_more(self) -> bool:
+        return _waiting(self._socket)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class TlsTransport:
+    """TLS as a server over the socket's calls; errors of TLS are `TlsFailed`."""
+
+    __slots__ = ("_incoming", "_outgoing", "_sealed", "_socket", "_space", "_tls", "secure", "unread")
+
+    def __init__(self, client: socket.socket, context: ssl.SSLContext, space: memoryview) -> None:
+        """`space` is a buffer that all connections of a loop share: nothing in it outlives a call."""
+        self._socket, self._space = client, space
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._sealed = _NOTHING  # ciphertext on its way
+        self.secure = self.unread = False
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._sealed)
+
+    @property
+    def held(self) -> int:
+        return len(self._sealed) + self._incoming.pending
+
+    @property
+    def subject(self) -> Subject | None:
+        """Of the client's certificate, which was checked; None when it showed none."""
+        certificate = self._tls.getpeercert()
+        return certificate["subject"] if certificate else None  # type: ignore[return-value]  # never a text
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive_into(self, target: memoryview, /) -> int:
+        if not self.unread:
+            # No more than fits: what is left over would have to be looked after without the socket's help.
+            count = self._socket.recv_into(self._space, min(len(self._space), len(target)))
+            if count == 0:
+                return 0
+            self._incoming.write(self._space[:count])
+        try:
+            if not self.secure:
+                self._tls.do_handshake()
+                self.secure = True
+            return self._decrypt(target)
+        except ssl.SSLWantReadError:
+            self.unread = False
+            raise BlockingIOError from None
+        except ssl.SSLError as error:
+            raise TlsFailed(_reason(error)) from None
+        finally:
+            self._send_own()
+
+    def _decrypt(self, target: memoryview) -> int:
+        """Fill the buffer from as many records as are whole."""
+        filled = 0
+        try:
+            while filled < len(target):
+                count = self._tls.read(len(target) - filled, target[filled:])
+                if not count:  # the client has said that no more comes
+                    self.unread = filled > 0
+                    return filled
+                filled += int(count)
+        except ssl.SSLWantReadError:
+            if not filled:
+                raise
+            self.unread = False
+            return filled
+        self.unread = self._tls.pending() > 0 or self._incoming.pending > 0
+        return filled
+
+    def _send_own(self) -> None:
+        """Send what TLS itself has to say: its part of the handshake, an alert."""
+        if self._outgoing.pending:
+            self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
+            with contextlib.suppress(OSError):  # who is gone is noticed at the next reading
+                self.flush()
+
+    def send(self, data: bytes | memoryview, *, more: bool) -> int:
+        self.flush()
+        piece = memoryview(data)[:SEAL_BYTES]
+        self._seal(piece, more=more or len(piece) < len(data))
+        return len(piece)
+
+    def send_file(self, part: FileSlice, count: int) -> int:
+        self.flush()
+        piece = self._space[: min(count, SEAL_BYTES)]
+        count = os.preadv(part.file.fileno(), [piece], part.position)
+        if count:
+            self._seal(piece[:count], more=False)
+        return count
+
+    def _seal(self, piece: memoryview, *, more: bool) -> None:
+        self._tls.write(piece)
+        self._sealed = memoryview(self._outgoing.read())
+        with contextlib.suppress(BlockingIOError):
+            self._flush(socket.MSG_MORE if more else 0)
+
+    def flush(self) -> None:
+        if self._sealed:
+            self._flush(0)
+
+    def _flush(self, flags: int) -> None:
+        sent = self._socket.send(self._sealed, flags)
+        self._sealed = self._sealed[sent:] if sent < len(self._sealed) else _NOTHING
+        if self._sealed:
+            raise BlockingIOError
+
+    def has_more(self) -> bool:
+        return self.unread or _waiting(self._socket)
+
+    def close(self) -> None:
+        """Say that no more comes, if the client can be told at once."""
+        if self.secure and not self._sealed:
+            with contextlib.suppress(OSError):
+                self._tls.unwrap()
+            with contextlib.suppress(OSError):
+                self._socket.send(self._outgoing.read())
+        self._socket.close()
+
+
+def _waiting(client: socket.socket) -> bool:
+    count = bytearray(4)
+    fcntl.ioctl(client, termios.FIONREAD, count)
+    return any(count)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """Why TLS with a client failed, in words for who set it up."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate does not count here: {error.verify_message}"
+    return _REASONS.get(error.reason, f"TLS with it failed: {error.reason or error}")

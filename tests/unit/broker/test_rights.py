@@ -1,0 +1,586 @@
+"""Who may do what: every API and version by every kind of client, expected outcomes written by hand.
+
+What is refused has had no effect, and a name that a client may not know is answered as one that is not there.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import typing
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.config import LogConfig
+from millrace.coordination.groups import CommittedOffset
+from millrace.errors import ErrorCode
+from millrace.groups import Groups
+from millrace.handlers import Handlers, Services, all_apis
+from millrace.handlers.table import Call, serves
+from millrace.mirror.states import MirrorStates
+from millrace.mirror.translation import TranslateOffsetsRequest, TranslateOffsetsResponse
+from millrace.records import Cursor, Message, build_batch
+from millrace.security.login import Login
+from millrace.security.rights import NOBODY, Access, Operation, Resource, ResourceType
+from millrace.server.request import Request
+from millrace.wire.codec import decode, encode
+from millrace.wire.framing import FrameBuffers, RequestFramer
+from millrace.wire.group_messages import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from millrace.wire.messages import ApiKey
+from millrace.wire.mirror_append import MirrorAppend, MirrorMode, decode_response, encode_request
+from tests.unit.broker.asking import (
+    EVERYTHING,
+    KAFKAS,
+    AskingClient,
+    ChangingCluster,
+    Values,
+    ask,
+    error_codes,
+    request_body,
+)
+from tests.unit.broker.running import ORIGIN, Running, topic
+
+TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
+READ, WRITE, CREATE, DELETE, ALTER = (
+    Operation.READ,
+    Operation.WRITE,
+    Operation.CREATE,
+    Operation.DELETE,
+    Operation.ALTER,
+)
+DESCRIBE, MIRROR_WRITE = Operation.DESCRIBE, Operation.MIRROR_WRITE
+DESCRIBE_CONFIGS, ALTER_CONFIGS = Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS
+Right = tuple[Operation, ResourceType]
+RIGHTS: list[Right] = [(operation, type_) for operation in Operation for type_ in ResourceType]
+CODES = {
+    TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+}
+BATCH = build_batch([Message(1, None, b"x" * 50)])
+NUMBER = {"partition_index": 0}
+
+
+class Granted:
+    """An authorizer whose clients have rights by name; `names` None grants them for any name."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self._rights: dict[str, tuple[set[Right], frozenset[str] | None]] = {}
+
+    def grant(self, principal: str, rights: Iterable[Right], names: Iterable[str] | None = None) -> Access:
+        self.version += 1
+        self._rights[principal] = (set(rights), None if names is None else frozenset(names))
+        return Access(self, principal, "127.0.0.1")
+
+    def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
+        rights, names = self._rights.get(principal, (set(), None))
+        named = names is None or resource.name is None or resource.name in names
+        return (operation, resource.type) in rights and named
+
+
+class FakeGroups:
+    """Answers at once, and knows what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    def find(self, name: str, done: Callable[[int], None], failed: Any) -> None:
+        self.asked.append(name)
+        done(1)
+
+    def use(self, name: str, use: Any, failed: Callable[[ErrorCode], None]) -> None:
+        self.asked.append(name)
+        failed(ErrorCode.NOT_COORDINATOR)
+
+    def held(self, name: str) -> None:
+        self.asked.append(name)
+
+    def commit(self, request: Any, answer: Callable[[Any], None]) -> None:
+        self.asked.append([topic.name for topic in request.topics])
+        answer({(t.name, p.partition_index): ErrorCode.NONE for t in request.topics for p in t.partitions})
+
+    def offsets(self, name: str, partitions: Any, done: Callable[[Any], None], failed: Any) -> None:
+        self.asked += ["all"] if partitions is None else partitions
+        committed = [("t", 0), ("u", 0)] if partitions is None else partitions
+        offset = CommittedOffset(offset=7, time_ms=0, topic_id=uuid.UUID(int=1))
+        done(dict.fromkeys(committed, offset))
+
+    def delete_offsets(self, name: str, partitions: Any, done: Callable[[Any], None], failed: Any) -> None:
+        self.asked += partitions
+        done(dict.fromkeys(partitions, ErrorCode.NONE))
+
+    def describe_groups(self, names: Any, answer: Callable[[Any], None]) -> None:
+        self.asked += names
+        answer(dict.fromkeys(names, ErrorCode.NOT_COORDINATOR))
+
+    def list_groups(self, done: Callable[[Any], None], failed: Any) -> None:
+        done({name: ListedGroup(group_id=name, protocol_type="consumer") for name in ("g", "h")})
+
+    def delete_groups(self, names: Any, answer: Callable[[Any], None]) -> None:
+        self.asked += names
+        answer(dict.fromkeys(names, ErrorCode.NONE))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request, and the rights that it takes: all of those of one of `takes`."""
+
+    api: ApiKey
+    body: Values | bytes
+    takes: Sequence[tuple[Right, ...]]
+    what: str = ""
+    since: int = 0
+
+    def is_allowed(self, rights: set[Right]) -> bool:
+        return any(rights.issuperset(needed) for needed in self.takes)
+
+    def refusal(self, rights: set[Right]) -> ErrorCode:
+        return CODES[next(type_ for op, type_ in self.takes[0] if (op, type_) not in rights)]
+
+
+def _mirror(mode: MirrorMode) -> bytes:
+    cursor = None if mode is MirrorMode.DESCRIBE else Cursor(len(BATCH), None)
+    records = BATCH if mode is MirrorMode.APPEND else b""
+    return b"".join(
+        encode_request("copy", MirrorAppend(mode=mode, origin=ORIGIN, cursor=cursor, records=records))
+    )
+
+
+def _resource(type_: int, name: str, **fields: Any) -> Values:
+    return {"resource_type": type_, "resource_name": name, **fields}
+
+
+_FLUSH = [{"name": "flush.ms", "value": "7"}]
+_SET_FLUSH = [{"name": "flush.ms", "config_operation": 0, "value": "7"}]
+_MEMBER = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+_TRANSLATE = TranslateOffsetsRequest(to_origin=True, topic="copy", partition=0, offsets=(0,))
+ROWS = [
+    Row(
+        ApiKey.PRODUCE,
+        {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"index": 0, "records": BATCH}]}]},
+        [((WRITE, TOPIC),)],
+        since=3,
+    ),
+    Row(
+        ApiKey.FETCH,
+        {
+            "max_wait": 0,
+            "max_bytes": 1 << 20,
+            "topics": [{"topic": "t", "partitions": [{"partition": 0, "partition_max_bytes": 99}]}],
+        },
+        [((READ, TOPIC),)],
+    ),
+    Row(ApiKey.LIST_OFFSETS, {"topics": [{"name": "t", "partitions": [NUMBER]}]}, [((DESCRIBE, TOPIC),)]),
+    Row(
+        ApiKey.METADATA,
+        {"topics": [{"name": "t"}], "allow_auto_topic_creation": False},
+        [((DESCRIBE, TOPIC),)],
+    ),
+    Row(
+        ApiKey.OFFSET_COMMIT,
+        {"group_id": "g", "topics": [{"name": "t", "partitions": [NUMBER]}]},
+        [((READ, GROUP), (READ, TOPIC))],
+    ),
+    Row(
+        ApiKey.OFFSET_FETCH,
+        {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]},
+        [((DESCRIBE, GROUP), (DESCRIBE, TOPIC))],
+    ),
+    Row(
+        ApiKey.OFFSET_DELETE,
+        {"group_id": "g", "topics": [{"name": "t", "partitions": [NUMBER]}]},
+        [((DELETE, GROUP), (READ, TOPIC))],
+    ),
+    Row(ApiKey.FIND_COORDINATOR, {"key": "g"}, [((DESCRIBE, GROUP),)]),
+    Row(ApiKey.JOIN_GROUP, {"group_id": "g"}, [((READ, GROUP),)]),
+    Row(ApiKey.SYNC_GROUP, _MEMBER, [((READ, GROUP),)]),
+    Row(ApiKey.HEARTBEAT, _MEMBER, [((READ, GROUP),)]),
+    Row(ApiKey.LEAVE_GROUP, {"group_id": "g"}, [((READ, GROUP),)]),
+    Row(ApiKey.DESCRIBE_GROUPS, {"groups": ["g"]}, [((DESCRIBE, GROUP),)]),
+    Row(ApiKey.LIST_GROUPS, {}, [()]),
+    Row(ApiKey.DELETE_GROUPS, {"groups_names": ["g"]}, [((DELETE, GROUP),)]),
+    Row(ApiKey.SASL_HANDSHAKE, {"mechanism": "SCRAM-SHA-256"}, [()]),
+    Row(ApiKey.SASL_AUTHENTICATE, {"auth_bytes": b"x"}, [()]),
+    Row(ApiKey.API_VERSIONS, {"client_software_name": "t", "client_software_version": "1"}, [()]),
+    Row(
+        ApiKey.CREATE_TOPICS,
+        {"topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1}], "timeout": 1000},
+        [((CREATE, TOPIC),), ((CREATE, CLUSTER),)],
+    ),
+    Row(ApiKey.DELETE_TOPICS, {"topic_names": ["t"], "timeout": 1000}, [((DELETE, TOPIC),)]),
+    Row(
+        ApiKey.CREATE_PARTITIONS,
+        {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": 1000},
+        [((ALTER, TOPIC),)],
+    ),
+    Row(
+        ApiKey.INIT_PRODUCER_ID,
+        {"transactional_id": None, "transaction_timeout": 1000},
+        [((Operation.IDEMPOTENT_WRITE, CLUSTER),), ((WRITE, TOPIC),)],
+    ),
+    Row(
+        ApiKey.DESCRIBE_CONFIGS,
+        {"resources": [_resource(2, "t", configuration_keys=None)]},
+        [((DESCRIBE_CONFIGS, TOPIC),)],
+        "of a topic",
+    ),
+    Row(
+        ApiKey.DESCRIBE_CONFIGS,
+        {"resources": [_resource(4, "1", configuration_keys=None)]},
+        [((DESCRIBE_CONFIGS, CLUSTER),)],
+        "of a broker",
+    ),
+    Row(
+        ApiKey.ALTER_CONFIGS,
+        {"resources": [_resource(2, "t", configs=_FLUSH)]},
+        [((ALTER_CONFIGS, TOPIC),)],
+        "of a topic",
+    ),
+    Row(
+        ApiKey.ALTER_CONFIGS,
+        {"resources": [_resource(4, "1", configs=_FLUSH)]},
+        [((ALTER_CONFIGS, CLUSTER),)],
+        "of a broker",
+    ),
+    Row(
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        {"resources": [_resource(2, "t", configs=_SET_FLUSH)]},
+        [((ALTER_CONFIGS, TOPIC),)],
+        "of a topic",
+    ),
+    Row(
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        {"resources": [_resource(4, "1", configs=_SET_FLUSH)]},
+        [((ALTER_CONFIGS, CLUSTER),)],
+        "of a broker",
+    ),
+    Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, [((DESCRIBE, CLUSTER),)]),
+    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append"),
+    Row(
+        ApiKey.MIRROR_APPEND,
+        _mirror(MirrorMode.DESCRIBE),
+        [((MIRROR_WRITE, TOPIC), (DESCRIBE, TOPIC))],
+        "describe",
+    ),
+    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.RESET), [((MIRROR_WRITE, TOPIC), (ALTER, TOPIC))], "reset"),
+    Row(ApiKey.TRANSLATE_OFFSETS, encode(_TRANSLATE, 10_001, 0), [((DESCRIBE, TOPIC),)]),
+]
+"""Every API, and what a request of it takes."""
+SERVED = {
+    api.key: sorted({*api.versions, *(api.private_versions if api.key != ApiKey.API_VERSIONS else ())})
+    for api in all_apis()
+}
+"""API -> versions; but those of ApiVersions that are yet to come, which are answered all alike."""
+
+
+class Secured(Running):
+    """A broker with two topics of one message and one that mirrors; clients have what they are granted."""
+
+    def __init__(self, folder: Path) -> None:
+        cluster = ChangingCluster(topic("t", 1), topic("u", 1), topic("copy", 1, origin=ORIGIN))
+        super().__init__(folder, cluster, LogConfig(flush_ms=1))
+        self.granted, self.groups = Granted(), FakeGroups()
+        services = Services(self.broker, typing.cast(Groups, self.groups), MirrorStates())
+        self.handlers = Handlers(services, all_apis())
+        for name in ("t", "u"):
+            self.produce(topic=name)
+        self.turn()
+        self.until("both are visible", lambda: self.high_watermark("t") and self.high_watermark("u"))
+
+    def ask(self, access: Access, api: int, version: int, body: Values | bytes) -> Any:
+        return ask(self, api, version, body, access, self.handlers)
+
+    def codes(self, access: Access, api: int, version: int, body: Values | bytes) -> set[int]:
+        answer = self.ask(access, api, version, body)
+        if api == ApiKey.MIRROR_APPEND:
+            return {decode_response(answer).error}
+        if api == ApiKey.TRANSLATE_OFFSETS:
+            return {decode(TranslateOffsetsResponse, api, version, answer).error_code}
+        return set(error_codes(answer))
+
+    def effects(self) -> object:
+        """What a request could have changed."""
+        ends = {name: self.broker.partition(name, 0).log.end for name in self.cluster.topics}
+        return dict(self.cluster.topics), ends, list(self.groups.asked)
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    made = Secured(tmp_path)
+    yield made
+    made.stop()
+
+
+def test_every_api_has_its_row() -> None:
+    assert {row.api for row in ROWS} == set(SERVED)
+
+
+@pytest.mark.parametrize(
+    ("row", "version"),
+    [(row, version) for row in ROWS for version in SERVED[row.api] if version >= row.since],
+    ids=lambda part: f"{part.api.name} {part.what}".strip() if isinstance(part, Row) else f"v{part}",
+)
+def test_only_who_has_the_right_is_served_and_the_others_change_nothing(
+    secured: Secured, row: Row, version: int
+) -> None:
+    body = row.body
+    if not isinstance(body, bytes):
+        body = request_body(row.api, version, body)
+    clients: dict[str, set[Right]] = {"nothing": set(), **{str(right): {right} for right in RIGHTS}}
+    before = secured.effects()
+    for name, rights in clients.items():
+        if not row.is_allowed(rights):
+            access = secured.granted.grant(name, rights)
+            codes = secured.codes(access, row.api, version, body)
+            assert codes - {ErrorCode.NONE} == {row.refusal(rights)}, name
+            assert secured.effects() == before, name
+    for number, needed in enumerate(row.takes):
+        access = secured.granted.grant(f"enough {number}", needed)
+        codes = secured.codes(access, row.api, version, body)
+        assert not codes & {ErrorCode.UNKNOWN_SERVER_ERROR, *CODES.values()}
+
+
+EVERY_RIGHT = set(RIGHTS)
+
+
+@pytest.fixture
+def limited(secured: Secured) -> Access:
+    """A client with every right to topic t and group g, and none to others."""
+    return secured.granted.grant("limited", EVERY_RIGHT, ["t", "g"])
+
+
+def test_refused_topics_and_partitions_are_answered_beside_the_others_in_the_order_of_the_request(
+    secured: Secured, limited: Access
+) -> None:
+    def order(api: ApiKey, version: int, body: Values) -> list[int]:
+        return list(error_codes(secured.ask(limited, api, version, body)))
+
+    refused, fine = ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NONE
+    batch = {"index": 0, "records": BATCH}
+    produce = [{"name": name, "partition_data": [batch]} for name in ("u", "t", "nope")]
+    assert order(ApiKey.PRODUCE, 8, {"acks": -1, "topic_data": produce}) == [refused, fine, refused]
+    part = {"partition": 0, "partition_max_bytes": 1 << 20}
+    fetch = [{"topic": name, "partitions": [part]} for name in ("u", "t", "nope", "t")]
+    body = {"max_wait": 60_000, "min_bytes": 1 << 20, "max_bytes": 1 << 20, "topics": fetch}
+    answer = secured.ask(limited, ApiKey.FETCH, 11, body)
+    told = [
+        (one.topic, one.partitions[0].error_code, bool(one.partitions[0].records)) for one in answer.responses
+    ]
+    assert told == [("u", refused, False), ("t", fine, True), ("nope", refused, False), ("t", fine, True)]
+    named = [{"name": name, "partitions": [NUMBER]} for name in ("u", "t", "nope")]
+    assert order(ApiKey.LIST_OFFSETS, 5, {"topics": named}) == [refused, fine, refused]
+    timed = [{"name": n, "partitions": [{**NUMBER, "timestamp": 1}]} for n in ("u", "t")]
+    assert order(ApiKey.LIST_OFFSETS, 5, {"topics": timed}) == [refused, fine]
+    commit = {"group_id": "g", "topics": named}
+    assert order(ApiKey.OFFSET_COMMIT, 7, commit) == [refused, fine, refused]
+    assert secured.groups.asked[-1] == ["t"]
+    offsets = [{"name": name, "partition_indexes": [0]} for name in ("u", "t")]
+    answer = secured.ask(limited, ApiKey.OFFSET_FETCH, 5, {"group_id": "g", "topics": offsets})
+    told = [
+        (one.name, one.partitions[0].error_code, one.partitions[0].committed_offset) for one in answer.topics
+    ]
+    assert told == [("u", refused, -1), ("t", fine, 7)]
+    assert order(ApiKey.OFFSET_DELETE, 0, commit) == [fine, refused, fine, refused]  # the group's is first
+    alter = [_resource(2, name, configs=_SET_FLUSH) for name in ("u", "t")]
+    assert order(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, {"resources": alter}) == [refused, fine]
+    added = [{"name": name, "count": 2, "assignments": None} for name in ("u", "t")]
+    assert order(ApiKey.CREATE_PARTITIONS, 1, {"topics": added, "timeout": 9000}) == [refused, fine]
+    deleted = {"topic_names": ["u", "t"], "timeout": 9000}
+    assert order(ApiKey.DELETE_TOPICS, 3, deleted) == [refused, fine]
+    again = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in ("u", "t")]
+    assert order(ApiKey.CREATE_TOPICS, 4, {"topics": again, "timeout": 9000}) == [refused, fine]
+
+
+def test_refused_groups_are_answered_beside_the_others(secured: Secured, limited: Access) -> None:
+    refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    described = secured.ask(limited, ApiKey.DESCRIBE_GROUPS, 4, {"groups": ["h", "g"]}).groups
+    assert [(one.group_id, one.error_code) for one in described] == [
+        ("h", refused),
+        ("g", ErrorCode.NOT_COORDINATOR),
+    ]
+    deleted = secured.ask(limited, ApiKey.DELETE_GROUPS, 1, {"groups_names": ["h", "g"]}).results
+    assert [(one.group_id, one.error_code) for one in deleted] == [("h", refused), ("g", 0)]
+    assert secured.groups.asked == ["g", "g"]
+
+
+def test_nobody_hears_of_topics_groups_and_offsets_that_it_may_not_describe(
+    secured: Secured, limited: Access
+) -> None:
+    every: Values = {"topics": None}
+    for version in SERVED[ApiKey.METADATA]:
+        answers = [secured.ask(access, ApiKey.METADATA, version, every) for access in (EVERYTHING, limited)]
+        assert [{topic.name for topic in answer.topics} for answer in answers] == [{"t", "u", "copy"}, {"t"}]
+    groups = secured.ask(limited, ApiKey.LIST_GROUPS, 4, {}).groups
+    assert [group.group_id for group in groups] == ["g"]
+    of_cluster = secured.granted.grant("operator", {(DESCRIBE, CLUSTER)})
+    groups = secured.ask(of_cluster, ApiKey.LIST_GROUPS, 4, {}).groups
+    assert [group.group_id for group in groups] == ["g", "h"]
+    committed = {"group_id": "g", "topics": None}
+    for version in range(2, 6):
+        topics = secured.ask(limited, ApiKey.OFFSET_FETCH, version, committed).topics
+        assert [topic.name for topic in topics] == ["t"]
+
+
+def test_a_topic_that_may_not_be_described_is_answered_as_one_that_is_not_there(
+    secured: Secured, limited: Access
+) -> None:
+    for version in SERVED[ApiKey.METADATA]:
+        for create in (False, True):
+            asked = [{"topics": [{"name": n}], "allow_auto_topic_creation": create} for n in ("u", "v")]
+            (there, missing) = (secured.ask(limited, ApiKey.METADATA, version, one).topics for one in asked)
+            assert repr(there).replace("'u'", "'v'") == repr(missing)
+            assert there[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    by_id = [
+        {"topics": [{"topic_id": number, "name": None}]}
+        for number in (secured.cluster.topics["u"].topic_id, uuid.uuid4())
+    ]
+    (there, missing) = (secured.ask(limited, ApiKey.METADATA, 12, one).topics[0] for one in by_id)
+    assert (there.error_code, there.partitions) == (missing.error_code, missing.partitions)
+    assert (there.name, missing.name) == ("", "")
+
+
+def test_a_topic_is_created_for_a_client_that_may_create_it_only(secured: Secured) -> None:
+    object.__setattr__(secured.broker.config, "auto_create_topics", True)
+    asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}
+    describer = secured.granted.grant("describer", {(DESCRIBE, TOPIC)})
+    (told,) = secured.ask(describer, ApiKey.METADATA, 8, asked).topics
+    assert (told.error_code, "new" in secured.cluster.topics) == (ErrorCode.TOPIC_AUTHORIZATION_FAILED, False)
+    creator = secured.granted.grant("creator", {(DESCRIBE, TOPIC), (CREATE, CLUSTER)})
+    (told,) = secured.ask(creator, ApiKey.METADATA, 8, asked).topics
+    assert told.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+    secured.until("it is created", lambda: "new" in secured.cluster.topics)
+
+
+def test_what_one_client_may_see_is_never_another_ones_cached_answer(secured: Secured) -> None:
+    asked: Values = {"topics": None}
+
+    def topics(access: Access) -> set[str]:
+        return {topic.name for topic in secured.ask(access, ApiKey.METADATA, 8, asked).topics}
+
+    some = secured.granted.grant("some", {(DESCRIBE, TOPIC)}, ["t"])
+    other = secured.granted.grant("other", {(DESCRIBE, TOPIC)}, ["u"])
+    for _ in range(2):  # the second time from the cache
+        assert (topics(EVERYTHING), topics(some), topics(other)) == ({"t", "u", "copy"}, {"t"}, {"u"})
+    secured.granted.grant("some", set())
+    assert topics(some) == set()
+
+
+class Pipelining(AskingClient):
+    """A connection that sends several requests in one segment."""
+
+    def __init__(self, secured: Secured, access: Access) -> None:
+        super().__init__(access)
+        self._secured, self._framer = secured, RequestFramer(1 << 20, FrameBuffers())
+
+    def send(self, frames: bytes) -> list[Request]:
+        self._framer.receive_data(memoryview(bytearray(frames)))
+        requests = []
+        while not self.closed and (request := self._secured.handlers.serve_next(self, self._framer)):
+            requests.append(request)
+        self._secured.turn()
+        self._framer.release()
+        return requests
+
+
+def _frame(api: int, version: int, body: bytes) -> bytes:
+    return struct.pack(">ihhih", 10 + len(body), api, version, 7, -1) + body
+
+
+def _produce(name: str = "t", acks: int = 1) -> bytes:
+    data = [{"name": name, "partition_data": [{"index": 0, "records": BATCH}]}]
+    return _frame(ApiKey.PRODUCE, 8, request_body(ApiKey.PRODUCE, 8, {"acks": acks, "topic_data": data}))
+
+
+def _codes(requests: Sequence[Request]) -> list[int]:
+    """The error of each answer of one partition of a topic with a name of one letter."""
+    answers = b"".join(
+        part for request in requests for part in request.parts or () if isinstance(part, bytes)
+    )
+    codes: list[int] = []
+    while answers:
+        (size,) = struct.unpack_from(">i", answers)
+        codes += struct.unpack_from(">h", answers, 8 + 4 + 3 + 4 + 4)
+        answers = answers[4 + size :]
+    return codes
+
+
+def test_a_repeated_produce_request_is_refused_once_the_right_is_gone(secured: Secured) -> None:
+    client = Pipelining(secured, secured.granted.grant("writer", {(WRITE, TOPIC)}))
+    served = client.send(_produce() * 5)
+    assert ([request.count for request in served], _codes(served)) == ([5], [0] * 5)
+    secured.granted.grant("writer", set())
+    end = secured.broker.partition("t", 0).log.end
+    served = client.send(_produce() * 5)
+    assert _codes(served) == [ErrorCode.TOPIC_AUTHORIZATION_FAILED] * 5
+    assert secured.broker.partition("t", 0).log.end == end
+    secured.granted.grant("writer", {(WRITE, TOPIC)}, ["u"])
+    assert _codes(client.send(_produce("u") + _produce("t") + _produce("u"))) == [0, 29, 0]
+
+
+def test_what_is_written_without_a_right_and_without_an_answer_closes_the_connection(
+    secured: Secured,
+) -> None:
+    client = Pipelining(secured, secured.granted.grant("reader", {(READ, TOPIC)}))
+    before = secured.effects()
+    client.send(_produce(acks=0))
+    assert client.closed
+    assert secured.effects() == before
+
+
+def test_a_fetch_that_waits_is_refused_if_the_right_is_gone_when_it_is_answered(secured: Secured) -> None:
+    access = secured.granted.grant("reader", {(READ, TOPIC)})
+    client = Pipelining(secured, access)
+    part = {"partition": 0, "fetch_offset": secured.high_watermark("t"), "partition_max_bytes": 1 << 20}
+    fetch = {"max_wait": 60_000, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [part]}]}
+    body = request_body(ApiKey.FETCH, 4, {**fetch, "max_bytes": 1 << 20})
+    (request,) = client.send(_frame(ApiKey.FETCH, 4, body))
+    assert request.parts is None
+    secured.granted.grant("reader", set())
+    secured.produce()
+    secured.until("an answer", lambda: request.parts is not None)
+    pieces: Any = request.parts
+    assert all(isinstance(piece, bytes) for piece in pieces), "it holds records"
+    assert client.errors[ApiKey.FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED] == 1
+
+
+OPEN = (ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE)
+
+
+@pytest.mark.parametrize("api", sorted(SERVED))
+def test_before_a_login_nothing_is_served_but_what_is_open_to_all(secured: Secured, api: ApiKey) -> None:
+    before = secured.effects()
+    for version in SERVED[api]:
+        client = Pipelining(secured, NOBODY)
+        client.login = Login({})
+        (row, *_) = (row for row in ROWS if row.api == api)
+        body = row.body if isinstance(row.body, bytes) else b""
+        if api in KAFKAS and version >= row.since:
+            body = request_body(api, version, typing.cast(Mapping[str, Any], row.body))
+        client.send(_frame(api, version, body))
+        assert client.closed == (api not in OPEN)
+        assert secured.effects() == before
+
+
+def test_an_api_that_lists_without_asking_what_its_client_may_see_is_refused(
+    secured: Secured, caplog: pytest.LogCaptureFixture
+) -> None:
+    @serves(
+        ApiKey.LIST_GROUPS, range(5), ListGroupsRequest, ListGroupsResponse, needs=lambda _: (), lists=True
+    )
+    def forgetful(call: Call[ListGroupsRequest]) -> ListGroupsResponse:
+        secret = ListedGroup(group_id="secret", protocol_type="consumer")
+        return ListGroupsResponse(error_code=0, groups=(secret,))
+
+    services: Any = SimpleNamespace()
+    handlers = Handlers((secured.broker, services, services), [forgetful])  # type: ignore[arg-type]
+    with caplog.at_level(logging.ERROR):
+        answer = ask(secured, ApiKey.LIST_GROUPS, 4, {}, EVERYTHING, handlers)
+    assert (answer.error_code, answer.groups) == (ErrorCode.UNKNOWN_SERVER_ERROR, ())
+    assert "list_groups v4 of 127.0.0.1:1 failed" in caplog.text
