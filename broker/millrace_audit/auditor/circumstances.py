@@ -19,7 +19,7 @@ from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Beat, Ends, Progress
 from millrace_audit.auditor.store import ProducerRow
 from millrace_audit.auditor.verdict import Circumstances, silent_about
-from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE, now_ms
 
 MOST_NAMED = 10
@@ -136,6 +136,7 @@ class TopicView:
         if positions:
             stuck = {gap.tier for gap in early if gap.until == FOR_EVER}
             self._follow(positions, over, stuck, around)
+            around.waiting += self._verified(window)
         for gap in gaps:  # late events lie where they were looked for, however long their time is over
             if gap.since >= over and gap.tier is not None:
                 around.lost[gap.tier] = gap.reason
@@ -143,6 +144,14 @@ class TopicView:
                 if gap.tier == WAREHOUSE or (reached is not None and gap.serial <= reached.serial):
                     around.lacks[gap.tier] = gap.reason
         return around
+
+    def _verified(self, window: int) -> Iterator[tuple[Verdict, str]]:
+        for problem in self._progress.verified[self.topic]:
+            text = f"`millrace verify` found: {problem.text}"
+            if problem.hour is None:
+                yield Verdict.UNKNOWN, text
+            elif problem.hour <= window < problem.hour + HOUR_MS:
+                yield Verdict.INCOMPLETE, text
 
     def holding(self) -> str | None:
         """Why nothing is final behind `final_through`."""

@@ -15,7 +15,7 @@ from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.said import MOST_RANGES
 from millrace_audit.auditor.store import AuditStore, BeatRow, MarkRow, ProducerRow, Row, WindowRow
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
     MOST_WINDOWS,
@@ -1396,6 +1396,50 @@ def test_hours_of_a_table_without_events_leave_no_windows(story: Story) -> None:
     story.apply()
     with story.store.reading() as session:
         assert session.scalar(select(func.count()).select_from(WindowRow)) == 1
+
+
+def test_what_verify_finds_turns_the_verdict_and_a_clean_run_turns_it_back(story: Story) -> None:
+    hour = W - W % HOUR_MS
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=W + HOUR_MS)
+    story.carry(found((0, 4), instance=2, window=W + HOUR_MS))
+    story.beats(NOW + HOUR_MS)
+    story.rules = replace(RULES, clock_ms=lambda: NOW + HOUR_MS)
+    assert story.apply().verdict() == story.verdict(W + HOUR_MS) == "complete"
+    text = "PageView/rows/0000000001-x/2015-05-17T10-0.parquet was changed"
+    for _ in range(2):  # it is told again by every reader that begins
+        story.verified((hour, text))
+        assert story.apply().verdict() == "incomplete"
+    assert story.window()["reasons"] == [f"`millrace verify` found: {text}"]
+    assert story.verdict(W + HOUR_MS) == "complete", "the other hours are as they were written"
+    story.verified()
+    assert story.apply().verdict() == "complete"
+    with story.store.reading() as session:
+        said = [(e["who"], e["what"]) for e in answers.history(session, TOPIC, hour, hour + HOUR_MS)]
+    assert said == [
+        ("millrace verify", f"found: {text}"),
+        ("the auditor", "complete became incomplete at revision 0"),
+        ("millrace verify", f"found right again: {text}"),
+        ("the auditor", "incomplete became complete at revision 0"),
+    ]
+
+
+def test_a_problem_of_no_hour_makes_the_topic_unknown_and_no_other(story: Story) -> None:
+    story.whole()
+    story.hello(7, topic="Other")
+    story.report(0, (0, 1), instance=7, topic="Other")
+    for tier in ("dc1", "offline"):
+        story.count(tier, found((0, 1), instance=7), topic="Other", partition=1)
+    story.load(found((0, 1), instance=7), topic="Other")
+    story.beats(NOW + 6000)
+    assert story.apply().verdict(topic="Other") == "complete", story.window(topic="Other")
+    story.verified((None, "PageView/loads/0000000001.json: the manifest was edited"))
+    assert story.apply().verdict() == "unknown"
+    assert story.answer()["watermark"] is None
+    assert story.verdict(topic="Other") == "complete"
+    story.verified()
+    assert story.apply().verdict() == "complete"
 
 
 # What it costs.
