@@ -131,6 +131,21 @@ def troubled(story: Story) -> None:
     story.ends["dc1", "dc1", 0] -= STEP
     story.beats()
     story.beats(NOW + 6000)
+    first = story.ends["dc1", "dc1", 0]
+    story.count("dc1", found((200, 204), instance=3), expired=SequenceRanges([(first, first + 9)]))
+    story.hello(30)
+    story.report(0, (0, 9), instance=30)
+    story.report(5, (0, 99), instance=3, cluster="dc2")
+    story.beat(
+        "dc2", NOW + 12_000, unreadable=[Unreadable(TOPIC, "dc2-PageView", 0, 700, "the batch is damaged")]
+    )
+    story.count("offline", found((0, 4), instance=30), foreign=[ForeignCount(W + WINDOW_MS, 2, 5)])
+    story.load(found((0, 4), instance=30))
+    story.count("dc1", found((0, 6), instance=30))
+    story.beats(NOW + 18_000)
+    story.beat("dc1", NOW - 5 * WINDOW_MS)
+    story.beat("dc1", NOW + 24_000, positions=[ReaderPosition("Other", "dc1-Other", 7, None)])
+    story.beats(NOW + 30_000)
 
 
 @pytest.mark.parametrize("seed", range(20))
