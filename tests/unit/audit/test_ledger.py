@@ -1168,10 +1168,12 @@ def test_a_partition_that_cannot_be_read_holds_its_own_topic_up_and_no_other(sto
     story.rules = replace(RULES, clock_ms=lambda: LATER)
     story.whole()
     story.hello(2, topic="Other")
-    story.report(0, (0, 4), instance=2, topic="Other")
-    for tier in ("dc1", "offline"):
-        story.count(tier, found((0, 4), instance=2), topic="Other", partition=5)
-    story.load(found((0, 4), instance=2), topic="Other")
+    for number, at in enumerate((W, NOW)):
+        part, closed = (5 * number, 5 * number + 4), (NOW, FOR_EVER)[number]
+        story.report(number, part, instance=2, topic="Other", window=at, closed=closed)
+        for tier in ("dc1", "offline"):
+            story.count(tier, found(part, instance=2, window=at), topic="Other", partition=5)
+        story.load(found(part, instance=2, window=at), topic="Other")
     story.hello(3)
     story.report(0, (0, 4), instance=3, window=NOW)
     bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "the batch is damaged")
