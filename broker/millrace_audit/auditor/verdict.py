@@ -62,8 +62,8 @@ class Circumstances:
 
     def excuse(self, finding: Finding, home: str) -> str | None:
         """Why what seems wrong may be right: a tier may have had what nobody counted there."""
-        if finding.kind == "missing":
-            return self.lacks.get(finding.tier)
+        if finding.kind == "missing":  # one reader counts the warehouse and its tables
+            return self.lacks.get(WAREHOUSE if finding.tier == TABLE else finding.tier)
         before = {OFFLINE: home, WAREHOUSE: OFFLINE, TABLE: WAREHOUSE}
         if finding.kind == "altered" or finding.tier == home:
             return None
