@@ -134,14 +134,6 @@ class TurnTaker:
             if stop.wait(0.1) or gone.is_set():
                 return
 
-    def holds(self) -> bool:
-        """True if nobody has begun a newer turn by now; what was acknowledged before counts in this one."""
-        client = self._session.client
-        with suppress(NoNodeError):
-            self._session.call(client.sync_async, self._holder)  # else a server that lags behind may answer
-        found = self._session.get(self._holder)
-        return found is not None and found[1].ephemeralOwner == self._session.id and not self.lost.is_set()
-
     def release(self) -> None:
         """End the turn at once; the next one need not wait for the session to expire."""
         with suppress(NoNodeError):

@@ -932,6 +932,48 @@ def test_positions_say_what_lost_audit_records_were_about_and_not_times_that_rec
     assert f"who sent what from {iso(W - WINDOW_MS)} to {iso(NOW - 6000)}" in story.window()["reasons"][0]
 
 
+def test_late_events_that_nobody_reported_are_unknown_while_reports_of_that_time_are_lost(
+    quick: Story,
+) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9), window=W - WINDOW_MS)
+    quick.carry(found((0, 9), window=W - WINDOW_MS))
+    quick.beats(LATER - WINDOW_MS)
+    quick.apply()
+    with quick.store.writing() as session:
+        ledger.lose(session, quick.place((SAID, "dc1")), len(quick.partitions[SAID, "dc1"]) * STEP, 1 << 20)
+    quick.hello(9, topic="Other")
+    quick.carry(found((0, 9), instance=3))
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.verdict(W - WINDOW_MS)) == ("unknown", "complete")
+    assert "audit records expired before the auditor read them" in quick.window()["reasons"][0]
+
+
+def test_late_events_wait_for_a_partition_of_the_copy_that_cannot_be_read(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.beats(LATER - WINDOW_MS)
+    quick.report(0, (0, 9))
+    quick.count("dc1", found((0, 9)))
+    quick.beat("dc1", LATER)
+    quick.beat("dc2", LATER)
+    quick.beat("offline", LATER, unreadable=[Unreadable(TOPIC, "offline-PageView", 0, 100, "damaged")])
+    assert quick.apply().verdict() == "unknown"
+    assert any("in offline cannot be read at offset 100" in reason for reason in quick.window()["reasons"])
+
+
+def test_a_window_that_is_still_to_come_says_so(quick: Story) -> None:
+    quick.hello()
+    ahead = NOW - NOW % WINDOW_MS + 12 * WINDOW_MS
+    quick.report(0, (0, 9), window=ahead)
+    quick.beats()
+    quick.apply()
+    assert quick.verdict(ahead) == "pending"
+    assert "still to come" in quick.window(ahead)["reasons"][0]
+
+
 def test_what_lost_counts_and_loads_may_have_told_is_not_missing(quick: Story) -> None:
     quick.rules = replace(RULES, clock_ms=lambda: LATER)
     quick.hello()
