@@ -150,7 +150,7 @@ def _expired_before_copied(stage: Stage) -> None:
     stage.await_copied()
     with stage.held():
         stage.go_on(1)
-        stage.await_home(40)
+        stage.await_tier(HOME, 40)
         _expire(stage, HOME)
     stage.place.await_mirror_stopped(stage.topic)
     stage.place.reset_mirror(HOME, stage.topic)
@@ -169,7 +169,7 @@ def _expired_before_loaded(stage: Stage) -> None:
 def _made_again(stage: Stage) -> None:
     with stage.held():
         stage.begin()
-        stage.await_home(40)
+        stage.await_tier(HOME, 40)
         with stage.place.clusters[HOME].client() as client:
             client.delete_topic(stage.topic)
             client.create_topic(stage.topic, 1)

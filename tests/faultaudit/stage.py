@@ -187,10 +187,10 @@ class Stage:
         """Until some of the window is counted in the aggregate cluster."""
         wait_until(f"{self.topic} is copied", lambda: self.ask()[0].tiers.get(OFFLINE))
 
-    def await_home(self, messages: int) -> None:
-        """Until so many messages of dc1 are counted there."""
-        counted = lambda: sum(window.tiers.get("dc1", 0) for window in self.ask()) >= messages  # noqa: E731
-        wait_until(f"{self.topic} is counted in dc1", counted)
+    def await_tier(self, tier: str, messages: int) -> None:
+        """Until so many messages of both windows are counted there."""
+        counted = lambda: sum(window.tiers.get(tier, 0) for window in self.ask()) >= messages  # noqa: E731
+        wait_until(f"{self.topic} is counted at {tier}", counted)
 
     def await_in_copy(self, batches: int) -> None:
         """Until the aggregate cluster's copy of dc1's partition has so many data batches, by its log."""
