@@ -18,8 +18,9 @@ from pathlib import Path
 import click
 
 from tests.faultaudit.clean import TOPIC, CleanWindows
-from tests.faultaudit.matrix import Row, rows
+from tests.faultaudit.matrix import rows
 from tests.faultaudit.place import Place
+from tests.faultaudit.row import Row
 from tests.faultaudit.stage import Missed, Stage
 from tests.faultload.limits import StepLimits, end_at_once, end_on_signals, kill_everything_started
 from tests.faultload.report import Report
@@ -69,6 +70,7 @@ class FaultAudit:
             place = Place(
                 self._folder / "matrix",
                 [row.name for row in chosen],
+                settings={row.name: row.settings for row in chosen},
                 mirror_faults=faults,
                 patience_s=PATIENCE_S,
             )

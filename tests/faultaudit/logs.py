@@ -34,10 +34,10 @@ def edit(folder: Path, change: Callable[[Sequence[bytes]], list[bytes]]) -> None
 
 
 def flip_bit(folder: Path, batch: int) -> None:
-    """One bit of a message in that batch of the first segment; its CRC stays."""
+    """One bit of a message in that batch of messages of the first segment; its CRC stays."""
     path = segment_paths(folder)[0]
     content = bytearray(path.read_bytes())
-    headers = [header for header, _ in split_batches(bytes(content))]
+    headers = [header for header, _ in split_batches(bytes(content)) if not header.is_control]
     content[headers[batch].base_offset - int(path.stem) + headers[batch].size - 20] ^= 1
     path.write_bytes(content)
 
@@ -48,6 +48,12 @@ def cut(folder: Path, batch: int) -> None:
     content = path.read_bytes()
     headers = [header for header, _ in split_batches(content)]
     path.write_bytes(content[: headers[batch].base_offset - int(path.stem) + headers[batch].size // 2])
+
+
+def delete_all_but_the_last(folder: Path) -> None:
+    """What retention does, at once and whatever was read."""
+    for _ in segment_paths(folder)[:-1]:
+        delete_segment(folder, 0)
 
 
 def delete_segment(folder: Path, index: int) -> None:

@@ -7,18 +7,21 @@ and for the warehouse, the auditor. Starts, stops and kills; knows no fault and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from millrace.config import OFFLINE_AUDIT_TOPIC
+from millrace.records.mirror_position import Origin
+from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port
-from tests.support import REPOSITORY, Process
+from tests.support import REPOSITORY, Process, run_millrace, wait_until
 
 ORIGINS = ("dc1", "dc2")
 PAGE_VIEW = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
@@ -37,10 +40,12 @@ class Place:
         topics: Sequence[str],
         *,
         partitions: int = 1,
+        settings: Mapping[str, Mapping[str, str]] | None = None,
         mirror_faults: Mapping[str, str] | None = None,
         patience_s: int = 600,
     ) -> None:
-        """`mirror_faults` names an edit of `batches` for a topic; `patience_s` is the auditor's."""
+        """`settings` are topics' in the origins; `mirror_faults` names an edit of `batches` for a topic;
+        `patience_s` is the auditor's."""
         self.folder, self._patience_s = folder, patience_s
         self.warehouse, self.held = folder / "warehouse", folder / "held"
         self.held.mkdir(parents=True)
@@ -56,7 +61,7 @@ class Place:
             self.start(name)
         self.ready("zookeeper", "registry")
         self._register(topics)
-        self._start_brokers(topics, partitions)
+        self._start_brokers(topics, partitions, settings or {})
         services = [*(f"{name}-reader" for name in self.clusters), WAREHOUSE_READER, "auditor"]
         for name in services:
             self.start(name)
@@ -138,20 +143,22 @@ class Place:
         (found,) = (self.folder / f"{cluster}-1").glob(f"{topic}-{partition}-{'[0-9a-f]' * 32}")
         return found
 
-    def _start_brokers(self, topics: Sequence[str], partitions: int) -> None:
+    def _start_brokers(
+        self, topics: Sequence[str], partitions: int, settings: Mapping[str, Mapping[str, str]]
+    ) -> None:
         mirrored = [*topics, AUDIT_TOPIC, COUNTS_TOPIC]
-        settings = LOG
+        aggregate = LOG
         for name in ORIGINS:
             self._start_cluster(name, LOG, self._real)
             bootstrap = self.clusters[name].bootstrap
-            settings += f"[mirror.{name}]\nbootstrap = {json.dumps(bootstrap)}\n"
-            settings += f"topics = {json.dumps(mirrored)}\n"
+            aggregate += f"[mirror.{name}]\nbootstrap = {json.dumps(bootstrap)}\n"
+            aggregate += f"topics = {json.dumps(mirrored)}\n"
             with self.clusters[name].client() as client:
                 for topic in topics:
-                    client.create_topic(topic, partitions, {})
+                    client.create_topic(topic, partitions, settings.get(topic, {}))
                 for topic in (AUDIT_TOPIC, COUNTS_TOPIC):
                     client.create_topic(topic, 1, AUDIT_TOPIC_SETTINGS)
-        self._start_cluster(OFFLINE, settings, self._faulty)
+        self._start_cluster(OFFLINE, aggregate, self._faulty)
         with self.clusters[OFFLINE].client() as client:
             client.create_topic(OFFLINE_AUDIT_TOPIC, 1, AUDIT_TOPIC_SETTINGS)
 
@@ -175,6 +182,53 @@ class Place:
                 client.register(topic, PAGE_VIEW)
 
     # What users do.
+
+    def millrace(self, *arguments: str) -> str:
+        """What a command says that does what it is told; AssertionError when it does not."""
+        done = run_millrace(*arguments)
+        assert done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def alter(self, cluster: str, topic: str, **settings: str) -> None:
+        """Give a topic other settings; `segment_bytes` is `segment.bytes`."""
+        words = [("--config", f"{key.replace('_', '.')}={value}") for key, value in settings.items()]
+        bootstrap = self.clusters[cluster].bootstrap
+        self.millrace(
+            "topics", "alter", topic, "--bootstrap", bootstrap, *(w for pair in words for w in pair)
+        )
+
+    def target_of(self, origin: str, topic: str) -> int:
+        """The partition of the aggregate cluster that mirrors the only one of an origin."""
+        with self.clusters[origin].client() as client:
+            source = Origin(origin, topic, client.topic(topic).topic_id, 0)
+        with self.clusters[OFFLINE].client() as client:
+            describe = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=source)
+            return client.mirror_append(topic, describe).partition
+
+    @contextmanager
+    def holding(self, topic: str) -> Iterator[None]:
+        """The mirror copies nothing of the topic."""
+        file = self.held / topic
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink()
+
+    def await_mirror_stopped(self, topic: str) -> None:
+        """Until the mirror says that it cannot go on with the topic by itself."""
+        config = str(self.clusters[OFFLINE].brokers[1].config)
+
+        def stopped() -> bool:
+            rows = json.loads(self.millrace("mirror", "status", config, "--json"))
+            return any(row["topic"] == topic and row["state"] == "stopped" for row in rows)
+
+        wait_until(f"the mirror of {topic} has stopped", stopped)
+
+    def reset_mirror(self, origin: str, topic: str) -> None:
+        """Let a stopped mirror go on with what the origin has."""
+        config = str(self.clusters[OFFLINE].brokers[1].config)
+        self.millrace("mirror", "reset", config, "--origin", origin, "--topic", topic, "--yes")
 
     def producer(self, cluster: str, **options: Any) -> AuditedProducer:
         """An audited producer; what is sent at once comes into one batch."""

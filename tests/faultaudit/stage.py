@@ -10,7 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE
 from millrace_audit.reports.ranges import in_words
+from tests.brokers import read_partition
 from tests.faultaudit import logs
 from tests.faultaudit.batches import BATCH, NEEDED, url
 from tests.faultaudit.place import PAGE_VIEW, Place
@@ -111,17 +112,26 @@ class Missed(Exception):
         self.heard = heard
 
 
+def send(producer: AuditedProducer, topic: str, first: int, start: int = START) -> None:
+    """Ten messages, of which the first has the number `first` in the window from `start`."""
+    for number in range(first, first + BATCH):
+        event = {**EVENT, "url": url(number)}
+        producer.send(topic, PAGE_VIEW, event, time_ms=start + number, partition=0)
+
+
 @dataclass(slots=True)
 class Stage:
     """One row's."""
 
     place: Place
     topic: str
+    start: int = START
+    """Of its window."""
     sentence: str = ""
     """What a program said that refused the fault."""
     instances: dict[str, int] = field(default_factory=dict)
     """Cluster -> the instance that sent there."""
-    _producer: AuditedProducer | None = None
+    _sending: AuditedProducer | None = None
     _before: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -134,32 +144,39 @@ class Stage:
         self.begin()
         self.end()
 
-    def begin(self) -> None:
-        """The messages of the window; their producer goes on."""
-        self._producer = self.place.producer("dc1")
-        self.instances["dc1"] = self._producer.instance
-        for first in range(0, NEEDED * BATCH, BATCH):
-            self.send(self._producer, first)
+    def begin(self, batches: int = NEEDED) -> None:
+        """The first messages of the window; their producer goes on."""
+        self._sending = self.place.producer("dc1")
+        self.instances["dc1"] = self._sending.instance
+        self.go_on(0, batches)
+
+    def go_on(self, batch: int, end: int = NEEDED) -> None:
+        """The batches of the window from that one on."""
+        for first in range(batch * BATCH, end * BATCH, BATCH):
+            self.send(self.producer, first)
+
+    @property
+    def producer(self) -> AuditedProducer:
+        """Of dc1, between `begin` and `end`."""
+        assert self._sending is not None
+        return self._sending
 
     def end(self) -> None:
         """Those of the window behind it, and of dc2."""
-        assert self._producer is not None
-        self.send(self._producer, NEEDED * BATCH, START + WINDOW_MS)
-        self._producer.close()
+        self.send(self.producer, NEEDED * BATCH, self.start + WINDOW_MS)
+        self.producer.close()
         self.elsewhere()
+
+    def send(self, producer: AuditedProducer, first: int, start: int | None = None) -> None:
+        """A batch of ten messages, acknowledged and reported; see `send`."""
+        send(producer, self.topic, first, self.start if start is None else start)
+        producer.flush()
 
     def elsewhere(self) -> None:
         """The messages of dc2."""
         with self.place.producer("dc2") as producer:
             self.send(producer, 0)
         self.instances["dc2"] = producer.instance
-
-    def send(self, producer: AuditedProducer, first: int, start: int = START, count: int = BATCH) -> None:
-        """One batch, whose first message has the number `first` in the window from `start`."""
-        for number in range(first, first + count):
-            event = {**EVENT, "url": url(number)}
-            producer.send(self.topic, PAGE_VIEW, event, time_ms=start + number, partition=0)
-        producer.flush()
 
     def load(self, fault: str = "", *options: str) -> None:
         """Wait until the aggregate cluster is counted, and load."""
@@ -169,6 +186,21 @@ class Stage:
     def await_copied(self) -> None:
         """Until some of the window is counted in the aggregate cluster."""
         wait_until(f"{self.topic} is copied", lambda: self.ask()[0].tiers.get(OFFLINE))
+
+    def await_tier(self, tier: str, messages: int) -> None:
+        """Until so many messages of both windows are counted there."""
+        counted = lambda: sum(window.tiers.get(tier, 0) for window in self.ask()) >= messages  # noqa: E731
+        wait_until(f"{self.topic} is counted at {tier}", counted)
+
+    def await_in_copy(self, batches: int) -> None:
+        """Until the aggregate cluster's copy of dc1's partition has so many data batches, by its log."""
+
+        def copied() -> bool:
+            with self.place.clusters[OFFLINE].client() as client:
+                partition = self.place.target_of("dc1", self.topic)
+                return len(read_partition(client, self.topic, partition).batches) >= batches
+
+        wait_until(f"{self.topic} is copied", copied)
 
     def await_counted(self) -> None:
         """Until nothing of the topic waits in the aggregate cluster or before it."""
@@ -186,15 +218,9 @@ class Stage:
 
     # Who stands still meanwhile
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """The mirror copies nothing of the topic."""
-        file = self.place.held / self.topic
-        file.touch()
-        try:
-            yield
-        finally:
-            file.unlink()
+        return self.place.holding(self.topic)
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
@@ -205,8 +231,9 @@ class Stage:
 
     def damage(self, cluster: str, damage: Callable[[Any], None]) -> None:
         """Do that to the files of the topic's partition there while its broker is stopped."""
+        partition = self.place.target_of("dc1", self.topic) if cluster == OFFLINE else 0
         with self.without(f"{cluster}-1"):
-            damage(self.place.log_folder(cluster, self.topic))
+            damage(self.place.log_folder(cluster, self.topic, partition))
 
     def edit_log(self, cluster: str, change: Callable[[Sequence[bytes]], list[bytes]]) -> None:
         self.damage(cluster, lambda folder: logs.edit(folder, change))
@@ -215,7 +242,7 @@ class Stage:
 
     def ask(self) -> Sequence[Window]:
         """Both windows."""
-        start, end = utc(START), utc(START + 2 * WINDOW_MS)
+        start, end = utc(self.start), utc(self.start + 2 * WINDOW_MS)
         return completeness(self.place.auditor_url, self.topic, start, end).windows
 
     def hears(self, says: Says) -> Heard:
@@ -224,9 +251,9 @@ class Stage:
         strangers = [*(self._strangers() - self._before)]
         return Heard(says, window.verdict, beside.verdict, findings, window.reasons, strangers, self.sentence)
 
-    def await_says(self, says: Says) -> Heard:
+    def await_says(self, says: Says, timeout_s: float = WAIT_S) -> Heard:
         """What is heard once it is what must be said, and holds; Missed when that never comes."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + timeout_s
         while True:
             with suppress(MillraceError):  # it is on its way back
                 heard = self.hears(says)

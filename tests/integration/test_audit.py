@@ -65,6 +65,7 @@ TOPICS = [
     "claimed",
     "shrunk",
     "shown",
+    "edited",
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
 START = 1_431_856_800_000
@@ -420,6 +421,31 @@ def test_a_row_that_somebody_takes_out_of_the_table_turns_the_verdict_until_the_
         "complete became incomplete at revision 0",
         "incomplete became complete at revision 0",
     ]
+
+
+def test_what_verify_finds_in_the_warehouse_turns_the_verdict_until_it_is_clean_again(world: World) -> None:
+    with world.producer("dc2") as producer:
+        for n in range(10):
+            producer.send("edited", PAGE_VIEW, EVENT, time_ms=START + n)
+    world.await_tier("edited", "offline", 10)
+    world.load("edited")
+    world.await_verdict("edited", "complete")
+    path = next((world.warehouse / "edited" / "rows").rglob("2015*.parquet"))
+    right = path.read_bytes()
+    words = ["verify", str(world.warehouse), "--topic", "edited", "--no-catalog"]
+    path.write_bytes(right[:-1] + b"?")
+    assert run_millrace(*words).returncode == 1
+    (window,) = world.await_verdict("edited", "incomplete").windows
+    (reason,) = window.reasons
+    assert reason.startswith("`millrace verify` found: edited/rows/")
+    assert path.name in reason
+    path.write_bytes(right)
+    assert run_millrace(*words).returncode == 0
+    world.await_verdict("edited", "complete")
+    span = ["--from", "2015-05-17T10:00Z", "--to", "2015-05-17T10:10Z", "--auditor", world.url]
+    history = run_millrace("audit", "edited", *span, "--history").stdout
+    assert history.count("millrace verify: found: edited/rows/") == 1
+    assert history.count("millrace verify: found right again: edited/rows/") == 1
 
 
 def test_messages_without_a_header_are_carried_beside_those_that_are_reported(world: World) -> None:

@@ -71,7 +71,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
         rows = {row.window: row for row in session.execute(_COLUMNS.where(*here))}
         windows = [
-            _judged(rows[at])
+            _judged(rows[at], view.now)
             if at in rows
             else judge(at, Evidence(), {}, _EXPIRED if at < known.kept_from else view.around(at, None))
             for at in starts
@@ -94,6 +94,11 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
 
 
 _IN_HAND = Circumstances(waiting=[(Verdict.PENDING, "news of it is being judged")])
+_TO_COME = Circumstances(
+    waiting=[
+        (Verdict.PENDING, "by the auditor's clock it is still to come: is the clock of its producer right?")
+    ]
+)
 _EXPIRED = Circumstances(
     waiting=[(Verdict.UNKNOWN, "it is older than --keep-days, and what was known of it is deleted")]
 )
@@ -106,10 +111,11 @@ _COLUMNS = select(
 )
 
 
-def _judged(row: Any) -> Window:
+def _judged(row: Any, now: int) -> Window:
     """The window as it was judged last; nothing of which there is news is complete."""
     if row.judged is None:
-        return replace(judge(row.window, Evidence(), {}, _IN_HAND), revision=row.revision)
+        around = _IN_HAND if row.window <= now else _TO_COME
+        return replace(judge(row.window, Evidence(), {}, around), revision=row.revision)
     window = replace(window_from_json(row.judged), revision=row.revision)
     if not row.dirty:
         return window
@@ -217,8 +223,11 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
 
 def _signature(around: Circumstances) -> str:
     a = around
-    sets = (sorted(s) for s in (a.past, a.ahead, a.unheard, a.doubted, a.lost.items(), a.lacks.items()))
-    return hashlib.blake2b(repr((a.waiting, *sets, a.notes)).encode(), digest_size=16).hexdigest()
+    sets = [sorted(some) for some in (a.past, a.ahead)]
+    names = [sorted(some) for some in (a.unheard, a.doubted)]
+    causes = [sorted(some.items()) for some in (a.deaf, a.lost, a.lacks)]
+    said = repr((a.waiting, *sets, *names, *causes, a.notes))
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 def _note_hellos(session: Session, progress: Progress) -> None:
@@ -299,7 +308,8 @@ def _forget_producers(session: Session, now: int, kept_from: int) -> None:
 
 def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> list[Bad]:
     """Windows that are over and not complete, of one topic or of all, the worst first."""
-    over = WindowRow.window < rules.clock_ms() - rules.grace_ms - WINDOW_MS
+    now = rules.clock_ms()
+    over = WindowRow.window < now - rules.grace_ms - WINDOW_MS
     worst = case({str(verdict): at for at, verdict in enumerate(Verdict)}, value=WindowRow.verdict)
     rows = (
         select(WindowRow.topic, *_COLUMNS.selected_columns)
@@ -309,7 +319,7 @@ def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> li
         .limit(most)
     )
     rows = rows.where(is_listed(WindowRow.topic) if topic is None else WindowRow.topic == topic)
-    return [Bad(row.topic, _judged(row)) for row in session.execute(rows)]
+    return [Bad(row.topic, _judged(row, now)) for row in session.execute(rows)]
 
 
 def topics(session: Session, rules: AuditRules) -> list[Topic]:

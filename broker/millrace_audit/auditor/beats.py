@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow
+from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow, VerifiedRow
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
 
@@ -148,6 +148,9 @@ class Progress:
         self.unreadable: defaultdict[str, list[UnreadableRow]] = defaultdict(list)
         for bad in session.scalars(select(UnreadableRow)):
             self.unreadable[bad.topic].append(bad)
+        self.verified: defaultdict[str, list[VerifiedRow]] = defaultdict(list)
+        for problem in session.scalars(select(VerifiedRow).order_by(VerifiedRow.topic, VerifiedRow.number)):
+            self.verified[problem.topic].append(problem)
         self._marks: dict[tuple[str, str], tuple[list[int], list[Ends]]] = {}
 
     def _marks_of(self, tier: str, topic: str) -> tuple[list[int], list[Ends]]:

@@ -19,7 +19,7 @@ from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Beat, Ends, Progress
 from millrace_audit.auditor.store import ProducerRow
 from millrace_audit.auditor.verdict import Circumstances, silent_about
-from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, TABLE, WAREHOUSE, now_ms
 
 MOST_NAMED = 10
@@ -61,6 +61,8 @@ class Gap:
     """Of what first told it in the tier's counts."""
     is_of_all: bool = False
     """It concerns windows without events, too."""
+    origin: str = ""
+    """Where producers were not heard."""
 
 
 class _Silent:
@@ -136,13 +138,28 @@ class TopicView:
         if positions:
             stuck = {gap.tier for gap in early if gap.until == FOR_EVER}
             self._follow(positions, over, stuck, around)
+            around.waiting += self._verified(window)
         for gap in gaps:  # late events lie where they were looked for, however long their time is over
-            if gap.since >= over and gap.tier is not None:
+            if gap.since < over:
+                continue
+            if gap.tier is None:
+                beat = around.reached.get(gap.origin)
+                if beat is not None and gap.since <= beat.time <= gap.until:
+                    around.deaf[gap.origin] = gap.reason
+            else:
                 around.lost[gap.tier] = gap.reason
                 reached = around.reached.get(gap.tier)
                 if gap.tier == WAREHOUSE or (reached is not None and gap.serial <= reached.serial):
                     around.lacks[gap.tier] = gap.reason
         return around
+
+    def _verified(self, window: int) -> Iterator[tuple[Verdict, str]]:
+        for problem in self._progress.verified[self.topic]:
+            text = f"`millrace verify` found: {problem.text}"
+            if problem.hour is None:
+                yield Verdict.UNKNOWN, text
+            elif problem.hour <= window < problem.hour + HOUR_MS:
+                yield Verdict.INCOMPLETE, text
 
     def holding(self) -> str | None:
         """Why nothing is final behind `final_through`."""
@@ -252,6 +269,9 @@ class TopicView:
         return [(verdict, f"{text}; what was said last is not counted yet")]
 
     def _on_its_way(self, origin: str, beat: Beat) -> tuple[Verdict, str]:
+        stuck = [gap for gap in self.gaps if gap.tier == OFFLINE and gap.until == FOR_EVER]
+        if stuck:
+            return Verdict.UNKNOWN, stuck[0].reason
         if not self._progress.holds_mirror(self.topic, origin):
             return Verdict.PENDING, (
                 f"the aggregate cluster holds nothing of topic {self.topic} from {origin}: is it among the"
@@ -357,7 +377,7 @@ def _unheard(session: Session, progress: Progress, topics: Sequence[str]) -> Ite
                 "audit records expired before the auditor read them (of the producers in"
                 f" {row.origin}): it does not know who sent what from {iso(since)} to {iso(row.until)}"
             )
-        yield row.topic, Gap(None, since, row.until, reason, is_of_all=True)
+        yield row.topic, Gap(None, since, row.until, reason, is_of_all=True, origin=row.origin)
 
 
 def _uncounted(session: Session, topics: Sequence[str]) -> Iterator[tuple[str, Gap]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import beats, store
@@ -22,8 +22,8 @@ from millrace_audit.auditor.batch import (
     is_of_this_world,
     storable,
 )
-from millrace_audit.auditor.store import CoverageRow, TierRow
-from millrace_audit.reports.counts import CountKey, SequenceCounts
+from millrace_audit.auditor.store import CoverageRow, HistoryRow, TierRow, VerifiedRow, WindowRow
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, CountKey, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
@@ -34,6 +34,7 @@ from millrace_audit.reports.messages import (
     Heartbeat,
     LoadCount,
     TableCount,
+    Verified,
 )
 
 _TURN_IS_OVER = (
@@ -71,7 +72,7 @@ class Counted:
         record, tier = entry.record, self._tier
         assert tier is not None
         assert entry.turn is not None
-        if isinstance(record, LoadCount | TableCount):
+        if isinstance(record, LoadCount | TableCount | Verified):
             self._warehouse(record, entry)
             return
         assert isinstance(record, Count | Heartbeat)
@@ -265,7 +266,7 @@ class Counted:
         for row in known.values():
             self._session.delete(row)
 
-    def _warehouse(self, record: LoadCount | TableCount, entry: Heard) -> None:
+    def _warehouse(self, record: LoadCount | TableCount | Verified, entry: Heard) -> None:
         assert entry.turn is not None
         warehouse = self._session.get(TierRow, WAREHOUSE)
         if warehouse is None:
@@ -280,7 +281,33 @@ class Counted:
             self._load(record, entry)
         elif warehouse.beaten_turn != entry.turn or record.number > warehouse.beaten_number:
             warehouse.beaten_turn, warehouse.beaten_number = entry.turn, record.number
-            self._table(record, self._place.serial(entry.offset))
+            if isinstance(record, TableCount):
+                self._table(record, self._place.serial(entry.offset))
+            else:
+                self._verified(record)
+
+    def _verified(self, verified: Verified) -> None:
+        """Take what was found in place of what was found before; the windows it is about are judged again."""
+        table, topic = VerifiedRow, verified.topic
+        rows = self._session.scalars(select(table).where(table.topic == topic).order_by(table.number))
+        before = [(row.hour, row.text) for row in rows]
+        found = [(problem.hour, storable(problem.text)) for problem in verified.problems]
+        if found == before:
+            return
+        self._changes.topic(topic)
+        self._session.execute(delete(table).where(table.topic == topic))
+        for number, (hour, text) in enumerate(found):
+            self._session.add(table(topic=topic, number=number, hour=hour, text=text))
+        news = [(hour, f"found: {text}") for hour, text in found if (hour, text) not in before]
+        news += [(hour, f"found right again: {text}") for hour, text in before if (hour, text) not in found]
+        for hour, what in news:
+            row = HistoryRow(time=verified.time, topic=topic, window=hour, who="millrace verify", what=what)
+            self._session.add(row)
+        for hour in {hour for hour, _ in news}:
+            here = [WindowRow.topic == topic]
+            if hour is not None:
+                here.append(WindowRow.window.between(hour, hour + HOUR_MS - WINDOW_MS))
+            self._session.execute(update(WindowRow).where(*here).values(settled=False, dirty=True))
 
     def _table(self, table: TableCount, serial: int) -> None:
         for window in filter(is_of_this_world, table.replaces):

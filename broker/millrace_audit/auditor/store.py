@@ -285,6 +285,17 @@ class LoadRow(Row):
     """Of its manifest."""
 
 
+class VerifiedRow(Row):
+    """Something that the newest `millrace verify` of a topic has found."""
+
+    __tablename__ = "verified"
+    topic: Mapped[TopicKey]
+    number: Mapped[NumberKey]
+    hour: Mapped[int | None]
+    """Start of the hour that it is about; None for the whole topic."""
+    text: Mapped[LongText]
+
+
 class StrangerRow(Row):
     """Records that have no effect, because who wrote them cannot be who they say."""
 

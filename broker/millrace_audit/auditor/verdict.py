@@ -49,6 +49,8 @@ class Circumstances:
     """(origin, tier): what the tier has and the tier before has not, that one will never count."""
     unheard: set[str] = field(default_factory=set)
     """Origins whose producers may have said hello, and the auditor has not heard it yet."""
+    deaf: dict[str, str] = field(default_factory=dict)
+    """Origin -> why its producers may have reported what was counted, and the auditor will never hear it."""
     doubted: set[str] = field(default_factory=set)
     """Tiers that could not be counted in full: what they lack, they may have."""
     lost: dict[str, str] = field(default_factory=dict)
@@ -65,6 +67,8 @@ class Circumstances:
         if finding.kind == "missing":
             return self.lacks.get(finding.tier)
         before = {OFFLINE: home, WAREHOUSE: OFFLINE, TABLE: WAREHOUSE}
+        if finding.tier == home and finding.kind == "unexpected":
+            return self.deaf.get(home)
         if finding.kind == "altered" or finding.tier == home:
             return None
         return self.lost.get(before[finding.tier])
@@ -124,6 +128,9 @@ def judge(
     for origin in sorted({entry.home for entry in unreported} & around.unheard):
         verdicts.append(Verdict.PENDING)
         notes.append(f"{origin} has events that nobody has reported; what its producers say is still read")
+    for origin in sorted({entry.home for entry in unreported} & around.deaf.keys()):
+        verdicts.append(Verdict.UNKNOWN)
+        notes.append(around.deaf[origin])
     said = [entry.said for entry in entries]
     return Window(
         start=utc(window),

@@ -16,6 +16,7 @@ from millrace_audit.reports.seals import wrapped
 
 WINDOW_MS = 600_000
 """Windows are ten minutes of event time, aligned to the epoch."""
+HOUR_MS = 6 * WINDOW_MS
 FIRST_EVENT_MS = 946_684_800_000
 """2000-01-01: no AuditedProducer sends an event of an earlier time."""
 MOST_AHEAD_MS = 24 * 3600 * 1000

@@ -238,8 +238,27 @@ class TableCount:
     counts: SequenceCounts
 
 
-AuditRecord = Hello | Report | Heartbeat | Count | LoadCount | TableCount
-OF_THE_WAREHOUSE = (LoadCount, TableCount)
+@dataclass(frozen=True, slots=True)
+class VerifyProblem:
+    """Something that `millrace verify` has found, of an hour's rows or, without one, of the whole topic."""
+
+    hour: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What the newest `millrace verify` of a topic has found."""
+
+    time: int
+    topic: str
+    number: int
+    """Ascends within a turn, in one row with those of TableCount."""
+    problems: Sequence[VerifyProblem]
+
+
+AuditRecord = Hello | Report | Heartbeat | Count | LoadCount | TableCount | Verified
+OF_THE_WAREHOUSE = (LoadCount, TableCount, Verified)
 """Kinds that only the warehouse's reader may write."""
 SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE)
 """Kinds that only a reader may write, under a key of its turn."""
@@ -314,6 +333,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "truncated": _each(Truncated),
     "foreign": _each(ForeignCount),
     "ends": _each(LoadEnd),
+    "problems": _each(VerifyProblem),
     "origin": lambda record: record and Origin(**_from_avro(record)),
     "source": lambda record: LoadNumber(**record),
     "counts": SequenceCounts.from_avro,

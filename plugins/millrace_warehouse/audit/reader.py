@@ -12,8 +12,9 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from pyiceberg.catalog import Catalog
 
@@ -22,11 +23,12 @@ from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace_audit.reader.turn_taker import TurnTaker
-from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord
+from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Verified, now_ms
 from millrace_audit.reports.mirrors import cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
 from millrace_audit.reports.turns import Seat, Turn, read_turns
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.audit import findings
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable
@@ -50,6 +52,8 @@ class WarehouseReader:
         self._turn: Turn | None = None
         self._loads: dict[str, Loads] = {}
         self._tables: dict[str, PublishedTable] = {}
+        self._found: dict[str, findings.Findings] = {}
+        self._problems: Sequence[str] = ()
         self._numbers = itertools.count()
         with ExitStack() as opened:
             self._session = Session.connect(request.zookeeper)
@@ -115,28 +119,31 @@ class WarehouseReader:
         if self._turn is not None:
             self._loads.clear()  # somebody else may have told on
             self._tables.clear()
+            self._found.clear()
             self._numbers = itertools.count()
             log.info("turn %d of tier %s begins", self._turn.number, WAREHOUSE)
 
     def count_once(self) -> None:
-        """Count and tell what is new of every topic; MillraceError names those that cannot be counted."""
-        problems = []
+        """Count and tell what is new of every topic; one that cannot be counted is logged, no other waits."""
         topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
-        for topic in topics:
-            try:
-                self._count_loads(topic)
-            except MillraceError as error:
-                problems.append(f"{topic}: {error}")
+        problems = [*self._each(topics, self._count_loads), *self._each(topics, self._tell_findings)]
         if topics:
             # Opened anew: a local warehouse has no catalog before its first publication.
             with connect(self._storage, self._request.catalog, create=False) as catalog:
-                for topic in topics:
-                    try:
-                        self._count_table(catalog, topic)
-                    except MillraceError as error:
-                        problems.append(f"{topic}: {error}")
-        if problems:
-            raise MillraceError("; ".join(problems))
+                problems += self._each(topics, partial(self._count_table, catalog))
+        for problem in problems:
+            if problem not in self._problems:  # once for each cause
+                log.warning("%s; it is looked at again in every round", problem)
+        self._problems = problems
+
+    def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> Iterator[str]:
+        for topic in topics:
+            try:
+                do(topic)
+            except MillraceError as error:
+                yield f"{topic}: {error}"
+            except Exception as error:  # of a file or a table that is broken as nobody foresaw
+                yield f"{topic}: unexpected {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
     def _count_loads(self, topic: str) -> None:
         if topic not in self._loads:
@@ -154,6 +161,14 @@ class WarehouseReader:
             path = edition_path(topic, manifest.load, manifest.edition)
             took = time.monotonic() - began
             log.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
+
+    def _tell_findings(self, topic: str) -> None:
+        found = findings.read(self._storage, topic)
+        if found is not None and found != self._found.get(topic):
+            problems = findings.told(found)
+            number = next(self._numbers)
+            self._tell([Verified(time=now_ms(), topic=topic, number=number, problems=problems)])
+            self._found[topic] = found
 
     def _count_table(self, catalog: Catalog, topic: str) -> None:
         if topic not in self._tables:

@@ -11,9 +11,11 @@ from itertools import chain
 from typing import Any
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.errors import MillraceError
 from millrace_audit.client import completeness
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.at import At, Progress, quiet
+from millrace_warehouse.audit import findings
 from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.manifest import UNASKED, Verdict
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
@@ -119,4 +121,13 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
             rows=request.rows,
             progress=progress,
         )
-        return verify_topics(run, request.topic)
+        reports = verify_topics(run, request.topic)
+    asked = {"table": not request.no_catalog, "rows": request.rows, "log": request.bootstrap is not None}
+    looked_at = {"history", *(what for what, was in asked.items() if was)}
+    for report in reports:
+        problems = [findings.Problem(text=text, hour=report.hours.get(text)) for text in report.problems]
+        try:
+            findings.note(run.storage, report.topic, looked_at, problems)
+        except MillraceError as error:
+            report.notes.append(f"the auditor does not hear of it: {error}")
+    return reports

@@ -17,10 +17,11 @@
                  files.json                                  and the hash of each
     <topic>/audited/<10 digits>.<4 digits>.json.gz           what the auditor was told of a load's edition
                    /_table                                   the same of the table's files, by hour
+                   /_verified                                what `verify` has found, for the auditor
     <topic>/table/                                           the Iceberg table's `location`
     <topic>/hours/                                           that of its table of hours
 
-Nothing is renamed or written twice, but `_head` and `_table`. Knows names and manifests; no brokers, Spark or
+Nothing is renamed or written twice, but what begins with `_`. Knows names and manifests; no brokers, Spark or
 Parquet.
 """
 
@@ -46,7 +47,7 @@ from millrace_warehouse.storage.verbs import Storage
 CATALOG = "catalog.db"
 """SQLite writes files beside it whose names begin like its own."""
 HEAD = "_head"
-AUDITED_TABLE = "_table"
+AUDITED_TABLE, VERIFIED = "_table", "_verified"
 HEAD_EVERY = 100
 """A listing of up to as many names costs as much as one of none, on every storage."""
 EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
@@ -141,6 +142,11 @@ def audited_path(topic: str, load: int, edition: int) -> str:
 def audited_table_path(topic: str) -> str:
     """Where it is written down which files of the topic's table the auditor was told of."""
     return f"{Folder.AUDITED.of(topic)}/{AUDITED_TABLE}"
+
+
+def verified_path(topic: str) -> str:
+    """Where what `verify` has found of a topic is kept for the auditor."""
+    return f"{Folder.AUDITED.of(topic)}/{VERIFIED}"
 
 
 def expired_path(topic: str, number: int) -> str:

@@ -33,6 +33,8 @@ class TopicReport:
     published: int | None = None
     """Rows of the table, counted in its own files; None without a catalog or before the first publication."""
     problems: list[str] = field(default_factory=list)
+    hours: dict[str, str] = field(default_factory=dict)
+    """Problem -> the hour whose rows it is about; the others concern the whole topic."""
     notes: list[str] = field(default_factory=list)
     """What the next run puts right by itself, or what nobody has published yet."""
 
@@ -47,8 +49,10 @@ class Check:
     progress: Progress
     """Told the path of each load, publication and file before it is checked."""
 
-    def problem(self, *problems: str) -> None:
+    def problem(self, *problems: str, hour: str | None = None) -> None:
         self.report.problems.extend(problems)
+        if hour is not None:
+            self.report.hours |= dict.fromkeys(problems, hour)
 
     def note(self, *notes: str) -> None:
         self.report.notes.extend(notes)

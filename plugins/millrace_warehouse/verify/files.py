@@ -51,7 +51,7 @@ def check_files(
                 if named is None and replay is not None and _is_in_table(manifest, file, replay):
                     checked.unproven += file.rows
             else:
-                check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone")
+                check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone", hour=file.hour)
         for beside in (*manifest.rejected_files, manifest.entries, manifest.sequences_file):
             if beside is not None and _is_whole(check, beside, sizes.pop(beside.path, None)) is None:
                 check.problem(f"{topic}/{beside.path} is missing: restore it from a copy")
@@ -70,18 +70,19 @@ def _expired(check: Check) -> set[str]:
 def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
     """True for a file that is what was written; None when it is gone, also when it goes just now."""
     path = f"{check.topic}/{file.path}"
+    hour = file.hour if isinstance(file, DataFile) else None
     if size is None:
         return None
     check.progress(path)
     if size != file.bytes:
-        check.problem(f"{path} has {size} bytes, written were {file.bytes}: it was cut or changed")
+        check.problem(f"{path} has {size} bytes, written were {file.bytes}: it was cut or changed", hour=hour)
         return False
     try:
         if measure(check.storage, path).sha256 == file.sha256:
             return True
     except FileNotFoundError:
         return None
-    check.problem(f"{path} was changed: its SHA-256 is not the one that was written")
+    check.problem(f"{path} was changed: its SHA-256 is not the one that was written", hour=hour)
     return False
 
 

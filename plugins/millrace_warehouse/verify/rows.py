@@ -52,9 +52,10 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
                     count_sequences(batch, counts)
                     if others := set(pc.unique(batch.column(LOAD.name)).to_pylist()) - {manifest.load}:
                         load = min(others, key=str)
-                        check.problem(f"{path} has rows of load {load}: it is that of load {manifest.load}")
+                        others_of = f"{path} has rows of load {load}: it is that of load {manifest.load}"
+                        check.problem(others_of, hour=file.hour)
             except _BROKEN as error:
-                check.problem(f"{path} cannot be read: {str(error).splitlines()[0]}")
+                check.problem(f"{path} cannot be read: {str(error).splitlines()[0]}", hour=file.hour)
         where = f"{check.topic}, load {manifest.load}, edition {manifest.edition}"
         check.problem(*_check_partitions(where, manifest, found, len(files) == len(manifest.files)))
         if len(files) == len(manifest.files):
@@ -74,7 +75,7 @@ def _read(
         if missing := {*_COLUMNS[1:]} - set(names):
             raise pa.ArrowInvalid(f"it has no columns {', '.join(sorted(missing))}")
         for batch in file.iter_batches(columns=[name for name in _COLUMNS if name in names]):
-            check.problem(*_in_other_hours(path, hour, batch))
+            check.problem(*_in_other_hours(path, hour, batch), hour=hour)
             known = batch.filter(pc.is_valid(batch.column(LOAD.name)))
             loads, partitions, offsets = (_numbers(known, name) for name in (LOAD.name, PARTITION, OFFSET))
             for load in np.unique(loads).tolist():
@@ -180,6 +181,7 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
             parts = {part.partition: part for part in manifest.partitions} if manifest is not None else {}
             if partition in parts:
                 where = f"{name} in {hour}: load {load}, {check.topic}-{partition}"
-                check.problem(*_check_offsets(where, parts[partition], np.concatenate(chunks)))
+                check.problem(*_check_offsets(where, parts[partition], np.concatenate(chunks)), hour=hour)
             elif manifest is not None:
-                check.problem(f"{name} in {hour}: load {load} has no partition {partition}, and rows of it")
+                foreign = f"{name} in {hour}: load {load} has no partition {partition}, and rows of it"
+                check.problem(foreign, hour=hour)

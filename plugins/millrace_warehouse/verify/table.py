@@ -86,13 +86,15 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
         for part in parts.values():
             check.problem(
                 f"{name}: {part.rows} rows of load {part.load} in {hour} are lost, a rebuild found no file of"
-                f" them: run `millrace reload` while the log has them"
+                f" them: run `millrace reload` while the log has them",
+                hour=hour,
             )
     check.report.published = sum(rows.total() for rows in counted.rows.values())
-    problems = [f"{name}: {difference}" for difference in _differences(counted, replay)]
-    if len(problems) > SHOWN:
-        problems[SHOWN:] = [f"{name}: {len(problems) - SHOWN} more hours of loads differ"]
-    check.problem(*problems)
+    differences = [*_differences(counted, replay)]
+    for hour, difference in differences[:SHOWN]:
+        check.problem(f"{name}: {difference}", hour=hour)
+    if (more := len(differences) - SHOWN) > 0:
+        check.problem(f"{name}: {more} more hours of loads differ")
 
 
 def _check_line(check: Check, table: Table, newest: Publication) -> None:
@@ -121,18 +123,21 @@ def _count(
     if (mine := whole.get(path)) is not None:
         stated = (file.record_count, file.file_size_in_bytes, hour)
         if stated != (mine.rows, mine.bytes, mine.hour):
-            check.problem(f"{uri}: the table states other rows, bytes or another hour than its load")
+            check.problem(
+                f"{uri}: the table states other rows, bytes or another hour than its load", hour=hour
+            )
         rows: RowsByLoad = Counter({int(path.split("/")[1][:10]): mine.rows})
     else:
         try:
             _check_written(check, path, known)
             rows = count_loads(table.io, file)
         except (pa.ArrowException, OSError, MillraceError) as error:
-            check.problem(f"{uri} cannot be read: {_one_line(error)}; its {file.record_count} rows are gone")
+            gone = f"{uri} cannot be read: {_one_line(error)}; its {file.record_count} rows are gone"
+            check.problem(gone, hour=hour)
             counted.sound = False
             return
         if rows.total() != file.record_count:
-            check.problem(f"{uri} has {rows.total()} rows, the table states {file.record_count}")
+            check.problem(f"{uri} has {rows.total()} rows, the table states {file.record_count}", hour=hour)
     counted.rows[hour] += rows
     for load in rows:
         counted.files[hour, load].append(uri)
@@ -149,8 +154,8 @@ def _one_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _differences(counted: _Counted, replay: Replay) -> Iterator[str]:
-    """Hours and loads with other rows than were published, one line each, ascending."""
+def _differences(counted: _Counted, replay: Replay) -> Iterator[tuple[str, str]]:
+    """Hours, and a line for each load with other rows in it than were published, ascending."""
     for hour in sorted(counted.rows.keys() | replay.table.keys()):
         there, stated = counted.rows.get(hour, Counter()), replay.expected(hour)
         for load in sorted(there.keys() | stated.keys(), key=lambda load: load or 0):
@@ -158,6 +163,9 @@ def _differences(counted: _Counted, replay: Replay) -> Iterator[str]:
             if rows > expected:
                 where = ", ".join(counted.files[hour, load][:3])
                 whose = f"load {load}" if load is not None else "no load"
-                yield f"{rows} rows of {whose} in {hour}, published were {expected}: foreign rows in {where}"
+                yield (
+                    hour,
+                    f"{rows} rows of {whose} in {hour}, published were {expected}: foreign rows in {where}",
+                )
             elif rows < expected and counted.sound:
-                yield f"{rows} rows of load {load} in {hour}, published were {expected}: rows are gone"
+                yield hour, f"{rows} rows of load {load} in {hour}, published were {expected}: rows are gone"

@@ -40,6 +40,8 @@ from millrace_audit.reports.messages import (
     TableCount,
     Truncated,
     Unreadable,
+    Verified,
+    VerifyProblem,
 )
 from millrace_audit.reports.ranges import Range, SequenceRanges
 from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
@@ -269,6 +271,12 @@ class Story:
             counts=counts,
         )
         self.say(OWN, OFFLINE, record, turn)
+
+    def verified(self, *problems: tuple[int | None, str], topic: str = TOPIC, turn: int | None = 1) -> None:
+        """What `verify` has found: hour and text."""
+        self.published += 1
+        found = [VerifyProblem(*problem) for problem in problems]
+        self.say(OWN, OFFLINE, Verified(time=NOW, topic=topic, number=self.published, problems=found), turn)
 
     def carry(self, counts: SequenceCounts, cluster: str = "dc1", **options: Any) -> None:
         """Events at every tier."""

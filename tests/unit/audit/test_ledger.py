@@ -15,7 +15,7 @@ from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.said import MOST_RANGES
 from millrace_audit.auditor.store import AuditStore, BeatRow, MarkRow, ProducerRow, Row, WindowRow
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
     MOST_WINDOWS,
@@ -131,6 +131,21 @@ def troubled(story: Story) -> None:
     story.ends["dc1", "dc1", 0] -= STEP
     story.beats()
     story.beats(NOW + 6000)
+    first = story.ends["dc1", "dc1", 0]
+    story.count("dc1", found((200, 204), instance=3), expired=SequenceRanges([(first, first + 9)]))
+    story.hello(30)
+    story.report(0, (0, 9), instance=30)
+    story.report(5, (0, 99), instance=3, cluster="dc2")
+    story.beat(
+        "dc2", NOW + 12_000, unreadable=[Unreadable(TOPIC, "dc2-PageView", 0, 700, "the batch is damaged")]
+    )
+    story.count("offline", found((0, 4), instance=30), foreign=[ForeignCount(W + WINDOW_MS, 2, 5)])
+    story.load(found((0, 4), instance=30))
+    story.count("dc1", found((0, 6), instance=30))
+    story.beats(NOW + 18_000)
+    story.beat("dc1", NOW - 5 * WINDOW_MS)
+    story.beat("dc1", NOW + 24_000, positions=[ReaderPosition("Other", "dc1-Other", 7, None)])
+    story.beats(NOW + 30_000)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -917,6 +932,48 @@ def test_positions_say_what_lost_audit_records_were_about_and_not_times_that_rec
     assert f"who sent what from {iso(W - WINDOW_MS)} to {iso(NOW - 6000)}" in story.window()["reasons"][0]
 
 
+def test_late_events_that_nobody_reported_are_unknown_while_reports_of_that_time_are_lost(
+    quick: Story,
+) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.report(0, (0, 9), window=W - WINDOW_MS)
+    quick.carry(found((0, 9), window=W - WINDOW_MS))
+    quick.beats(LATER - WINDOW_MS)
+    quick.apply()
+    with quick.store.writing() as session:
+        ledger.lose(session, quick.place((SAID, "dc1")), len(quick.partitions[SAID, "dc1"]) * STEP, 1 << 20)
+    quick.hello(9, topic="Other")
+    quick.carry(found((0, 9), instance=3))
+    quick.beats(LATER)
+    quick.apply()
+    assert (quick.verdict(), quick.verdict(W - WINDOW_MS)) == ("unknown", "complete")
+    assert "audit records expired before the auditor read them" in quick.window()["reasons"][0]
+
+
+def test_late_events_wait_for_a_partition_of_the_copy_that_cannot_be_read(quick: Story) -> None:
+    quick.rules = replace(RULES, clock_ms=lambda: LATER)
+    quick.hello()
+    quick.beats(LATER - WINDOW_MS)
+    quick.report(0, (0, 9))
+    quick.count("dc1", found((0, 9)))
+    quick.beat("dc1", LATER)
+    quick.beat("dc2", LATER)
+    quick.beat("offline", LATER, unreadable=[Unreadable(TOPIC, "offline-PageView", 0, 100, "damaged")])
+    assert quick.apply().verdict() == "unknown"
+    assert any("in offline cannot be read at offset 100" in reason for reason in quick.window()["reasons"])
+
+
+def test_a_window_that_is_still_to_come_says_so(quick: Story) -> None:
+    quick.hello()
+    ahead = NOW - NOW % WINDOW_MS + 12 * WINDOW_MS
+    quick.report(0, (0, 9), window=ahead)
+    quick.beats()
+    quick.apply()
+    assert quick.verdict(ahead) == "pending"
+    assert "still to come" in quick.window(ahead)["reasons"][0]
+
+
 def test_what_lost_counts_and_loads_may_have_told_is_not_missing(quick: Story) -> None:
     quick.rules = replace(RULES, clock_ms=lambda: LATER)
     quick.hello()
@@ -1153,10 +1210,12 @@ def test_a_partition_that_cannot_be_read_holds_its_own_topic_up_and_no_other(sto
     story.rules = replace(RULES, clock_ms=lambda: LATER)
     story.whole()
     story.hello(2, topic="Other")
-    story.report(0, (0, 4), instance=2, topic="Other")
-    for tier in ("dc1", "offline"):
-        story.count(tier, found((0, 4), instance=2), topic="Other", partition=5)
-    story.load(found((0, 4), instance=2), topic="Other")
+    for number, at in enumerate((W, NOW)):
+        part, closed = (5 * number, 5 * number + 4), (NOW, FOR_EVER)[number]
+        story.report(number, part, instance=2, topic="Other", window=at, closed=closed)
+        for tier in ("dc1", "offline"):
+            story.count(tier, found(part, instance=2, window=at), topic="Other", partition=5)
+        story.load(found(part, instance=2, window=at), topic="Other")
     story.hello(3)
     story.report(0, (0, 4), instance=3, window=NOW)
     bad = Unreadable(TOPIC, "dc1-PageView", 0, 100, "the batch is damaged")
@@ -1396,6 +1455,50 @@ def test_hours_of_a_table_without_events_leave_no_windows(story: Story) -> None:
     story.apply()
     with story.store.reading() as session:
         assert session.scalar(select(func.count()).select_from(WindowRow)) == 1
+
+
+def test_what_verify_finds_turns_the_verdict_and_a_clean_run_turns_it_back(story: Story) -> None:
+    hour = W - W % HOUR_MS
+    story.whole()
+    story.hello(2)
+    story.report(0, (0, 4), instance=2, window=W + HOUR_MS)
+    story.carry(found((0, 4), instance=2, window=W + HOUR_MS))
+    story.beats(NOW + HOUR_MS)
+    story.rules = replace(RULES, clock_ms=lambda: NOW + HOUR_MS)
+    assert story.apply().verdict() == story.verdict(W + HOUR_MS) == "complete"
+    text = "PageView/rows/0000000001-x/2015-05-17T10-0.parquet was changed"
+    for _ in range(2):  # it is told again by every reader that begins
+        story.verified((hour, text))
+        assert story.apply().verdict() == "incomplete"
+    assert story.window()["reasons"] == [f"`millrace verify` found: {text}"]
+    assert story.verdict(W + HOUR_MS) == "complete", "the other hours are as they were written"
+    story.verified()
+    assert story.apply().verdict() == "complete"
+    with story.store.reading() as session:
+        said = [(e["who"], e["what"]) for e in answers.history(session, TOPIC, hour, hour + HOUR_MS)]
+    assert said == [
+        ("millrace verify", f"found: {text}"),
+        ("the auditor", "complete became incomplete at revision 0"),
+        ("millrace verify", f"found right again: {text}"),
+        ("the auditor", "incomplete became complete at revision 0"),
+    ]
+
+
+def test_a_problem_of_no_hour_makes_the_topic_unknown_and_no_other(story: Story) -> None:
+    story.whole()
+    story.hello(7, topic="Other")
+    story.report(0, (0, 1), instance=7, topic="Other")
+    for tier in ("dc1", "offline"):
+        story.count(tier, found((0, 1), instance=7), topic="Other", partition=1)
+    story.load(found((0, 1), instance=7), topic="Other")
+    story.beats(NOW + 6000)
+    assert story.apply().verdict(topic="Other") == "complete", story.window(topic="Other")
+    story.verified((None, "PageView/loads/0000000001.json: the manifest was edited"))
+    assert story.apply().verdict() == "unknown"
+    assert story.answer()["watermark"] is None
+    assert story.verdict(topic="Other") == "complete"
+    story.verified()
+    assert story.apply().verdict() == "complete"
 
 
 # What it costs.

@@ -17,13 +17,14 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
 from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
-from millrace_audit.reader.partition import Partition, PartitionKey
+from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
 from millrace_audit.reader.reader import AuditReader, ReaderConfig
 from millrace_audit.reports.messages import AuditRecord, Count, Heartbeat
 from millrace_audit.reports.turns import Turn
 from tests.unit.audit.test_messages import Ids
 
 TOPIC, TOPIC_ID = "t", UUID(int=3)
+Offsets = dict[TopicPartition, int | CannotRead]
 TURN = Turn(number=4, secret=b"s", cluster_id="c", host="h", pid=1, began=0)
 
 
@@ -35,6 +36,8 @@ class Cluster:
     log: list[bytes] = field(default_factory=list)
     end: int = 0
     listed: bool = True
+    broken: bool = False
+    """There is another partition, which cannot be read."""
     published: list[AuditRecord] = field(default_factory=list)
     refuses: bool = False
 
@@ -44,16 +47,17 @@ class Cluster:
         self.end = BatchHeader.of(batch).next_offset
 
     def topics(self) -> dict[str, TopicMetadata]:
-        return {TOPIC: TopicMetadata(TOPIC, TOPIC_ID, {0: 1})} if self.listed else {}
+        partitions = {0: 1, 1: 1} if self.broken else {0: 1}
+        return {TOPIC: TopicMetadata(TOPIC, TOPIC_ID, partitions)} if self.listed else {}
 
     def list_offsets(self, topic: str, when: int, partitions: Any = None) -> dict[int, int]:
         return {0: 0}
 
-    def earliest(self, leader: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def earliest(self, leader: int, partitions: Collection[TopicPartition]) -> Offsets:
         return dict.fromkeys(partitions, 0)
 
-    def latest(self, leader: int, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(partitions, self.end)
+    def latest(self, leader: int, partitions: Collection[TopicPartition]) -> Offsets:
+        return {name: CannotRead("its disk is broken") if name[1] else self.end for name in partitions}
 
     def fetch(
         self, leader: int, offsets: Mapping[TopicPartition, int]
@@ -223,6 +227,19 @@ def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
     assert count(again) == (1, 3, 2)
     assert isinstance(beat, Heartbeat)
     assert not beat.truncated
+
+
+def test_a_partition_that_cannot_be_read_takes_no_other_with_it(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    cluster.broken = True
+    for end in (1, 2):
+        cluster.append(Message(0, None, b"plain"))
+        reading.count_once()
+        counted, beat = cluster.news()
+        assert count(counted) == (end - 1, end, 1)
+        assert isinstance(beat, Heartbeat)
+        assert [(bad.partition, bad.cause) for bad in beat.unreadable] == [(1, "its disk is broken")]
 
 
 def test_heartbeats_of_a_turn_are_numbered_also_when_one_is_sent_again(

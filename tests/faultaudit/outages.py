@@ -1,0 +1,78 @@
+"""Who is away for long, and an auditor that begins anew: nothing is lost by it, and meanwhile it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from millrace_audit.answer import Verdict
+from millrace_audit.auditor.circumstances import STANDS_MS
+from millrace_audit.reports.messages import OFFLINE
+from tests.faultaudit.row import HOME, Row
+from tests.faultaudit.stage import Says, Stage
+from tests.support import WAIT_S, run_millrace
+
+WELL = Says(verdict=Verdict.COMPLETE)
+_PENDING = Says(verdict=Verdict.PENDING, beside=Verdict.PENDING)
+
+
+def rows() -> Iterator[Row]:
+    yield Row(name="mirror-down", what="the mirror stands while messages come", plant=_mirror_down, says=WELL)
+    yield Row(
+        name="reader-down",
+        what="the reader of a datacenter is away for more than a minute",
+        plant=_reader_down,
+        says=WELL,
+    )
+    yield Row(
+        name="auditor-down",
+        what="the auditor is away while messages come and are loaded",
+        plant=_auditor_down,
+        says=replace(WELL, sentence="no auditor answers"),
+    )
+    yield Row(
+        name="database-deleted",
+        what="the auditor's database is deleted: it says again what it said of a fault",
+        plant=_database_deleted,
+        mirror="drop",
+        says=Says(findings=[("missing", OFFLINE, "10-19")]),
+    )
+
+
+def _mirror_down(stage: Stage) -> None:
+    with stage.held():
+        stage.traffic()
+        stage.await_says(
+            replace(_PENDING, reason=f"holds nothing of topic mirror-down from {HOME}|on its way from {HOME}")
+        )
+    stage.load()
+
+
+def _reader_down(stage: Stage) -> None:
+    unknown = Says(verdict=Verdict.UNKNOWN, beside=Verdict.UNKNOWN, reason=f"the reader of {HOME} stands at")
+    with stage.without(f"{HOME}-reader"):
+        stage.traffic()
+        stage.await_says(unknown, WAIT_S + STANDS_MS / 1000)
+    stage.load()
+
+
+def _auditor_down(stage: Stage) -> None:
+    with stage.without("auditor"):
+        stage.traffic()
+        stage.await_in_copy(5)
+        stage.place.load(stage.topic)
+        asked = run_millrace("audit", "--bad", stage.topic, "--auditor", stage.place.auditor_url)
+        assert asked.returncode == 1, asked.stdout
+        stage.sentence = asked.stderr
+
+
+def _database_deleted(stage: Stage) -> None:
+    with stage.held():
+        stage.begin()
+    stage.await_copied()
+    stage.end()
+    stage.load()
+    stage.await_says(Says(findings=[("missing", OFFLINE, "10-19")]))
+    with stage.without("auditor"):
+        for file in stage.place.folder.glob(f"{stage.place.database.name}*"):
+            file.unlink()
