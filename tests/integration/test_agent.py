@@ -278,6 +278,36 @@ def test_a_full_spool_says_so_and_takes_events_again_once_the_brokers_are_back(w
     wait_until("it is well again", lambda: httpx.get(f"{agent.url}/healthz").status_code == 200)
 
 
+def test_events_that_the_brokers_refuse_are_kept_and_sent_once_they_take_them(world: World) -> None:
+    topic = f"small-{uuid4().hex[:6]}"
+    with world.cluster.client() as client:
+        client.create_topic(topic, 1, {"max.message.bytes": "2000"})
+    agent = world.agent(topic)
+    agent.run()
+    large = event("/large") | {"event": {**FIELDS, "url": "/large", "referrer": "x" * 5000}}
+    assert agent.post(topic, [event("/1"), large, event("/2")]).status_code == 200
+    wait_until(
+        "it is refused",
+        lambda: (
+            "events, which are kept: Broker: Message size too large" in httpx.get(f"{agent.url}/healthz").text
+        ),
+    )
+    assert agent.post(topic, event("/3")).status_code == 200
+    wait_until("the others are there", lambda: set(world.urls(topic)) == {"/1", "/2", "/3"})
+    assert agent.metric("spool_events") == 1
+    raised = ["topics", "alter", topic, "--config", "max.message.bytes=100000"]
+    assert run_millrace(*raised, "--bootstrap", world.cluster.bootstrap).returncode == 0
+    agent.await_sent()
+    assert set(world.urls(topic)) == {"/1", "/2", "/3", "/large"}
+    wait_until("it is well again", lambda: httpx.get(f"{agent.url}/healthz").status_code == 200)
+    (instance,) = world.instances(topic)
+    assert agent.process is not None
+    assert agent.process.stop() == 0
+    acknowledged, failed = told(world.reports(instance))
+    assert len(acknowledged) >= 2
+    assert failed, "each try in vain has a number, and is told"
+
+
 def test_an_agent_that_starts_while_brokers_and_registry_are_away_takes_events_of_known_topics(
     world: World,
 ) -> None:
@@ -454,12 +484,22 @@ def test_the_windows_of_a_killed_agent_are_complete_without_an_operator(audited:
 def test_windows_stay_open_while_a_killed_agent_has_events_and_no_successor(audited: AgentAudit) -> None:
     topic, numbers = "agent-left", itertools.count()
     agent = audited.agent(topic)
-    agent.run()
+    years = (
+        "--lateness-ms",
+        str(20 * 365 * 24 * 3_600_000),
+    )  # the clock closes nothing that events here are of
+    agent.run(*years)
+    assert agent.post(topic, event("/first")).status_code == 200
+    agent.await_sent()
     post_until_killed(agent, topic, 0.5, numbers)
-    wait_until("it is heard of", lambda: audited.ask(topic).windows)
-    found = audited.await_verdict(topic, "pending")
-    assert any("(shop on web-1 in dc1)" in reason for reason in found.windows[0].reasons)
-    process = agent.run()
+
+    def is_named() -> bool:
+        (window,) = audited.ask(topic).windows
+        return any("(shop on web-1 in dc1) has closed" in reason for reason in window.reasons)
+
+    wait_until("the window is open because of it", is_named)
+    assert audited.ask(topic).verdict in ("pending", "unknown")
+    process = agent.run(*years)
     agent.await_sent()
     assert process.stop() == 0
     total = audited.urls(topic).total
@@ -501,26 +541,28 @@ def test_lines_of_a_file_that_is_rotated_while_its_agent_is_killed_arrive(world:
 def test_twenty_agents_killed_one_behind_the_other_under_load_lose_nothing(audited: AgentAudit) -> None:
     topic, numbers, chance = "agent-rounds", itertools.count(), random.Random(20)
     log = LogFile(audited.folder / "shop.log")
+    log.path.touch()
+
+    def all_is_taken() -> bool:
+        status = log.path.stat()
+        with closing(sqlite3.connect(audited.folder / f"spool-{topic}" / "spool.db")) as spool:
+            position = spool.execute("select inode, offset from files").fetchall()
+        return position == [(status.st_ino, status.st_size)]
+
+    agent = audited.agent(topic, "--follow", f"{topic}={log.path}")
+    agent.run()
+    wait_until("the log is known: what is rotated from here on is read", all_is_taken)
     writer = threading.Thread(target=log.write)
     writer.start()
-    agent = audited.agent(topic, "--follow", f"{topic}={log.path}")
-    accepted: list[str] = []
+    accepted = post_until_killed(agent, topic, 1.0, numbers)
     try:
-        for _ in range(10 * ROUNDS):
+        for _ in range(10 * ROUNDS - 1):
             agent.run()
             accepted += post_until_killed(agent, topic, chance.uniform(0.05, 1.0), numbers)
     finally:
         log.stop.set()
         writer.join()
     process = agent.run()
-
-    def all_is_taken() -> bool:
-        status = log.path.stat()
-        with closing(sqlite3.connect(audited.folder / f"spool-{topic}" / "spool.db")) as spool:
-            return spool.execute("select inode, offset from files").fetchall() == [
-                (status.st_ino, status.st_size)
-            ]
-
     wait_until("the log is taken", all_is_taken, timeout_s=2 * WAIT_S)
     agent.await_sent()
     assert process.stop() == 0

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -77,6 +77,13 @@ class _Sent:
     since: float = field(default_factory=time.monotonic)
 
 
+class _Retry(NamedTuple):
+    """When an event that was refused is sent again, and after which wait."""
+
+    at: float
+    wait_s: float
+
+
 @dataclass(slots=True)
 class _Lane:
     """A topic: how far it is read from the spool, what is on its way and what was refused."""
@@ -87,10 +94,10 @@ class _Lane:
     next_sequence: int = 0
     sent: _Sent | None = None
     has_news: bool = True
-    again: list[int] = field(default_factory=list)
-    """Ids of events that were refused."""
-    again_at: float = 0.0
-    wait_s: float = 0.0
+    again: dict[int, _Retry] = field(default_factory=dict)
+    """Events that were refused, by id."""
+    retries_next: bool = True
+    """Whether one of them goes before the next new ones: they take turns."""
     trouble: str | None = None
 
 
@@ -264,33 +271,29 @@ class Carrier:
             self._lanes.setdefault(topic, _Lane(topic)).has_news = True
 
     def _next_events(self, lane: _Lane) -> list[tuple[int, Event]]:
+        """New events, or one that was refused, by itself: the brokers refuse the whole batch it is in."""
         most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
-        if lane.again and time.monotonic() >= lane.again_at:
-            events = self._spool.waiting(lane.topic, ids=lane.again, **most)
-            gone = {number for number, _ in events}
-            lane.again = [number for number in lane.again if number not in gone]
-            return events
-        if not lane.has_news or len(lane.again) > MAX_AGAIN:
+        lane.retries_next = not lane.retries_next
+        may_take_new = lane.has_news and len(lane.again) <= MAX_AGAIN
+        if lane.again and (lane.retries_next or not may_take_new):
+            number = min(lane.again, key=lambda one: lane.again[one].at)
+            if lane.again[number].at <= time.monotonic():
+                return self._spool.waiting(lane.topic, ids=[number], **most)
+        if not may_take_new:
             return []
         events = self._spool.waiting(lane.topic, behind=lane.behind, **most)
         lane.has_news = bool(events)
-        if events:
-            lane.behind = events[-1][0]
         return events
 
     def _hand_over(self, lane: _Lane) -> None:
-        before = lane.again.copy(), lane.behind, lane.has_news
         events = self._next_events(lane)
         if not events:
             return
         mine = self._mine
-        try:
-            mine.greet(lane.topic, self._promise())
-            ids = [number for number, _ in events]
-            self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
-        except MillraceError:
-            lane.again, lane.behind, lane.has_news = before
-            raise
+        mine.greet(lane.topic, self._promise())
+        ids = [number for number, _ in events]
+        self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
+        lane.behind = max(lane.behind, ids[-1])
         messages = [_message(event, self._who, lane.next_sequence + n) for n, (_, event) in enumerate(events)]
         sent = _Sent(lane.next_sequence, events, list(map(fingerprint, messages)), outstanding=len(events))
         lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
@@ -334,16 +337,25 @@ class Carrier:
         lane.sent, self._chunks = None, self._chunks - 1
         self.acknowledged += len(acknowledged)
         self.failed += len(refused)
+        for number in acknowledged:
+            lane.again.pop(number, None)
+        for number in refused:
+            lane.again[number] = self._retry(lane.again.get(number), is_alone=len(sent.events) == 1)
         if refused:
-            first, longest = RETRY_S
-            lane.wait_s = min(longest, 2 * lane.wait_s) or first
-            lane.again_at = time.monotonic() + lane.wait_s
-            lane.again += refused
             why = next(iter(sent.failed.values()))
             lane.trouble = f"{self._where} refuses {len(lane.again)} events, which are kept: {why}"
-            log.warning("topic %s: %s; they are sent again in %g s", lane.topic, lane.trouble, lane.wait_s)
+            log.warning("topic %s: %s", lane.topic, lane.trouble)
         elif not lane.again:
-            lane.trouble, lane.wait_s = None, 0.0
+            lane.trouble = None
+
+    @staticmethod
+    def _retry(before: _Retry | None, *, is_alone: bool) -> _Retry:
+        """At once for an event that was refused with others: it may be their fault."""
+        first, longest = RETRY_S
+        wait_s = 0.0
+        if is_alone:
+            wait_s = min(longest, 2 * before.wait_s) if before is not None and before.wait_s else first
+        return _Retry(time.monotonic() + wait_s, wait_s)
 
 
 def _message(event: Event, who: bytes, sequence: int) -> bytes:
