@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,17 @@ def _warehouse() -> Iterator[Row]:
         says=Says(findings=[("missing", WAREHOUSE, "10-19")]),
     )
     yield Row(
+        name="manifest-edited",
+        what="a file is taken out of a load's manifest before it was counted",
+        plant=_manifest_edited,
+        says=Says(
+            verdict=Verdict.PENDING,
+            beside=Verdict.PENDING,
+            reason="`millrace audit-warehouse` counts what is loaded",
+            sentence="manifest-edited/loads/0000000001.json: the manifest was edited",
+        ),
+    )
+    yield Row(
         name="file-rewritten",
         what="a column of a load's file is rewritten, but not the header",
         plant=lambda stage: _damage_file(stage, _change_a_column),
@@ -223,6 +235,20 @@ def _damage_file(stage: Stage, damage: Callable[[Path], object]) -> None:
         stage.traffic()
         stage.load()
         damage(_file_of(stage))
+
+
+def _manifest_edited(stage: Stage) -> None:
+    reader = stage.place.processes
+    with stage.without(WAREHOUSE_READER):
+        stage.traffic()
+        stage.load()
+        (manifest,) = (stage.place.warehouse / stage.topic / "loads").glob("[0-9]*.json")
+        content = json.loads(manifest.read_text())
+        content["files"] = content["files"][:1]
+        manifest.write_text(json.dumps(content))
+    said = lambda: stage.topic in reader[WAREHOUSE_READER].output  # noqa: E731
+    wait_until("the warehouse's reader names the load", said)
+    stage.sentence = reader[WAREHOUSE_READER].output
 
 
 def _delete_late(stage: Stage) -> None:
