@@ -100,10 +100,10 @@ class Users:
         return True
 
     def _read(self, *, strict: bool = False) -> None:
-        nodes = self._session.read_all(
-            (f"{self._path}/{name}" for name in self._session.children(self._path, self._on_event)),
-            self._on_event,
-        )
+        names = self._session.children(self._path, self._on_event)
+        if not names and self._session.get(self._path) is None:
+            raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
+        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._on_event)
         users: dict[str, Credentials] = {}
         for path, (data, _) in nodes.items():
             name = unquote(path.rpartition("/")[2])

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 
 from millrace import errors
+from millrace.broker.broker import Broker
 from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.table import Api, Call, Services, serves
 from millrace.security import rights
-from millrace.security.rights import ANY_TOPIC, CLUSTER, Need, Operation, Refused, ResourceType
+from millrace.security.rights import ANY_TOPIC, CLUSTER, Access, Need, Operation, Refused, ResourceType
 from millrace.server.request import NOTHING, Client, Request, response_frame
 from millrace.wire import produce
 from millrace.wire.framing import RequestFramer
@@ -100,10 +102,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     broker, access, (data, position) = services.broker, client.access, framer.rest
     largest_batch = broker.largest_batch
     if not access.everything:  # asked anew for every run: a right that was taken away ends with the next
-
-        def largest_batch(topic: str, number: int) -> int:
-            return broker.largest_batch(topic, number) if access.allows(_write(topic)) else 0
-
+        largest_batch = partial(_largest_batch, broker, access)
     run = produce.next_run(data, position, framer.max_frame_bytes, largest_batch)
     if run is None:
         return None
@@ -115,6 +114,11 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     answer = _Answer(request, target.acks, correlation_ids, ((topic, 1),), (partition,))
     broker.stage(broker.partition(topic, partition), batches, answer)
     return request
+
+
+def _largest_batch(broker: Broker, access: Access, topic: str, number: int) -> int:
+    """As the broker says, but none for a client without the right to write: `handle` refuses it."""
+    return broker.largest_batch(topic, number) if access.allows(_write(topic)) else 0
 
 
 def _write(topic: str) -> Need:

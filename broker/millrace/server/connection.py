@@ -144,7 +144,8 @@ class ClientConnection:
         transport = self.transport
         if self._out or transport.unsent:
             with contextlib.suppress(BlockingIOError):
-                transport.flush()
+                if transport.unsent:
+                    transport.flush()
                 self._send_queued()
         return bool(self._out) or transport.unsent
 

@@ -1,0 +1,84 @@
+"""The registry of users in ZooKeeper: members follow each other, and what is unreadable changes nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from millrace.coordination import users as registry
+from millrace.coordination.session import Session
+from millrace.coordination.users import Users
+from millrace.errors import ConfigError, MillraceError
+from millrace.security.scram import make_credential
+from tests.support import wait_until
+
+SHA_256, SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
+CREDENTIAL = make_credential(SHA_256, "x", 4096)
+OTHER = make_credential(SHA_512, "y", 4096)
+
+
+@pytest.fixture
+def session(zookeeper: str) -> Iterator[Session]:
+    connected = Session.connect(zookeeper)
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def cluster() -> str:
+    return f"users-{uuid.uuid4().hex[:8]}"
+
+
+def test_a_member_follows_what_another_writes(session: Session, cluster: str) -> None:
+    writer, reader = Users(session, cluster), Users(session, cluster)
+    assert writer.secret == reader.secret
+    changes: list[list[str]] = []
+    reader.watch(lambda: changes.append(reader.names))
+    for name in ("alice", "b/o b%", "ö"):
+        writer.put(name, SHA_256, CREDENTIAL)
+    wait_until("all are there", lambda: reader.names == ["alice", "b/o b%", "ö"])
+    writer.put("alice", SHA_512, OTHER)
+    wait_until("both ways", lambda: reader.credentials("alice") == {SHA_256: CREDENTIAL, SHA_512: OTHER})
+    writer.put("alice", SHA_256, None)
+    wait_until("one way", lambda: reader.credentials("alice") == {SHA_512: OTHER})
+    writer.put("alice", SHA_512, None)
+    writer.delete("ö")
+    wait_until("one is left", lambda: changes and changes[-1] == ["b/o b%"])
+
+
+def test_who_is_not_there_cannot_be_forgotten(session: Session, cluster: str) -> None:
+    users = Users(session, cluster)
+    users.put("alice", SHA_256, CREDENTIAL)
+    with pytest.raises(LookupError, match="user alice has no SCRAM-SHA-512"):
+        users.put("alice", SHA_512, None)
+    with pytest.raises(LookupError, match="there is no user bob"):
+        users.delete("bob")
+    for name in ("", " a", "a\n", "a" * 250):
+        with pytest.raises(ConfigError, match="a user's name has"):
+            users.put(name, SHA_256, CREDENTIAL)
+
+
+def test_what_cannot_be_read_leaves_the_users_as_they_were(
+    session: Session, cluster: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "RETRY_S", 0.05)
+    users = Users(session, cluster)
+    users.put("alice", SHA_256, CREDENTIAL)
+    users.put("bob", SHA_256, CREDENTIAL)
+    users.watch(lambda: None)
+    session.call(session.client.set_async, f"/{cluster}/security/users/alice", b'{"SCRAM-SHA-256": {}}')
+    wait_until("it says so", lambda: "cannot read user alice" in caplog.text)
+    users.put("carol", SHA_256, CREDENTIAL)
+    assert users.names == ["alice", "bob", "carol"]
+    assert users.credentials("alice") == {SHA_256: CREDENTIAL}
+    with pytest.raises(MillraceError, match=r"cannot read user alice in ZooKeeper: .*; delete"):
+        Users(session, cluster)
+    wiped = session.client.transaction()  # all at once, as a ZooKeeper that has lost its disk
+    for name in ("alice", "bob", "carol"):
+        wiped.delete(f"/{cluster}/security/users/{name}")
+    wiped.delete(f"/{cluster}/security/users")
+    wiped.commit()
+    wait_until("it says so", lambda: f"has lost /{cluster}/security/users" in caplog.text)
+    assert users.names == ["alice", "bob", "carol"]
