@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from typing import Any, Literal
+from typing import Any
 
 import click
 import uvicorn
@@ -24,9 +24,7 @@ _STOP_TIMEOUT_S = 5
 class WebServer(uvicorn.Server):
     """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
 
-    def __init__(
-        self, app: Any, listen: str, what: str, http: Literal["h11", "httptools"] = "httptools"
-    ) -> None:
+    def __init__(self, app: Any, listen: str, what: str) -> None:
         host, port = parse_address(listen, "--listen")
         shown_host = f"[{host}]" if ":" in host else host
         try:
@@ -44,7 +42,8 @@ class WebServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http=http,
+            # httptools is faster, and loses the body of a request that offers HTTP/2, as Java's client does.
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,

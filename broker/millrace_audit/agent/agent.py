@@ -76,9 +76,9 @@ class Agent:
             taken = Taken()
             numbers = AgentNumbers(self._spool, self._carrier, taken, self._follower.files)
             app = build_app(intake, self._spool, taken, numbers, self._problems)
-            # httptools loses the body of a request that offers an upgrade to HTTP/2, as Java's client does.
-            self._server = WebServer(app, config.listen, "agent", http="h11")
-            logging.getLogger("uvicorn.error").addFilter(RepeatedLines())  # each of these offers is logged
+            self._server = WebServer(app, config.listen, "agent")
+            # Each offer to go on in HTTP/2, as Java's client makes with every request, is logged.
+            logging.getLogger("uvicorn.error").addFilter(RepeatedLines())
         except BaseException:
             self._spool.close()
             raise
