@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from millrace.config import ListenerConfig, parse_address
+from millrace.config import DEFAULT_LISTENER, ListenerConfig, parse_address
 from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
 from millrace.security.login import Login, Mechanisms
@@ -26,10 +26,11 @@ class Listener:
         """How clients log in, where they have to; without any nobody can."""
         self._config, self._certificates = config, certificates
         self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
-        host, port = parse_address(config.listen, f"listen of {name}")
+        place = "" if name == DEFAULT_LISTENER else f"listeners.{name}."
+        host, port = parse_address(config.listen, f"{place}listen")
         self.socket = _bind(host, port)
         self.host, self.port = host, self.socket.getsockname()[1]
-        told_host, told_port = parse_address(config.advertised or config.listen, f"advertised of {name}")
+        told_host, told_port = parse_address(config.advertised or config.listen, f"{place}advertised")
         self.advertised = (told_host, told_port or self.port)
         """Where clients are told to connect."""
 
