@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -46,6 +45,7 @@ METADATA_S = 3 * 24 * 3600.0
 _RECORD = re.compile(r"(\d{10})-.+\.json")
 _BESIDE = {ENTRIES, SEQUENCES}
 """What stays of a folder without rejected records."""
+_FENCE_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,8 +348,16 @@ def _fenced(at: At, published: _Published) -> _Published:
 
 
 def _commit_nothing(table: Table) -> None:
-    with suppress(Unsure):  # another commit does as well
-        commit(table, TableChange())
+    """Commit no rows, or see that somebody committed; a refused try is repeated, as it changes nothing."""
+    for _ in range(_FENCE_TRIES):
+        try:
+            commit(table, TableChange())
+            return
+        except Unsure:
+            now = table.catalog.load_table(table.name())
+            if now.current_snapshot() != table.current_snapshot():
+                return
+            table = now
 
 
 def _old_plans(at: At, request: Expire) -> dict[str, Listed]:
