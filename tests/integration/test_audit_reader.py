@@ -467,7 +467,10 @@ def test_one_damaged_partition_is_named_and_all_others_are_counted_on(
     text = httpx.get(f"http://{metrics}/metrics").text
     assert f'millrace_audit_reader_unreadable{{partition="0",tier="{tier}",topic="bad"}} 1.0' in text
     assert 'topic="good"} 1.0' not in text
-    assert ended[0].output.count("bad-0 is not counted") == 1, "said once, tried again quietly"
+    said_lines = [
+        line.split("bad-0 is not counted")[1] for line in ended[0].output.splitlines() if "bad-0" in line
+    ]
+    assert len(set(said_lines)) == len(said_lines) <= 2, "each cause is said once, tried again quietly"
     assert len({turn for turn, _ in said()}) == 1, "it keeps its turn"
 
     cluster.brokers[1].process.stop()
