@@ -8,7 +8,7 @@ import os
 import random
 import socket
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +16,6 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests import postgres
 from tests.conftest import Start
 from tests.support import ROUNDS, WAIT_S, Process
 
@@ -241,14 +240,11 @@ def cpu_seconds(pid: int) -> float:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/registry.db"
-        return
-    if not postgres.installed():
-        pytest.skip("needs PostgreSQL's server and psycopg: apt-get install postgresql")
-    with postgres.postgresql() as url:
-        yield url
+        return f"sqlite:///{tmp_path}/registry.db"
+    url: str = request.getfixturevalue("postgres_url")  # what a test before left there does no harm
+    return url
 
 
 @pytest.mark.soak
