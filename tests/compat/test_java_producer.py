@@ -80,7 +80,7 @@ def test_the_windows_of_a_killed_one_are_named_with_what_it_reported_and_what_no
         ) and any(reason.startswith(f"{name} has closed nothing") for reason in second.reasons)
 
     wait_until("both windows name the instance", said)
-    first, second = world.ask("java-killed", 2).windows
+    first, second = world.await_verdict("java-killed", "pending", 2).windows
     assert [one.verdict for one in (first, second)] == ["pending", "pending"]
     assert [one.acknowledged for one in (first, second)] == [EVENTS // 2, EVENTS // 2]
     assert [one.findings for one in (first, second)] == [[], []]
