@@ -129,9 +129,9 @@ class _Append:
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """Answer with what is recorded now, and with what was wrong."""
-        recorded = self._partition.log
+        recorded = self._partition.log.appended
         self._answer = dataclasses.replace(
-            self._answer, position=recorded.mirror_position, high_watermark=recorded.high_watermark
+            self._answer, position=recorded.mirror, high_watermark=recorded.high_watermark
         )
         if outcomes and isinstance(outcomes[0], BrokerError):
             self._fail(outcomes[0])

@@ -129,6 +129,11 @@ class PartitionLog:
         return self._appended.end - self._files.segments[0].base
 
     @property
+    def appended(self) -> LogState:
+        """The log up to its last append, flushed or not."""
+        return self._appended
+
+    @property
     def mirror_position(self) -> MirrorPosition | None:
         """How far this partition mirrors its origin, as appended; None for an ordinary one."""
         return self._appended.mirror

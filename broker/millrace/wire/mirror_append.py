@@ -12,6 +12,9 @@ that does not lead it answers NOT_LEADER_OR_FOLLOWER with the leader's id, and s
     origin   := cluster string, topic string, topic_id 16 bytes, partition int32
     cursor   := next_offset int64, next_base int64      -1: none
 
+`recorded` and `high_watermark` are of one append, the last one, which may not be visible yet: whoever has
+read up to that high watermark has read all that the position accounts for.
+
 APPEND adds whole batches, raw, if `expected` is the recorded next offset (-1: nothing is recorded yet, and
 the mirror begins at `start`), and records `cursor`. DESCRIBE only answers, but gives an origin partition that
 has no target partition a new one. RESET records `cursor` without data: it skips what the origin has lost; and
@@ -73,7 +76,7 @@ class MirrorAppended:
     partition: int = -1  # the target partition of the origin partition
     leader: int = -1
     position: MirrorPosition | None = None  # after the request; None: none, or this broker does not lead it
-    high_watermark: int = -1
+    high_watermark: int = -1  # behind the last record that the position accounts for
     latency_ms: int | None = None  # from the last copied record's timestamp to when consumers saw it
 
 

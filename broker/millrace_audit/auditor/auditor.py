@@ -213,7 +213,7 @@ class Auditor:
         for reading in readings.values():
             # The newest position is not visible before the next append: its leader tells it.
             if reading.held and reading.origin is not None and self._mirrors is not None:
-                position = self._mirrors.position(topic, reading.origin)
+                position, _ = self._mirrors.position(topic, reading.origin)
                 if position is not None:
                     copied = (reading.mirrored or 0) + len(reading.held)
                     reading.mirrored = copied if copied == position.records else None
@@ -255,7 +255,7 @@ class Auditor:
         """True if the mirror has copied nothing since that many records were applied."""
         if topic != AUDIT_TOPIC or origin is None or mirrored is None or self._mirrors is None:
             return False
-        position = self._mirrors.position(topic, origin)
+        position, _ = self._mirrors.position(topic, origin)
         return mirrored == (0 if position is None else position.records)
 
     def _apply(self, readings: Mapping[int, _Reading]) -> bool:

@@ -65,14 +65,11 @@ class Partition:
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
     """Offsets since `told` that were gone before they could be read."""
-    mirrored: MirrorPosition | None = None
-    """What the last position batch that was read says; none is visible before the append behind its own."""
-    batches: int = 0
-    """Data batches that were read behind it, or all that were read before there is one."""
-    began: int | None = None
-    """Where this reader has begun to read."""
     origin: Origin | None = None
+    """What it is a copy of, and how far, by the last position batch that was read or by its leader."""
     origin_told: Origin | None = None
+    ask_at: float = 0.0
+    """When its mirror is asked again how far it has come."""
     stuck: Stuck | None = None
     shortest: int | None = None
     """Where the log ended when that was before what was counted, at the least, and since when."""
@@ -81,11 +78,11 @@ class Partition:
     """Up to where it was counted when its log was truncated, until that is told."""
 
     def __post_init__(self) -> None:
-        self.cursor, self.end, self.began = Cursor(self.told or 0), self.told or 0, self.told
+        self.cursor, self.end = Cursor(self.told or 0), self.told or 0
 
     def place(self, log_start: int) -> None:
         """Nobody has counted it before: it is counted from there on."""
-        self.told, self.cursor, self.end, self.began = log_start, Cursor(log_start), log_start, log_start
+        self.told, self.cursor, self.end = log_start, Cursor(log_start), log_start
 
     @property
     def name(self) -> TopicPartition:
@@ -133,18 +130,17 @@ class Partition:
         assert self.told is not None
         if end < self.told:
             self.truncated, self.told = self.told, end
-        self.cursor, self.end, self.began = Cursor(self.told), self.told, self.told
+        self.cursor, self.end = Cursor(self.told), self.told
         self.tally, self.lost = Tally(), SequenceRanges()
-        self.mirrored, self.batches = None, 0
 
-    def copied(self, origin: MirrorOrigin, position: MirrorPosition | None) -> None:
-        """The mirror has come that far, which counts if it has appended just what was read here."""
-        before = self.mirrored
+    def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
+        """The mirror has come that far with what lies before `through`, which counts if just that was read.
+
+        What the mirror says it has appended, and what is there, may differ: that is for the auditor to find.
+        """
         if self.origin is None:
             self.origin = Origin(origin.cluster, origin.topic_id.hex, origin.partition, None)
-        # Before the first position that is visible all batches are the mirror's, if all were read.
-        known = before.batches if before is not None else 0 if self.began == 0 else None
-        if position is not None and known is not None and position.batches == known + self.batches:
+        if position is not None and through == self.end:
             self.origin = _origin(position)
 
     def skip_to(self, log_start: int) -> None:
@@ -168,7 +164,7 @@ class Partition:
             raise CannotRead(_cause(fetched.error, self.rules))
         data: list[tuple[BatchHeader, memoryview]] = []
         marks: list[tuple[int, SequenceRanges | MirrorPosition]] = []
-        cursor, damage, behind_position = self.cursor, None, self.batches
+        cursor, damage = self.cursor, None
         try:
             for header, batch, readable in batches_from(fetched, cursor.next_offset):
                 if self.rules.byte_positions and cursor.next_base is not None and not cursor.follows(header):
@@ -177,17 +173,14 @@ class Partition:
                 cursor = self.rules.after(header, cursor)
                 if readable:
                     data.append((header, batch))
-                    behind_position += 1
                 elif (position := MirrorPosition.from_batch(header, batch)) is not None:
                     marks.append((header.next_offset, position))
-                    behind_position = 0
         except CorruptMessage as error:
             damage = error
         for part in counter.count(data, self.cursor.next_offset, self.tally):
             self._reach(Cursor(part.end), part.end, marks)
             yield part
         self._reach(cursor, data[-1][0].next_offset if data else self.end, marks)
-        self.batches = behind_position
         if damage is not None:
             raise CannotRead(_cause(ErrorCode.CORRUPT_MESSAGE, self.rules, str(damage)))
 
@@ -198,7 +191,7 @@ class Partition:
         while marks and marks[0][0] <= cursor.next_offset:
             _, mark = marks.pop(0)
             if isinstance(mark, MirrorPosition):
-                self.mirrored, self.origin = mark, _origin(mark)
+                self.origin = _origin(mark)
             else:
                 self.lost = self.lost | mark
 

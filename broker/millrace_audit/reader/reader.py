@@ -59,6 +59,8 @@ _PARTITIONS_PER_FETCH = 200
 GONE_S = 10.0
 """A partition that was counted is deleted when no listing has named it for so long."""
 _RETRY_S = 1.0
+_ASK_AGAIN_S = 20.0
+"""A mirror is asked again how far it has come: what brings no message moves its position, too."""
 _CLUSTER_S = 10.0
 _LEFT_OUT = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
 _CLIENT_ID = "millrace-audit-reader"
@@ -340,15 +342,20 @@ class AuditReader:
                 left[leader] = rest
 
     def _note_origins(self) -> None:
-        """Ask how far the mirror has come where there is news: its newest position is not visible yet."""
+        """Ask how far the mirror has come: its newest position is not visible before the append behind it."""
+        if self._config.tier != OFFLINE:
+            return
+        now = time.monotonic()
         for partition in self._partitions.values():
-            if partition.end == partition.told or self._config.tier != OFFLINE:
+            if partition.told is None or partition.stuck is not None:
                 continue
+            if partition.end == partition.told and now < partition.ask_at:
+                continue
+            partition.ask_at = now + _ASK_AGAIN_S
             with suppress(MillraceError):  # then what was known before is true, too
-                seen = partition.mirrored
-                origin = seen.origin if seen else self._mirrors.origin(partition.topic, *partition.key)
+                origin = self._mirrors.origin(partition.topic, *partition.key)
                 if origin is not None:
-                    partition.copied(origin, self._mirrors.position(partition.topic, origin))
+                    partition.copied(origin, *self._mirrors.position(partition.topic, origin))
 
     def _may_read(self, partition: Partition) -> bool:
         return partition.behind and partition.is_due()

@@ -41,10 +41,13 @@ class Mirrors:
             self._name = cluster_name(self._session, self._client)
         return self._name
 
-    def position(self, topic: str, origin: Origin) -> MirrorPosition | None:
-        """How far the mirror of the origin has come, by its leader; None before its first append."""
-        describe = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
-        return self._client.mirror_append(topic, describe).position
+    def position(self, topic: str, origin: Origin) -> tuple[MirrorPosition | None, int]:
+        """How far the mirror of the origin has come, by its leader; None before its first append.
+
+        Beside it the offset behind the last record that the position accounts for.
+        """
+        described = self._client.mirror_append(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
+        return described.position, described.high_watermark
 
 
 def cluster_name(session: Session, client: ClusterClient) -> str:

@@ -100,11 +100,12 @@ class Cluster:
     def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
         return Origin(f"dc{partition + 1}", topic, UUID(int=9), self.origin_partition)
 
-    def newest_position(self, topic: str, origin: Origin) -> MirrorPosition | None:
+    def newest_position(self, topic: str, origin: Origin) -> tuple[MirrorPosition | None, int]:
         """What is not visible: a test that does not say it has a leader that does not know it."""
         at = self.newest.get((topic, origin.cluster))
         records = self.taken.get((topic, origin.cluster), 0)
-        return None if at is None else MirrorPosition(origin, 0, Cursor(at, at), 1, records, 0)
+        position = None if at is None else MirrorPosition(origin, 0, Cursor(at, at), 1, records, 0)
+        return position, self.logs[topic][int(origin.cluster[-1]) - 1].end
 
     def topics(self, names: Any = None) -> dict[str, TopicMetadata]:
         return {

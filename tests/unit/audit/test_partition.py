@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -164,21 +163,27 @@ def test_a_pause_doubles_up_to_a_minute_and_only_a_new_cause_is_news(monkeypatch
     assert state.stick("broken in another way")
 
 
-def test_the_newest_position_counts_if_the_mirror_has_appended_just_what_was_read() -> None:
+def test_the_newest_position_counts_when_all_was_read_that_it_accounts_for() -> None:
     state, mark = partition(), position(0, 100, 1)
     first = data(len(mark))
     take(state, answer(mark, first))
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 100), "as far as it could be read"
     newest = MirrorPosition(ORIGIN, 0, Cursor(250), 2, 2, 0)
-    state.copied(ORIGIN, replace(newest, batches=3))  # one more is on its way to the disk
+    state.copied(ORIGIN, newest, state.end + 1)  # something is on its way to the disk
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 100)
-    state.copied(ORIGIN, newest)
+    state.copied(ORIGIN, newest, state.end)
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 250)
     assert BatchHeader.of(first).next_offset == state.end
 
 
-def test_a_mirror_whose_first_position_was_not_seen_says_only_what_it_is() -> None:
-    state = partition(5_000)
-    take(state, answer(data(5_000)))
-    state.copied(ORIGIN, MirrorPosition(ORIGIN, 0, Cursor(250), 1, 1, 0))
+def test_what_a_mirror_has_left_out_of_its_newest_append_is_known_to_be_all_there_is() -> None:
+    state = partition()
+    take(state, answer(data(0)))
+    state.copied(ORIGIN, MirrorPosition(ORIGIN, 0, Cursor(250), 4, 4, 0), state.end)
+    assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 250)
+
+
+def test_of_a_mirror_that_has_no_position_yet_is_said_what_it_is_a_mirror_of() -> None:
+    state = partition()
+    state.copied(ORIGIN, None, 0)
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, None)

@@ -88,6 +88,21 @@ def test_an_append_starts_a_flush_at_once_and_is_answered_behind_it(running: Run
     assert found.high_watermark == running.high_watermark() > 0
 
 
+def test_a_position_is_described_with_the_high_watermark_of_its_own_append(
+    running: Running, disk: Disk
+) -> None:
+    flushed = answer(running, ask(running, append_of_one()))
+    disk.free.clear()
+    ask(running, append_of_one(expected=1))
+    running.turn()
+    found = answer(running, ask(running, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=ORIGIN)))
+    assert found.position is not None
+    assert found.position.records == 2
+    assert found.high_watermark > running.high_watermark() == flushed.high_watermark
+    disk.free.set()
+    running.until("the flush", lambda: running.high_watermark() == found.high_watermark)
+
+
 def test_appends_that_come_during_a_flush_are_answered_behind_the_next(running: Running, disk: Disk) -> None:
     disk.free.clear()
     first = ask(running, append_of_one())
