@@ -21,6 +21,7 @@ from millrace.signals import stop_on_signals
 from millrace_audit import client
 from millrace_audit.answer import to_json
 from millrace_audit.show import print_bad, print_completeness
+from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 
 if TYPE_CHECKING:
     from millrace.service.web import WebServer
@@ -246,11 +247,7 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     help="Address to take events on; nobody is asked for a name there. Port 0 takes a free one.",
 )
 @click.option(
-    "--subject",
-    "subjects",
-    metavar="TOPIC=SUBJECT",
-    multiple=True,
-    help="The registry's subject of a topic's events; by default its name is the topic's. Repeatable.",
+    "--subject", "subjects", metavar="[TOPIC=]SUBJECT", multiple=True, envvar=ENVIRONMENT, help=OPTION_HELP
 )
 @click.option(
     "--follow",
@@ -300,7 +297,7 @@ def agent(
         spool=Path(spool),
         spool_bytes=spool_bytes,
         listen=listen,
-        subjects=dict(_pairs(subjects, "--subject TOPIC=SUBJECT")),
+        subjects=Subjects.parse(subjects),
         follow={Path(path): topic for topic, path in _pairs(follow, "--follow TOPIC=PATH")},
         lateness_ms=lateness_ms,
         report_interval_ms=report_interval_ms,

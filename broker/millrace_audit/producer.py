@@ -43,6 +43,7 @@ from millrace_audit.reports.ranges import Range, in_words, size
 from millrace_audit.reports.seals import fingerprint, new_key, seal_of
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.directory import problem_of
+from millrace_registry.subjects import Subjects, full_name
 
 log = logging.getLogger("millrace.producer")
 
@@ -81,24 +82,25 @@ class Delivered:
 class _Encoders:
     """The encoder of each schema that events are given with, looked up or registered once."""
 
-    def __init__(self, registry: SchemaRegistryClient) -> None:
-        self._registry = registry
+    def __init__(self, registry: SchemaRegistryClient, subjects: Subjects) -> None:
+        self._registry, self._subjects = registry, subjects
         self._cached: dict[int | str, EventSchema] = {}  # by schema id, and by subject
 
-    def encoder(self, schema: str | Mapping[str, Any], timeout_s: float) -> EventSchema:
-        """The encoder for a parsed schema, or for the latest version of a subject."""
-        if not isinstance(schema, str):
+    def encoder(self, topic: str, schema: str | Mapping[str, Any] | None, timeout_s: float) -> EventSchema:
+        """The encoder for a parsed schema, or for the latest version of a subject: None for the topic's."""
+        if isinstance(schema, Mapping):
             self._check(schema)
-            subject = str(schema.get("name", "")).rpartition(".")[2]
+            subject = self._subjects.of(topic, full_name(schema))
             return self._of(schema, self._registry.register(subject, schema, timeout_s=timeout_s))
-        if schema not in self._cached:
+        subject = self._subjects.of(topic) if schema is None else schema
+        if subject not in self._cached:
             try:
-                latest = self._registry.latest(schema, timeout_s=timeout_s)
+                latest = self._registry.latest(subject, timeout_s=timeout_s)
             except UnknownSchema as error:
                 command = f"millrace schemas apply DIR --registry {self._registry.url}"
                 raise MillraceError(f"{error}: register it first, `{command}`") from error
-            self._cached[schema] = self._of(latest.schema, latest.schema_id)
-        return self._cached[schema]
+            self._cached[subject] = self._of(latest.schema, latest.schema_id)
+        return self._cached[subject]
 
     def _of(self, schema: Mapping[str, Any], schema_id: int) -> EventSchema:
         if schema_id not in self._cached:
@@ -170,7 +172,7 @@ class _Topic:
     """A topic that has been announced, with a schema: two threads may send the topic with one each."""
 
     outcomes: TopicOutcomes
-    schema: str | Mapping[str, Any]
+    schema: str | Mapping[str, Any] | None
     """As it was given to `send`."""
     encoder: EventSchema
 
@@ -179,8 +181,9 @@ class AuditedProducer:
     """One instance of a service on one server, producing to one cluster. Safe between threads; a context.
 
     `config` goes to librdkafka. `lateness_ms` promises that no event is older when `send` is called; without
-    it only `closed_through` and `close` say that a time is over. Raises MillraceError in one line for an
-    unknown topic, an event that does not fit, no broker in reach.
+    it only `closed_through` and `close` say that a time is over. `subjects` are words like those of
+    `millrace load --subject`; without them the variable MILLRACE_SUBJECTS says how subjects are named.
+    Raises MillraceError in one line for an unknown topic, an event that does not fit, no broker in reach.
     """
 
     def __init__(
@@ -194,6 +197,7 @@ class AuditedProducer:
         config: Mapping[str, Any] | None = None,
         lateness_ms: int | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
+        subjects: Sequence[str] | None = None,
     ) -> None:
         for name in (server, service):
             if len(name.encode()) > MAX_NAME_BYTES:
@@ -204,7 +208,9 @@ class AuditedProducer:
         self._header: dict[str, Any] = {"time": 0, **who, "sequence": 0}
         self._where = f"cluster {cluster} at {bootstrap}"
         self._registry = SchemaRegistryClient(registry_url)
-        self._encoders = _Encoders(self._registry)
+        self._encoders = _Encoders(
+            self._registry, Subjects.of_environment() if subjects is None else Subjects.parse(subjects)
+        )
         settings = _settings(bootstrap, config or {})
         self._timeout_s = settings["delivery.timeout.ms"] / 1000
         self._failures: deque[Message] = deque()
@@ -231,7 +237,7 @@ class AuditedProducer:
     def send(
         self,
         topic: str,
-        schema: str | Mapping[str, Any],
+        schema: str | Mapping[str, Any] | None,
         event: Mapping[str, Any],
         *,
         time_ms: int,
@@ -241,7 +247,8 @@ class AuditedProducer:
     ) -> int:
         """Hand one event over; its sequence number. Without key and partition the partition is random.
 
-        `schema` is a parsed Avro schema, or a subject whose latest version is looked up once; `event` has
+        `schema` is a parsed Avro schema, which is registered under the topic's subject, or a subject whose
+        latest version is looked up once; None stands for the topic's subject. `event` has
         its fields without the header; `time_ms` is the event's time, from 2000 on and at most a day ahead of
         this machine's clock: others have no hour in the warehouse. The first event of a topic waits until
         the hello is acknowledged, and every event for room in the queue; `timeout_s` bounds both together,
@@ -380,10 +387,10 @@ class AuditedProducer:
 
     # Before a topic's first event.
 
-    def _use(self, topic: str, schema: str | Mapping[str, Any], give_up_at: float) -> _Topic:
+    def _use(self, topic: str, schema: str | Mapping[str, Any] | None, give_up_at: float) -> _Topic:
         """The topic with that schema in use; the first time it is checked and announced."""
         try:
-            encoder = self._encoders.encoder(schema, give_up_at - time.monotonic())
+            encoder = self._encoders.encoder(topic, schema, give_up_at - time.monotonic())
             with self._reporting(give_up_at):
                 if topic not in self._topics:
                     self._reports.publisher.check_topics(topic, give_up_at=give_up_at)

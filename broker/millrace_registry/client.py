@@ -136,6 +136,13 @@ class SchemaRegistryClient:
         except UnknownSchema:
             return []
 
+    def subjects_of(self, schema_id: int) -> list[str]:
+        """The subjects whose versions, deleted ones too, have the schema of an id; none for an unknown id."""
+        try:
+            return sorted(map(str, self.ask(f"/schemas/ids/{schema_id}/subjects?deleted=true")))
+        except UnknownSchema:
+            return []
+
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
         """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
         path = f"/compatibility/subjects/{quoted(subject)}/versions?verbose=true"

@@ -19,6 +19,7 @@ from millrace_registry import directory as folder
 from millrace_registry import transfer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.directory import Change
+from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 
 _SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
@@ -32,6 +33,9 @@ _REGISTRY = click.option(
     envvar="MILLRACE_REGISTRY",
     required=True,
     help="The registry, http://HOST:PORT.",
+)
+_SUBJECTS = click.option(
+    "--subject", "words", metavar="[TOPIC=]SUBJECT", multiple=True, envvar=ENVIRONMENT, help=OPTION_HELP
 )
 _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
 
@@ -77,8 +81,11 @@ def schemas() -> None:
 @_PLAIN
 @click.option("--against", "revision", metavar="REV", help="Also compare with this revision of git.")
 @click.option("--registry", "url", metavar="URL", help="Also ask this registry whether it would take them.")
+@_SUBJECTS
 @_JSON
-def check(directory: Path, plain: bool, revision: str | None, url: str | None, as_json: bool) -> None:
+def check(
+    directory: Path, plain: bool, revision: str | None, url: str | None, words: Sequence[str], as_json: bool
+) -> None:
     """Check every schema in DIR: its syntax, its name, its audit header, and what a registry says to it.
 
     With --against, it must also be able to read what its predecessor wrote; removed files are named.
@@ -86,7 +93,7 @@ def check(directory: Path, plain: bool, revision: str | None, url: str | None, a
     changes = [] if revision is None else folder.compare(directory, revision, plain=plain)
     if url is not None:
         with SchemaRegistryClient(url) as client:
-            changes += folder.plan(directory, client, plain=plain)
+            changes += folder.plan(directory, client, plain=plain, subjects=Subjects.parse(words))
     problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory, plain=plain)}
     notes: dict[str, list[str]] = {}
     for change in changes:
@@ -111,11 +118,12 @@ def check(directory: Path, plain: bool, revision: str | None, url: str | None, a
 @_SCHEMAS
 @_PLAIN
 @_REGISTRY
+@_SUBJECTS
 @_JSON
-def plan(directory: Path, plain: bool, url: str, as_json: bool) -> None:
+def plan(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
     """Say what registering the schemas in DIR would do; changes nothing, exits 1 if one would be refused."""
     with SchemaRegistryClient(url) as client:
-        changes = folder.plan(directory, client, plain=plain)
+        changes = folder.plan(directory, client, plain=plain, subjects=Subjects.parse(words))
     _show(changes, as_json)
     bad = sum(bool(change.reasons) for change in changes)
     if bad:
@@ -126,11 +134,12 @@ def plan(directory: Path, plain: bool, url: str, as_json: bool) -> None:
 @_SCHEMAS
 @_PLAIN
 @_REGISTRY
+@_SUBJECTS
 @_JSON
-def apply(directory: Path, plain: bool, url: str, as_json: bool) -> None:
+def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
     """Register the schemas in DIR, or none of them when one would be refused; can be repeated."""
     with SchemaRegistryClient(url) as client:
-        changes = folder.apply(directory, client, plain=plain)
+        changes = folder.apply(directory, client, plain=plain, subjects=Subjects.parse(words))
     _show(changes, as_json)
 
 

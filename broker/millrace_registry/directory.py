@@ -1,9 +1,10 @@
 """A folder of `.avsc` files, sub-folders included, as the source of a registry's schemas: check, plan, apply.
 
-One file is one subject, named like the file and like the record in it; with `plain`, any schema under any
-name. A file may use the types of other files: what is registered has them written out. `plan` asks the
-registry what registering would do and changes nothing; `apply` registers all files or, when one cannot be,
-none. `compare` asks no registry but a revision of git.
+One file is one topic's schema, named like the topic and like the record in it; with `plain`, any schema
+under any name. Its subject is the topic's, as `subjects` says; audit records keep their own names. A file may
+use the types of other files: what is registered has them written out. `plan` asks the registry what
+registering would do and changes nothing; `apply` registers all files or, when one cannot be, none. `compare`
+asks no registry but a revision of git.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from millrace_registry.client import SchemaRefused, SchemaRegistryClient
 from millrace_registry.compatibility import unreadable
 from millrace_registry.errors import InvalidSchema, UnknownType
 from millrace_registry.fields import changed_fields
+from millrace_registry.subjects import LIKE_TOPICS, Subjects, full_name
 
 AUDIT_NAMESPACE = "millrace.audit"
 HEADER_NAME = "millrace.events.AuditHeader"
@@ -49,6 +51,7 @@ class SchemaFile:
 
     path: Path
     subject: str
+    """The stem of its name, until `check` has named the topic's subject."""
     schema: AvroSchema | None
     """None when the file cannot be read."""
     json: Any
@@ -73,7 +76,7 @@ class Change:
     """Which fields differ from the version before."""
 
 
-def check(directory: Path, *, plain: bool = False) -> list[SchemaFile]:
+def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
     """Every `.avsc` file of a folder, sorted, each with what is wrong with it, without asking a registry.
 
     Raises MillraceError when the folder is not there or holds no schema.
@@ -83,7 +86,15 @@ def check(directory: Path, *, plain: bool = False) -> list[SchemaFile]:
     paths = sorted(directory.rglob("*.avsc"))
     if not paths:
         raise MillraceError(f"no .avsc file in {directory}: give the folder that holds them")
-    return _read({path: path.read_bytes for path in paths}, plain=plain)
+    return [_named(file, subjects) for file in _read({path: path.read_bytes for path in paths}, plain=plain)]
+
+
+def _named(file: SchemaFile, subjects: Subjects) -> SchemaFile:
+    """The file with the subject of its topic."""
+    name = None if file.schema is None else full_name(file.schema.tree)
+    if file.problem is not None or (name or "").startswith(f"{AUDIT_NAMESPACE}."):
+        return file
+    return replace(file, subject=subjects.of(file.subject, name or file.subject))
 
 
 def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Change]:
@@ -129,17 +140,21 @@ def _git(directory: Path, *arguments: str) -> bytes:
     return done.stdout
 
 
-def plan(directory: Path, client: SchemaRegistryClient, *, plain: bool = False) -> list[Change]:
+def plan(
+    directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
+) -> list[Change]:
     """What registering each file of a folder would do; the registry is asked, nothing is changed."""
-    return [_plan_file(file, client) for file in check(directory, plain=plain)]
+    return [_plan_file(file, client) for file in check(directory, plain=plain, subjects=subjects)]
 
 
-def apply(directory: Path, client: SchemaRegistryClient, *, plain: bool = False) -> list[Change]:
+def apply(
+    directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
+) -> list[Change]:
     """Register every file of a folder; nothing at all when one of them cannot be registered.
 
     Raises SchemaRefused naming every such file. A repetition changes nothing.
     """
-    files = check(directory, plain=plain)
+    files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
     refused = [f"{change.file}: {', '.join(change.reasons)}" for change in changes if change.reasons]
     if refused:

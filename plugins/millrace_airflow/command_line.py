@@ -31,8 +31,12 @@ COMMANDS = {
 
 
 def environment(settings: MillraceSettings) -> dict[str, str]:
-    """The URLs of the services for a command, which may hold passwords: every user reads command lines."""
-    return {"MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor}
+    """What a command finds in its environment: services' URLs, which may hold passwords, and subjects' names.
+
+    Every user reads command lines.
+    """
+    services = {"MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor}
+    return {**services, "MILLRACE_SUBJECTS": settings.subjects} if settings.subjects else services
 
 
 def command_line(

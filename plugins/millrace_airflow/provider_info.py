@@ -52,6 +52,9 @@ def _connection_type() -> dict[str, Any]:
             "registry": _field("Schema registry", "URL of the schema registry."),
             "auditor": _field("Auditor", "URL of the auditor."),
             "warehouse": _field("Warehouse", "Path or URI of the folder that holds the tables."),
+            "subjects": _field(
+                "Subjects", "How subjects are named: topic (default), topic-value, record, TOPIC=SUBJECT."
+            ),
             "origins": _field("Origins", "JSON: brokers of each datacenter's cluster, by its name."),
             "spark_master": _field("Spark master", "Where Spark jobs are submitted to; default: local."),
             "catalog": _field(

@@ -31,6 +31,8 @@ class MillraceSettings:
     """URL of the auditor."""
     warehouse: str
     """Path or URI of the folder that holds the tables."""
+    subjects: str = ""
+    """How the registry's subjects are named: words of `--subject`, parted by spaces."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Bootstrap addresses of the datacenters' clusters, by cluster name."""
     spark_master: str = ""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
+from millrace_registry import subjects as subject_words
 from millrace_warehouse import words
 
 V = TypeVar("V")
@@ -83,6 +84,7 @@ WAREHOUSE = (
     words.absolute_warehouse,
 )
 REGISTRY = "--registry URL", "The schema registry."
+SUBJECTS = "--subject [TOPIC=]SUBJECT...", subject_words.OPTION_HELP, words.checked_subjects
 RUN_ID = (
     "--run-id",
     "Name of the run; a repeated run of one name finishes what the first began.",
@@ -106,6 +108,7 @@ class Load:
         "--bootstrap HOST:PORT", "Brokers of the cluster to load from.", words.checked_addresses
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
+    subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
     topics_matching: str = option(
         "--topics-matching REGEX",
         "Also every topic whose whole name matches; those without a schema are named and left out.",
@@ -224,6 +227,7 @@ class Reload:
         "--bootstrap HOST:PORT", "Brokers of the cluster to read from.", words.checked_addresses
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
+    subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
     reason: str = option("--reason TEXT", "Why; it is kept in the manifest.", words.checked_reason)
     hours: Sequence[str] = option("--hour TIME...", "An hour; may be repeated.", default=())
     """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
@@ -266,6 +270,7 @@ class Promote:
     topic: str = option("TOPIC")
     warehouse: str = option(*WAREHOUSE)
     registry: str = option(*REGISTRY, default="", envvar="MILLRACE_REGISTRY", repr=False)
+    subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
     schema_id: int | None = option(
         "--schema-id", "A registered schema of the topic; the newest without it.", default=None, type=int
     )

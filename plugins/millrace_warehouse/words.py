@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from millrace.config import parse_addresses, parse_time
 from millrace.errors import ConfigError
+from millrace_registry.subjects import Subjects
 
 T = TypeVar("T")
 _BYTES: dict[str, int] = {"": 1, "b": 1} | {
@@ -79,6 +80,12 @@ def checked_reason(text: str, option: str) -> str:
     if not text.strip():
         raise ConfigError(f"{option} is empty: say why these loads are read again")
     return text.strip()
+
+
+def checked_subjects(words: Sequence[str], _option: str) -> Sequence[str]:
+    """The words, if they say how subjects are named."""
+    Subjects.parse(words)
+    return words
 
 
 def absolute_warehouse(text: str, _option: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
+from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.jobs.submit import submit
@@ -290,3 +291,39 @@ def test_the_command_loads_the_topics_of_a_pattern_and_says_nothing_but_its_step
     assert [
         line for line in lines if not line.startswith(("step: load Pattern", "left out: PatternBare"))
     ] == []
+
+
+def test_a_topic_is_loaded_by_the_subject_that_its_producers_register(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic, subject = "Standard", "Standard-value"
+    with site.cluster.client() as client:
+        client.create_topic(topic, 1)
+    with SchemaRegistryClient(site.registry) as registry:
+        schema = {**registry.latest("PageView").schema, "doc": "registered by a serializer of Confluent's"}
+        schema_id = registry.register(subject, schema)
+        options = {"cluster": "c", "server": "s", "service": "w", "subjects": ["topic-value"]}
+        with AuditedProducer(site.cluster.bootstrap, site.registry, **options) as producer:  # type: ignore[arg-type]
+            producer.send(topic, None, EMPTY_EVENT, time_ms=START_MS)
+        with pytest.raises(Exception, match=f"--subject {topic}=SUBJECT"):
+            load(spark, site, tmp_path, topic)
+        (by_strategy,) = load(spark, site, tmp_path / "a", topic, subjects=["topic-value"])
+        (by_name,) = load(spark, site, tmp_path / "b", topic, subjects=[f"{topic}={subject}"])
+        assert (by_strategy.rows, by_name.rows) == (1, 1)
+        assert not [note for note in (*by_strategy.notes, *by_name.notes) if "of subject" in note]
+        registry.register(topic, {**schema, "doc": "nobody writes with it"})
+        (loaded,) = load(spark, site, tmp_path / "c", topic)
+        assert loaded.rows == 1
+        assert [note for note in loaded.notes if f"schema id {schema_id} of subject {subject}" in note]
+        # The record decides, and the first load finds it in the messages.
+        registry.register("millrace.events.PageView", schema)
+        (by_record,) = load(spark, site, tmp_path / "d", topic, subjects=["record"])
+        assert by_record.rows == 1
+        country = {"name": "country", "type": ["null", "string"], "default": None}
+        newest = registry.register(subject, {**schema, "fields": [*schema["fields"], country]})
+    promoted = run_millrace(
+        "promote", topic, "--warehouse", str(tmp_path / "a"), "--registry", site.registry,
+        "--reason", "country", "--subject", "topic-value", "--json",
+    )  # fmt: skip
+    assert promoted.returncode == 0, promoted.stderr
+    assert json.loads(promoted.stdout)["schema_id"] == newest

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import closing, nullcontext, suppress
 from io import BytesIO
 from typing import Any, TextIO
@@ -26,6 +26,7 @@ from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partiti
 from millrace.errors import MillraceError
 from millrace.signals import interruptible
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects, ids_of_others, others_in_words
 
 FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000
@@ -120,6 +121,9 @@ def _with_progress(lines: TextIO) -> Iterator[str]:
 @click.option("--until-end", is_flag=True, help="Stop at the end of what is there instead of waiting.")
 @click.option("--group", help="Share the partitions with the group's other members, and commit.")
 @click.option("--registry", metavar="URL", help="Decode Avro values with this registry's schemas.")
+@click.option(
+    "--subject", "subjects", metavar="[TOPIC=]SUBJECT", multiple=True, envvar=ENVIRONMENT, help=OPTION_HELP
+)
 @json_option()
 @bootstrap_option
 def consume(
@@ -130,12 +134,14 @@ def consume(
     until_end: bool,
     group: str | None,
     registry: str | None,
+    subjects: Sequence[str],
     as_json: bool,
     bootstrap: str,
 ) -> None:
     """Print the messages of TOPIC, one line each: the value as text, or everything with --json.
 
-    With --registry an Avro value is a line of JSON. What is no Avro message is shown as it is.
+    With --registry an Avro value is a line of JSON. What is no Avro message is shown as it is. A schema of
+    another subject than the topic's is named once, on standard error.
 
     Example: millrace consume PageView --from-beginning --until-end --registry http://127.0.0.1:8081
     """
@@ -153,11 +159,16 @@ def consume(
         start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
         consumer = _reader(bootstrap, [TopicPartition(topic, number, start) for number in partitions])
     decoded = None if client is None else AvroValues(client)
+    named_by, ids = Subjects.parse(subjects), set[int]()
     if not until_end:
         click.echo(f"waiting for messages of {topic}; Ctrl-C ends, --until-end does not wait", err=True)
     with client or nullcontext(), closing(consumer), suppress(KeyboardInterrupt), interruptible():
         for message in _received(consumer, len(partitions) if until_end else None):
             click.echo(_line(message, decoded, as_json))
+            if client is not None and decoded is not None and (new := decoded.ids - ids):
+                ids |= new
+                for line in others_in_words(topic, ids_of_others(topic, new, named_by, client)):
+                    click.echo(f"note: {line}", err=True)
 
 
 def _reader(bootstrap: str, positions: list[Any]) -> Any:
@@ -227,6 +238,11 @@ class AvroValues:
     def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
         self._schemas: dict[int, Any] = {}
+
+    @property
+    def ids(self) -> Set[int]:
+        """The schema ids of the values decoded so far."""
+        return self._schemas.keys()
 
     def __call__(self, value: bytes | None) -> object:
         """The record as JSON takes it; what is no Avro message of this registry as `printable` gives it."""

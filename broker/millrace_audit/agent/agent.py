@@ -19,6 +19,7 @@ from millrace_audit.agent.numbers import AgentNumbers, Taken
 from millrace_audit.agent.spool import Spool
 from millrace_audit.reports.event import MAX_NAME_BYTES
 from millrace_registry.client import SchemaRegistryClient
+from millrace_registry.subjects import Subjects
 
 log = logging.getLogger("millrace.agent")
 
@@ -40,8 +41,7 @@ class AgentConfig:
     spool: Path
     spool_bytes: int
     listen: str
-    subjects: Mapping[str, str]
-    """By topic; a topic that is not there has the subject of its name."""
+    subjects: Subjects
     follow: Mapping[Path, str]
     """Topics by file."""
     lateness_ms: int

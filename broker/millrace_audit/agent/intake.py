@@ -28,6 +28,7 @@ from millrace_audit.reports.event import HEADER_FIELD, PREFIX_BYTES, EventHeader
 from millrace_audit.reports.messages import now_ms
 from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient, UnknownSchema
 from millrace_registry.directory import problem_of
+from millrace_registry.subjects import Subjects
 
 MAX_EVENT_BYTES = 1_000_000
 """Key and body of an event: a topic of Apache Kafka takes messages of 1 MiB unless it is told otherwise."""
@@ -94,7 +95,7 @@ class Intake:
         registry: SchemaRegistryClient,
         topics: Topics,
         notes: Notes,
-        subjects: Mapping[str, str],
+        subjects: Subjects,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry, self._topics, self._notes, self._clock = registry, topics, notes, clock
@@ -174,7 +175,7 @@ class Intake:
 
     def _latest(self, topic: str) -> _Schema:
         self._check_topic(topic)
-        subject = self._subjects.get(topic, topic)
+        subject = self._subjects.of(topic)
         known = self._schemas.get(subject)
         if known is not None and self._clock() - known.checked_at < SUBJECT_AGE_S:
             return known

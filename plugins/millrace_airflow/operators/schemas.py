@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RegisterSchemasOperator(BaseOperator):
-    """Registers every `*.avsc` file of a folder under its stem; returns {subject: schema id}.
+    """Registers every `*.avsc` file of a folder under its topic's subject; returns {subject: schema id}.
 
     A schema that is registered already keeps its id. One that readers of the old data could not live with
     is refused by the registry, and the task fails with its reason.
@@ -32,9 +32,14 @@ class RegisterSchemasOperator(BaseOperator):
         """Register them all or, when one cannot be registered, none."""
         from millrace_registry.client import SchemaRegistryClient
         from millrace_registry.directory import apply
+        from millrace_registry.subjects import Subjects
 
-        with SchemaRegistryClient(MillraceHook(self.conn_id).get_conn().registry) as client:
-            changes = apply(Path(self.schemas_dir), client)
+        settings = MillraceHook(self.conn_id).get_conn()
+        subjects = (
+            Subjects.parse(settings.subjects.split()) if settings.subjects else Subjects.of_environment()
+        )
+        with SchemaRegistryClient(settings.registry) as client:
+            changes = apply(Path(self.schemas_dir), client, subjects=subjects)
         for change in changes:
             self.log.info("%s: %s, id %s", change.subject, change.state, change.id)
         return {change.subject: change.id for change in changes}

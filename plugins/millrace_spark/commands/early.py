@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from millrace.config import parse_addresses
@@ -23,7 +24,12 @@ MASTER_TIMEOUT_S = 5.0
 
 
 def topics_to_load(
-    warehouse: str, bootstrap: str, registry: str, named: Sequence[str], matching: str
+    warehouse: str,
+    bootstrap: str,
+    registry: str,
+    subjects: Sequence[str],
+    named: Sequence[str],
+    matching: str,
 ) -> tuple[list[str], list[str]]:
     """The topics named and those a pattern matches, and of the latter those without a registered schema.
 
@@ -31,15 +37,32 @@ def topics_to_load(
     it is the only one: others may be loaded.
     """
     matched = _matched(bootstrap, named, matching)
+    from millrace.client.cluster_client import ClusterClient
     from millrace_registry.client import SchemaRegistryClient
+    from millrace_registry.retained import ids_in
+    from millrace_registry.subjects import Subjects
+
+    named_by = Subjects.parse(subjects)
+
+    def ids(topic: str) -> Iterable[int]:
+        with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+            return ids_in(client, topic, tail_only=True)
 
     with SchemaRegistryClient(registry) as schemas:
-        without = [name for name in matched if not schemas.versions(name)]
+
+        def versions(topic: str) -> list[int]:
+            try:
+                return schemas.versions(named_by.of_messages(topic, partial(ids, topic), schemas))
+            except ConfigError:  # the record decides, and there is no message of one
+                return []
+
+        without = [name for name in matched if not versions(name)]
         # Requested even where a topic has a table, and so its schema: the registry's address may be wrong.
-        if not matched and not any(map(schemas.versions, named)) and _are_new(warehouse, named):
+        if not matched and not any(map(versions, named)) and _are_new(warehouse, named):
             raise MillraceError(
                 f"no schema is registered for {named[0]!r} at {without_secret(registry)}: register it with"
-                " `millrace schemas apply`, then load again"
+                f" `millrace schemas apply`, or name its subject with --subject {named[0]}=SUBJECT, then"
+                " load again"
             )
     topics = [*named, *(name for name in matched if name not in without)]
     if not topics:

@@ -37,7 +37,12 @@ def load(request: Load, invocation: Invocation) -> None:
         RejectedLimit.parse(request.max_rejected)
     early.check_warehouse(request.warehouse)
     topics, without_schema = early.topics_to_load(
-        request.warehouse, request.bootstrap, request.registry, request.topics, request.topics_matching
+        request.warehouse,
+        request.bootstrap,
+        request.registry,
+        request.subjects,
+        request.topics,
+        request.topics_matching,
     )
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_registry.retained import ids_in
+from millrace_registry.subjects import Subjects, ids_of_others, others_in_words
 from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, said
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import read_load, unpublished_since
@@ -60,7 +62,8 @@ def _load_one(spark: SparkSession, storage: Storage, request: Load, topic: str) 
         if len(request.topics) > 1:
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", topic)
         result = _load(spark, storage, request, topic)
-        return dataclasses.replace(result, notes=[*result.notes, *_unpublished(storage, result)])
+        notes = [*result.notes, *_other_subjects(storage, request, result), *_unpublished(storage, result)]
+        return dataclasses.replace(result, notes=notes)
     except MillraceError as error:
         return TopicFailure(topic=topic, error=str(error))
     except Exception as error:
@@ -79,6 +82,20 @@ def _load(spark: SparkSession, storage: Storage, request: Load, topic: str) -> L
             accept_new_topic=request.accept_new_topic,
         )
         return load_topic(run, topic)
+
+
+def _other_subjects(storage: Storage, request: Load, result: LoadResult) -> list[str]:
+    """A note for each schema id in the load's messages that is of another subject than the topic's."""
+    if result.load is None or not result.published:
+        return []
+    topic = result.topic
+    loaded = {id_ for part in read_load(storage, topic, result.load).partitions for id_ in part.schema_ids}
+    try:
+        with SchemaRegistryClient(request.registry) as registry:
+            others = ids_of_others(topic, loaded, Subjects.parse(request.subjects), registry)
+    except MillraceError as error:  # the load is there, whatever the registry says now
+        return [f"{topic}: whether its messages are of the topic's subject is not known: {error}"]
+    return others_in_words(topic, others)
 
 
 def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
@@ -117,24 +134,37 @@ def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what
             run=partial(in_tasks, spark, write_cut),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(_pin, storage, registry, partial(ClusterClient, request.bootstrap)),
+            pin=partial(
+                _pin,
+                storage,
+                registry,
+                Subjects.parse(request.subjects),
+                partial(ClusterClient, request.bootstrap),
+            ),
             progress=to_stderr(what),
         )
         yield writing
 
 
 def _pin(
-    storage: Storage, registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str, used: int
+    storage: Storage,
+    registry: SchemaRegistryClient,
+    subjects: Subjects,
+    connect: partial[ClusterClient],
+    topic: str,
+    used: int,
 ) -> Pinned:
     """The topic's newest schema record; the first is made of the newest schema registered."""
     record = pinned(storage, topic, used)
     if record is None:
+        with connect() as client:
+            subject = subjects.of_messages(topic, lambda: ids_in(client, topic, tail_only=True), registry)
         try:
-            latest = registry.latest(topic)
+            latest = registry.latest(subject)
         except UnknownSchema:
             raise MillraceError(
-                f"no schema is registered for subject {topic!r} at {registry.url}: register it with"
-                " `millrace schemas apply`, then load again"
+                f"no schema is registered for subject {subject!r} at {registry.url}: register it with"
+                f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then load again"
             ) from None
         record = pin_first(storage, topic, latest.schema_id, latest.schema)
     return Pinned.of(record, connect, registry.find_schema)

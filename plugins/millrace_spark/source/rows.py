@@ -17,6 +17,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ConfigError, CorruptMessage, MillraceError
 from millrace.records.framing import Frames, read_headers
 from millrace_registry.client import SchemaRegistryClient
+from millrace_registry.subjects import Subjects
 from millrace_spark.source.options import SourceOptions
 from millrace_warehouse.log import messages
 from millrace_warehouse.log.messages import Decoder, Rejected
@@ -47,7 +48,8 @@ def table_schema(options: SourceOptions) -> dict[str, Any] | None:
         if options.registry_schema_id is not None:
             schema: dict[str, Any] = registry.schema(options.registry_schema_id)
         else:
-            schema = registry.latest(options.registry_subject or options.subscription.topics[0]).schema
+            topic = options.subscription.topics[0]
+            schema = registry.latest(options.registry_subject or Subjects.of_environment().of(topic)).schema
         return schema
 
 

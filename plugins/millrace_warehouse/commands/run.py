@@ -14,6 +14,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.client import completeness
 from millrace_registry.client import SchemaRegistryClient
+from millrace_registry.subjects import Subjects
 from millrace_warehouse.at import At, Progress, quiet
 from millrace_warehouse.audit import findings
 from millrace_warehouse.history.hours import UNFILED, start_of
@@ -102,7 +103,12 @@ def promote(request: Promote) -> PromoteResult:
     """Record the promotion; what it changes."""
     with SchemaRegistryClient(request.registry) as registry:
         return promote_registered(
-            open_storage(request.warehouse), registry, request.topic, request.schema_id, request.reason
+            open_storage(request.warehouse),
+            registry,
+            Subjects.parse(request.subjects),
+            request.topic,
+            request.schema_id,
+            request.reason,
         )
 
 

@@ -27,6 +27,7 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids, index_by_name
 from millrace.errors import MillraceError
 from millrace_avro.schema import Record, SchemaError
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_registry.subjects import Subjects
 from millrace_warehouse.columns import check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
@@ -184,19 +185,26 @@ def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:
 
 
 def promote_registered(
-    storage: Storage, registry: SchemaRegistryClient, topic: str, schema_id: int | None, reason: str
+    storage: Storage,
+    registry: SchemaRegistryClient,
+    subjects: Subjects,
+    topic: str,
+    schema_id: int | None,
+    reason: str,
 ) -> PromoteResult:
-    """Promote to a schema that is registered under the topic's name: that of an id, or the newest."""
+    """Promote to a schema that is registered under the topic's subject: that of an id, or the newest."""
+    now = pinned(storage, topic)
+    subject = subjects.of_messages(topic, lambda: [] if now is None else [now.schema_id], registry)
     try:
         if schema_id is None:
-            schema_id = registry.latest(topic).schema_id
-        elif registry.lookup(topic, registry.schema(schema_id)) is None:
+            schema_id = registry.latest(subject).schema_id
+        elif registry.lookup(subject, registry.schema(schema_id)) is None:
             raise UnknownSchema
     except UnknownSchema:
         what = "no schema" if schema_id is None else f"no schema {schema_id}"
         raise MillraceError(
-            f"{what} is registered for subject {topic!r} at {registry.url}: register it with"
-            " `millrace schemas apply`, then promote again"
+            f"{what} is registered for subject {subject!r} at {registry.url}: register it with"
+            f" `millrace schemas apply`, or name another with --subject {topic}=SUBJECT, then promote again"
         ) from None
     return promote(storage, topic, schema_id, reason, registry.find_schema)
 

@@ -18,6 +18,7 @@ from millrace_audit.agent.intake import Intake, Unknown
 from millrace_audit.agent.spool import Spool
 from millrace_audit.reports.messages import schema_file
 from millrace_registry.client import RegisteredVersion
+from millrace_registry.subjects import Subjects
 
 START = 1_431_856_800_000
 FIELDS = {"clientAddress": "c", "method": "GET", "protocol": "HTTP/1.1", "status": 200}
@@ -52,7 +53,7 @@ class Agent:
     def start(self) -> None:
         self.stop()
         self.spool = Spool(self.folder / "spool", 1 << 30)
-        intake = Intake(Registry(), self.topics, self.spool, {"t": "PageView"})  # type: ignore[arg-type]
+        intake = Intake(Registry(), self.topics, self.spool, Subjects.parse(["t=PageView"]))  # type: ignore[arg-type]
         self.follower = Follower(self.spool, intake, {self.log: "t"})
 
     def stop(self) -> None:

@@ -40,7 +40,12 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return seen["answer"]
 
     def all_of(
-        warehouse: str, bootstrap: str, registry: str, named: Sequence[str], matching: str
+        warehouse: str,
+        bootstrap: str,
+        registry: str,
+        subjects: Sequence[str],
+        named: Sequence[str],
+        matching: str,
     ) -> tuple[list[str], list[str]]:
         return list(named), ["Bare"] if matching else []
 
@@ -188,9 +193,9 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
     monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", registry)
     if isinstance(expected, str):
         with pytest.raises(MillraceError, match=re.escape(expected)):
-            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", named, matching)
+            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", (), named, matching)
     else:
-        assert early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", named, matching) == expected
+        assert early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", (), named, matching) == expected
 
 
 def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topic_with_a_table_too(
@@ -212,7 +217,7 @@ def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topi
     (tmp_path / "PageView").mkdir()
     for warehouse in (str(tmp_path), "hdfs://namenode/warehouse"):
         with pytest.raises(RegistryUnavailable):
-            early.topics_to_load(warehouse, "b:1", "http://r", ["PageView"], "")
+            early.topics_to_load(warehouse, "b:1", "http://r", (), ["PageView"], "")
 
 
 def test_a_master_that_is_not_there_is_named_before_a_jvm_starts(submitted: dict[str, Any]) -> None:
