@@ -12,8 +12,10 @@ import difflib
 import importlib
 import importlib.abc
 import importlib.util
+import os
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import click
 
@@ -80,11 +82,19 @@ def _targets() -> dict[str, str]:
     cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="millrace")
-def cli() -> None:
+@click.option(
+    "--client",
+    metavar="FILE",
+    help="How brokers are reached, and who you are to them (docs/security.md); or in MILLRACE_CLIENT.",
+)
+def cli(client: str | None) -> None:
     """Carry event streams from every datacenter to the warehouse, and prove that nothing was lost.
 
     Example: millrace demo
     """
+    if client is not None:
+        # Also for the processes that the command starts. Every command makes its own clients, or none.
+        os.environ["MILLRACE_CLIENT"] = str(Path(client).absolute())
 
 
 def main() -> None:

@@ -47,6 +47,56 @@ class LogConfig:
     """The largest batch a producer may send."""
 
 
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+CLIENT_MECHANISMS = (*MECHANISMS, "PLAIN")
+TLS_VERSIONS = ("1.2", "1.3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSecurity:
+    """How a client of ours reaches brokers, and who it is to them; names files, holds no secret."""
+
+    protocol: str = "PLAINTEXT"
+    """What the brokers' listener speaks."""
+    ca: str = ""
+    """PEM file of the authorities that brokers' certificates are checked by; empty: those that the machine
+    trusts."""
+    certificate: str = ""
+    """PEM file of the client's own certificate, where brokers want one."""
+    key: str = ""
+    """Its key, which only its owner may read; empty: in the file of the certificate."""
+    key_password_file: str = ""
+    """A file with the password of the key, which only its owner may read."""
+    min_version: str = "1.2"
+    mechanism: str = "SCRAM-SHA-512"
+    user: str = ""
+    password_file: str = ""
+    """A file whose first line is the user's password, which only its owner may read. It is read at every
+    login, so that a new password needs no restart."""
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+
+    def __post_init__(self) -> None:
+        _check_choice("protocol", self.protocol, PROTOCOLS)
+        _check_choice("min_version", self.min_version, TLS_VERSIONS)
+        _check_choice("mechanism", self.mechanism, CLIENT_MECHANISMS)
+        if self.uses_sasl and not (self.user and self.password_file):
+            raise ConfigError(f"protocol {self.protocol} needs user and password_file")
+        if self.user and not self.uses_sasl:
+            raise ConfigError(f"with user the protocol is SASL_SSL or SASL_PLAINTEXT, not {self.protocol}")
+        if (self.ca or self.certificate) and not self.uses_tls:
+            raise ConfigError(f"with ca or certificate the protocol is SSL or SASL_SSL, not {self.protocol}")
+        if self.mechanism == "PLAIN" and self.protocol == "SASL_PLAINTEXT":
+            raise ConfigError("mechanism PLAIN tells the password to whoever listens: use protocol SASL_SSL")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginConfig:
     """A cluster this one mirrors, pulled by the brokers that lead the target partitions."""
@@ -63,6 +113,8 @@ class OriginConfig:
     counts before `topics`."""
     max_bytes_per_second: int | None = None
     """The most that one broker reads from this origin, all topics together; None sets no limit."""
+    security: ClientSecurity = field(default_factory=ClientSecurity)
+    """How this cluster's brokers reach the origin's, and who they are there."""
 
     def __post_init__(self) -> None:
         rate = self.max_bytes_per_second
@@ -110,10 +162,7 @@ class ClientLimits:
 DEFAULT_LISTEN = "127.0.0.1:9092"
 DEFAULT_LISTENER = "default"
 """The name of the listener that `listen` alone stands for."""
-PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 CLIENT_CERTIFICATES = ("none", "wanted", "required")
-TLS_VERSIONS = ("1.2", "1.3")
 EVERY_ADDRESS = ("0.0.0.0", "::")
 """Addresses to listen on, at which no client can find a broker."""
 

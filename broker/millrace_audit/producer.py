@@ -22,7 +22,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from xxhash import xxh64_intdigest
 
-from millrace.client.confluent import text_of
+from millrace.client.confluent import SECURITY_SETTINGS, connected, text_of
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
@@ -180,10 +180,11 @@ class _Topic:
 class AuditedProducer:
     """One instance of a service on one server, producing to one cluster. Safe between threads; a context.
 
-    `config` goes to librdkafka. `lateness_ms` promises that no event is older when `send` is called; without
-    it only `closed_through` and `close` say that a time is over. `subjects` are words like those of
-    `millrace load --subject`; without them the variable MILLRACE_SUBJECTS says how subjects are named.
-    Raises MillraceError in one line for an unknown topic, an event that does not fit, no broker in reach.
+    `config` goes to librdkafka; without settings of security in it the process's client file counts.
+    `lateness_ms` promises that no event is older when `send` is called; without it only `closed_through`
+    and `close` say that a time is over. `subjects` are words like those of `millrace load --subject`; without
+    them the variable MILLRACE_SUBJECTS says how subjects are named. Raises MillraceError in one line for an
+    unknown topic, an event that does not fit, no broker in reach.
     """
 
     def __init__(
@@ -215,8 +216,9 @@ class AuditedProducer:
         self._timeout_s = settings["delivery.timeout.ms"] / 1000
         self._failures: deque[Message] = deque()
         # Called from poll, in whatever thread: appending takes no lock, so nothing can wait in a circle.
-        self._producer = Producer({**settings, "on_delivery": self._on_failure})
-        publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=self._timeout_s)
+        self._producer = connected(Producer, {**settings, "on_delivery": self._on_failure})
+        secured = {key: value for key, value in settings.items() if key.startswith(SECURITY_SETTINGS)}
+        publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=self._timeout_s, settings=secured)
         self._reports = _Reports(publisher, AuditCodec(self._registry), {"cluster": cluster, **who})
         self._lock = threading.Lock()  # the bookkeeping, and the order of events of a topic
         self._report_lock = threading.Lock()  # one report at a time; taken before _lock, never after

@@ -31,12 +31,17 @@ COMMANDS = {
 
 
 def environment(settings: MillraceSettings) -> dict[str, str]:
-    """What a command finds in its environment: services' URLs, which may hold passwords, and subjects' names.
+    """What a command finds in its environment: URLs of services, which may hold passwords, and the like.
 
     Every user reads command lines.
     """
-    services = {"MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor}
-    return {**services, "MILLRACE_SUBJECTS": settings.subjects} if settings.subjects else services
+    named = {
+        "MILLRACE_REGISTRY": settings.registry,
+        "MILLRACE_AUDITOR": settings.auditor,
+        "MILLRACE_SUBJECTS": settings.subjects,
+        "MILLRACE_CLIENT": settings.client_file,
+    }
+    return {name: value for name, value in named.items() if value}
 
 
 def command_line(

@@ -8,6 +8,7 @@ simply started again, because every command may be repeated without harm.
     group          process group of the job, and the machine where this number means something
     log            the command's standard error, line by line
     result         its standard output
+    secrets        client file and password, deleted when the command has ended
     status.json    {"exit_code": n}, written whole when the command has ended
 """
 
@@ -32,6 +33,7 @@ from millrace.errors import MillraceError
 
 KILL_AFTER_S = 10.0
 """What a stopped job gets to end by itself."""
+SECRETS = "secrets"
 KEEP_S = 7 * 24 * 3600.0
 """How long the folder of a job stays that nobody came back for: its task was killed or its worker died."""
 
@@ -52,16 +54,30 @@ class Job:
 
     @classmethod
     def start(
-        cls, command: Sequence[str], parent: Path, name: str, environment: Mapping[str, str] | None = None
+        cls,
+        command: Sequence[str],
+        parent: Path,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        client_files: Mapping[str, str] | None = None,
     ) -> Job:
         """Start `command` detached from this process, its folder a new one under `parent`.
 
-        `environment` is added to this process's own, and written nowhere.
+        `environment` is added to this process's own, and written nowhere. `client_files` are there for this
+        user alone while the command runs; the command finds the first in MILLRACE_CLIENT.
         """
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
         started_here.append(job)
         _sweep(parent)
+        environment = dict(environment or {})
+        if client_files:
+            secrets = job._path(SECRETS)
+            secrets.mkdir(mode=0o700)
+            for file, text in client_files.items():
+                (secrets / file).touch(mode=0o600)
+                (secrets / file).write_text(text)
+            environment["MILLRACE_CLIENT"] = str((secrets / next(iter(client_files))).absolute())
         job._path("command.json").write_text(json.dumps(list(command)))
         with job._path("lock").open("wb") as lock:
             # Taken here and inherited: there is no moment at which the job exists and looks dead.
@@ -73,7 +89,7 @@ class Job:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **(environment or {})},
+                    env={**os.environ, **environment},
                     pass_fds=[lock.fileno()],
                     check=False,
                 )
@@ -136,7 +152,7 @@ class Job:
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not self.alive():
-                return
+                break
             group, host = self._path("group").read_text().split()
             if host != socket.gethostname():
                 raise JobFailed(f"{self._command()} runs on {host} and can be stopped only there")
@@ -145,6 +161,7 @@ class Job:
             deadline = time.monotonic() + timeout_s
             while self.alive() and time.monotonic() < deadline:
                 time.sleep(0.05)
+        shutil.rmtree(self._path(SECRETS), ignore_errors=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,6 +41,7 @@ def run(directory: Path, lock_fd: int, stopped: list[int]) -> None:
         if stopped:  # while the command was not yet there to be told
             process.terminate()
         exit_code = process.wait()
+    shutil.rmtree(directory / "secrets", ignore_errors=True)
     status = directory / "status.json.new"
     status.write_text(json.dumps({"exit_code": exit_code}))
     status.replace(directory / "status.json")

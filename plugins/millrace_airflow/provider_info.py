@@ -38,8 +38,8 @@ def _connection_type() -> dict[str, Any]:
         "hook-class-name": f"{_PACKAGE}.hooks.millrace.MillraceHook",
         "hook-name": "Millrace",
         "ui-field-behaviour": {
-            "hidden-fields": ["login", "password", "schema", "extra"],
-            "relabeling": {"host": "Brokers"},
+            "hidden-fields": ["schema", "extra"],
+            "relabeling": {"host": "Brokers", "login": "User at the brokers", "password": "Its password"},
             "placeholders": {
                 "host": "brokers of the aggregate cluster: HOST:PORT,HOST:PORT",
                 "registry": "http://127.0.0.1:8081",
@@ -59,6 +59,12 @@ def _connection_type() -> dict[str, Any]:
             "spark_master": _field("Spark master", "Where Spark jobs are submitted to; default: local."),
             "catalog": _field(
                 "Catalog", "Iceberg catalog of pyiceberg's configuration; default: a local warehouse's own."
+            ),
+            "protocol": _field("Protocol", "What the brokers speak: PLAINTEXT (default), SSL or SASL_SSL."),
+            "ca": _field("Authorities", "PEM file on the workers, of the brokers' certificates."),
+            "mechanism": _field("Mechanism", "SCRAM-SHA-512 (default), SCRAM-SHA-256 or PLAIN."),
+            "client_file": _field(
+                "Client file", "On the workers and Spark's executors, in place of user and protocol."
             ),
             "job_dir": _field(
                 "Job folder", "Logs of running jobs; workers and triggerers need the same one."

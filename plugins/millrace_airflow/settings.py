@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millrace.config import from_mapping, parse_addresses
+from millrace.config import ClientSecurity, from_mapping, parse_addresses
 from millrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
+
+CLIENT_FILE, PASSWORD_FILE = "client.toml", "client.password"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,16 @@ class MillraceSettings:
     """Spark master the jobs are submitted to; empty takes the commands' own default."""
     catalog: str = ""
     """Iceberg catalog by its name in pyiceberg's configuration; empty for a local warehouse's own."""
+    protocol: str = ""
+    """What the brokers speak, if that is not PLAINTEXT; see `millrace.config.ClientSecurity`."""
+    ca: str = ""
+    """PEM file on the workers: authorities of the brokers' certificates; empty: those of the machine."""
+    mechanism: str = ""
+    user: str = ""
+    """Who logs in to the brokers: the connection's login."""
+    password: str = field(default="", repr=False)
+    client_file: str = ""
+    """A client file on the workers, in place of these: where Spark's executors have one under that name."""
     job_dir: str = ""
     """Folder for the logs and results of running jobs, the same one for workers and triggerers."""
 
@@ -48,6 +61,18 @@ class MillraceSettings:
             names = ", ".join(sorted(self.origins)) or "none"
             raise ConfigError(f"the connection has no origin {name!r} (known: {names}): add it to `origins`")
         return self.origins[name]
+
+    def client_files(self) -> dict[str, str]:
+        """A client file and the file of its password, by their names; empty where the connection has none."""
+        if not self.protocol:
+            return {}
+        named = {"protocol": self.protocol, "ca": self.ca, "mechanism": self.mechanism, "user": self.user}
+        if self.user:
+            named["password_file"] = PASSWORD_FILE
+        text = "".join(
+            f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in named.items() if value
+        )
+        return {CLIENT_FILE: text, PASSWORD_FILE: f"{self.password}\n"}
 
     @property
     def job_directory(self) -> Path:
@@ -64,6 +89,7 @@ def settings_of(connection: Connection) -> MillraceSettings:
     # Airflow parts the port of a single address from its host; a list of addresses stays in the host.
     values = {key: value for key, value in connection.extra_dejson.items() if value not in (None, "")}
     values["bootstrap"] = f"{host}:{port}" if port else host
+    values |= {"user": connection.login or "", "password": connection.password or ""}
     if isinstance(origins := values.get("origins"), str):  # a form field and a URI carry text only
         try:
             values["origins"] = json.loads(origins)
@@ -73,6 +99,11 @@ def settings_of(connection: Connection) -> MillraceSettings:
             ) from None
     settings = from_mapping(MillraceSettings, values, where)
     parse_addresses(settings.bootstrap, f"{where}: host")
+    if settings.client_file and (settings.protocol or settings.user):
+        raise ConfigError(f"{where}: give protocol and login, or client_file which says both")
+    if settings.user and not settings.protocol:
+        raise ConfigError(f"{where} has a login and no protocol: set it to SASL_SSL")
+    from_mapping(ClientSecurity, tomllib.loads(settings.client_files().get(CLIENT_FILE, "")), where)
     for name, address in settings.origins.items():
         parse_addresses(address, f"{where}: origin {name}")
     return settings

@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.config import ClientSecurity
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.mirror.examine import FETCH_BYTES, fetch, offset_rules
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
@@ -40,6 +41,9 @@ class MirrorTask:
     origin_bootstrap: str
     end: int
     bootstrap: str
+    origin_security: ClientSecurity = field(default_factory=ClientSecurity)
+    """Of both clusters: names of files that every worker has."""
+    security: ClientSecurity = field(default_factory=ClientSecurity)
     since: MirrorPosition | None = None
     """What was recorded when the run began; None: nothing."""
     max_bytes: int | None = None
@@ -68,8 +72,10 @@ def mirror_partition(task: MirrorTask) -> MirroredPartition:
     """Copy until the end of the task; MillraceError when the origin does not go on where the copy ended."""
     try:
         with (
-            ClusterClient(task.origin_bootstrap, client_id=CLIENT_ID) as origin,
-            ClusterClient(task.bootstrap, client_id=CLIENT_ID) as target,
+            ClusterClient(
+                task.origin_bootstrap, client_id=CLIENT_ID, security=task.origin_security
+            ) as origin,
+            ClusterClient(task.bootstrap, client_id=CLIENT_ID, security=task.security) as target,
         ):
             return _Copy(task, origin, target).to_the_end()
     except OriginChanged as error:

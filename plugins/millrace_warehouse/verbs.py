@@ -333,6 +333,12 @@ class Mirror:
     bootstrap: str = option(
         "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", words.checked_addresses
     )
+    origin_client: str = option(
+        "--origin-client FILE",
+        "Client file for the origin; without it the one for the aggregate cluster.",
+        words.absolute_file,
+        default="",
+    )
     max_bytes: int | None = option(
         "--max-bytes SIZE",
         "Copy about so much of all topics (500MB, 2GiB); the next run goes on there.",

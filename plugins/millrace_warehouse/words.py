@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from millrace.config import parse_addresses, parse_time
@@ -48,6 +49,11 @@ def parse_time_ms(text: str, option: str) -> int:
 def optional(parse: Callable[[str, str], T]) -> Callable[[str, str], T | None]:
     """As `parse`; None for an empty word."""
     return lambda text, option: parse(text, option) if text else None
+
+
+def absolute_file(text: str, _: str) -> str:
+    """A file as every folder finds it; empty for an empty word."""
+    return str(Path(text).absolute()) if text else ""
 
 
 def parse_loads(text: str, option: str) -> list[int]:

@@ -14,10 +14,9 @@ import confluent_kafka
 import pytest
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.client.connection import Connection, ConnectionFailed
-from millrace.config import TlsConfig
+from millrace.client.connection import Connection, ConnectionFailed, NotTrusted
+from millrace.config import ClientSecurity
 from millrace.errors import MillraceError
-from millrace.security.certificates import client_context
 from tests.brokers import free_port, read_topic
 from tests.certificates import Authority, Issued
 from tests.compat.brokers import RunningBroker, start_broker
@@ -36,9 +35,9 @@ class Secured:
     client: Issued
     ports: dict[str, int]
 
-    def tls(self, certificate: Issued | None = None) -> TlsConfig:
+    def tls(self, certificate: Issued | None = None) -> ClientSecurity:
         issued = (certificate.certificate, certificate.key) if certificate else ("", "")
-        return TlsConfig(ca=self.authority.ca, certificate=issued[0], key=issued[1])
+        return ClientSecurity(protocol="SSL", ca=self.authority.ca, certificate=issued[0], key=issued[1])
 
     def settings(self, listener: str, **more: str) -> dict[str, str | int]:
         """Of confluent-kafka."""
@@ -105,26 +104,25 @@ def test_our_own_client_reads_by_tls_what_was_written_without(secured: Secured, 
     for number, value in enumerate(VALUES):
         producer.produce(topic, value, partition=number % 2)
     assert producer.flush(30) == 0
-    tls = client_context(secured.tls(secured.client if listener == "mutual" else None))
-    with ClusterClient(f"localhost:{secured.ports[listener]}", timeout_s=20, tls=tls) as client:
+    tls = secured.tls(secured.client if listener == "mutual" else None)
+    with ClusterClient(f"localhost:{secured.ports[listener]}", timeout_s=20, security=tls) as client:
         read = read_topic(client, topic)
         assert client.addresses == {1: ("localhost", secured.ports[listener])}
     assert [list(read[number].values) for number in (0, 1)] == [VALUES[0::2], VALUES[1::2]]
 
 
-def connect(port: int, host: str, config: TlsConfig | None) -> Connection:
-    tls = client_context(config) if config is not None else None
-    return Connection(host, port, client_id="test", timeout_s=10, tls=tls)
+def connect(port: int, host: str, security: ClientSecurity) -> Connection:
+    return Connection(host, port, client_id="test", timeout_s=10, security=security)
 
 
 def test_a_broker_that_is_not_who_it_should_be_is_refused_in_one_line(
     secured: Secured, tmp_path: Path
 ) -> None:
     port, stranger = secured.ports["tls"], Authority(tmp_path, "Stranger")
-    with pytest.raises(ConnectionFailed, match=r"does not prove who it is: .*127\.0\.0\.2"):
+    with pytest.raises(NotTrusted, match=r"does not prove who it is: .*127\.0\.0\.2"):
         connect(port, "127.0.0.2", secured.tls())
-    with pytest.raises(ConnectionFailed, match="does not prove who it is: unable to get local issuer"):
-        connect(port, "localhost", TlsConfig(ca=stranger.ca))
+    with pytest.raises(NotTrusted, match="does not prove who it is: unable to get local issuer"):
+        connect(port, "localhost", ClientSecurity(protocol="SSL", ca=stranger.ca))
     with pytest.raises(ConnectionFailed, match="no TLS with the broker"):
         connect(secured.ports["plain"], "localhost", secured.tls())
     with (

@@ -7,7 +7,6 @@ ids). Does not decode records, commits no offsets, joins no group.
 from __future__ import annotations
 
 import dataclasses
-import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -17,9 +16,10 @@ from millrace.client.connection import Connection, ConnectionFailed
 from millrace.client.errors import LEADER_MOVED, TryAgain, raise_error
 from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits
 from millrace.client.metadata import TopicMetadata
-from millrace.config import parse_addresses
+from millrace.config import ClientSecurity, parse_addresses
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin, PositionMismatch
+from millrace.security.client import of_process
 from millrace.wire import messages, mirror_append
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition
@@ -41,10 +41,11 @@ class ClusterClient:
         *,
         client_id: str = "millrace",
         timeout_s: float = 30,
-        tls: ssl.SSLContext | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
-        """With `tls` every connection uses it, and each broker must prove that it is its host."""
-        self.bootstrap, self._tls = bootstrap, tls
+        """Connections are made as `security` says; left out, as the process's client file does."""
+        self.bootstrap = bootstrap
+        self.security = security if security is not None else of_process()
         self._addresses = parse_addresses(bootstrap)
         self._client_id = client_id
         self._timeout_s = timeout_s
@@ -260,13 +261,14 @@ class ClusterClient:
 
     def _connect(self, address: tuple[str, int], deadline: float) -> Connection:
         connection = self._connections.get(address)
-        if connection is not None and connection.idle:
+        if connection is not None and connection.idle and not connection.worn:
             return connection
         if connection is not None:
-            connection.close()  # an attempt was given up half-way: its response must never be taken for ours
+            # An attempt was given up half-way: its response must never be taken for ours. Or the login ends.
+            connection.close()
         wait = max(0.1, min(_CONNECT_TIMEOUT_S, deadline - time.monotonic()))
         self._connections.pop(address, None)
-        connection = Connection(*address, client_id=self._client_id, timeout_s=wait, tls=self._tls)
+        connection = Connection(*address, client_id=self._client_id, timeout_s=wait, security=self.security)
         self._connections[address] = connection
         return connection
 

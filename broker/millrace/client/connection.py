@@ -1,7 +1,7 @@
 """One blocking connection to a broker: a request goes out, its response comes back.
 
 The client side's only socket. Knows frames, headers and time limits; does not know what the messages mean,
-does not retry.
+does not retry. It proves who it is before it is of use.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import socket
 import ssl
 import struct
 import time
+from functools import partial
 from typing import NoReturn
 
+from millrace.config import ClientSecurity
 from millrace.errors import MillraceError
+from millrace.security.client import of_process, tls_context
 from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
 
@@ -22,20 +25,39 @@ _FIRST_BYTES = 16 << 20
 """Most memory for the stated length of a response: a larger one gets more as it comes."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Give up a response that comes slower than this once it has begun."""
+_LOGIN_SHARE = 0.8
+"""Of the time that a login holds: then another connection takes its place."""
+_UNHEARD = "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT"
 
 
 class ConnectionFailed(MillraceError):
     """A broker cannot be reached, went away or did not answer in time."""
 
 
+class NotTrusted(MillraceError):
+    """A broker has not proved who it is, or took no proof of ours: to try it again is of no use."""
+
+
 class Connection:
     """A connection to HOST:PORT; one request at a time, or several sent before the first is received."""
 
     def __init__(
-        self, host: str, port: int, *, client_id: str, timeout_s: float, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        timeout_s: float,
+        security: ClientSecurity | None = None,
     ) -> None:
-        """With `tls` (see `security.certificates.client_context`) the broker must prove that it is `host`."""
+        """Connect, and log in where `security` says so, which is the process's own if it is left out.
+
+        With TLS the broker must prove that it is `host`. Raises ConnectionFailed, or NotTrusted and
+        LoginRefused where another try is of no use.
+        """
         self.address = f"{host}:{port}"
+        security = security if security is not None else of_process()
+        tls = tls_context(security)
         self._client_id = client_id.encode()
         self._correlation_id = 0
         self._expected: list[tuple[int, bool]] = []
@@ -48,24 +70,45 @@ class Connection:
                 f"cannot reach a broker at {self.address}: {reason}; start it or give another address"
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._heard = False
+        self._renew_at: float | None = None
         if tls is not None:
             self._secure(tls, host)
+        if security.uses_sasl:
+            self._log_in(security, timeout_s)
 
     def _secure(self, tls: ssl.SSLContext, host: str) -> None:
         try:
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)  # closes it when it fails
         except ssl.SSLCertVerificationError as error:
-            raise ConnectionFailed(
+            raise NotTrusted(
                 f"the broker at {self.address} does not prove who it is: {error.verify_message}"
             ) from error
         except OSError as error:
             reason = getattr(error, "reason", None) or error
             raise ConnectionFailed(f"no TLS with the broker at {self.address}: {reason}") from error
 
+    def _log_in(self, security: ClientSecurity, timeout_s: float) -> None:
+        from millrace.client.login import log_in  # only who logs in needs the library for it
+
+        began = time.monotonic()
+        try:
+            holds_ms = log_in(partial(self.request, timeout_s=timeout_s), security, self.address)
+        except BaseException:
+            self.close()
+            raise
+        if holds_ms:
+            self._renew_at = began + _LOGIN_SHARE * holds_ms / 1000
+
     @property
     def idle(self) -> bool:
         """True when the connection is whole and no response is outstanding: safe to use for a new request."""
         return not self._failed and not self._expected
+
+    @property
+    def worn(self) -> bool:
+        """True when the login will soon not hold any more: connect anew."""
+        return self._renew_at is not None and time.monotonic() > self._renew_at
 
     def request(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> memoryview:
         """Send one request and wait for its response's body; ConnectionFailed when none comes."""
@@ -117,7 +160,8 @@ class Connection:
                 buffer += bytes(min(size, 2 * received) - received)
             count = self._socket.recv_into(memoryview(buffer)[received:size])
             if count == 0:
-                raise ConnectionError("the broker closed the connection")
+                raise ConnectionError("the broker closed the connection" + ("" if self._heard else _UNHEARD))
+            self._heard = True
             received += count
             if received < size and time.monotonic() > give_up_at + received / _SLOWEST_BYTES_PER_SECOND:
                 raise TimeoutError(f"{received} of {size} bytes came in time")

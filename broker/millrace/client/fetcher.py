@@ -18,6 +18,7 @@ from uuid import UUID
 
 from millrace.client import metadata
 from millrace.client.connection import Connection
+from millrace.config import ClientSecurity
 from millrace.errors import MillraceError
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
@@ -73,8 +74,8 @@ class BrokerFetcher:
 
     @property
     def unused(self) -> bool:
-        """True when no request was sent for so long that the broker may have closed the connection."""
-        return time.monotonic() - self._used_at > MAX_UNUSED_SECONDS
+        """True when the broker may close the connection: unused for so long, or its login ends."""
+        return self._connection.worn or time.monotonic() - self._used_at > MAX_UNUSED_SECONDS
 
     def close(self) -> None:
         self._connection.close()
@@ -224,9 +225,17 @@ class Rounds(threading.Thread, ABC):
 class Puller(Rounds):
     """A thread that reads from one broker; what it asks for and what becomes of it is the subclass's."""
 
-    def __init__(self, name: str, client_id: str, log: logging.Logger, subject: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        client_id: str,
+        log: logging.Logger,
+        subject: str,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        """`security` is how brokers are reached; left out, as the process's client file says."""
         super().__init__(name, log, subject)
-        self._client_id = client_id
+        self._client_id, self._security = client_id, security
         self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
         self._turns: dict[TopicPartition, None] = {}
 
@@ -247,7 +256,9 @@ class Puller(Rounds):
 
     def connect(self, address: tuple[str, int]) -> BrokerFetcher:
         """A new connection; MillraceError when nobody answers there."""
-        connection = Connection(*address, client_id=self._client_id, timeout_s=TIMEOUT_SECONDS)
+        connection = Connection(
+            *address, client_id=self._client_id, timeout_s=TIMEOUT_SECONDS, security=self._security
+        )
         return BrokerFetcher(connection, timeout_s=TIMEOUT_SECONDS)
 
     def disconnect(self) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.client.confluent import text_of
+from millrace.client.confluent import connected, text_of
 from millrace.commands.printing import json_option
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, naming_the_remedy
 from millrace.errors import MillraceError
@@ -61,7 +61,7 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
             failures.append(f"{topic}: {text_of(error)}")
 
     settings = {"enable.idempotence": True, "compression.type": codec, "linger.ms": 5, "log_level": 0}
-    producer = Producer({"bootstrap.servers": bootstrap, "on_delivery": delivered, **settings})
+    producer = connected(Producer, {"bootstrap.servers": bootstrap, "on_delivery": delivered, **settings})
     options = {} if partition is None else {"partition": partition}
     sent = 0
     for key, value in _messages(_with_progress(sys.stdin), key_separator):
@@ -175,7 +175,7 @@ def _reader(bootstrap: str, positions: list[Any]) -> Any:
     """A consumer that begins at these positions and commits nothing."""
     settings = {"enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
     # The library wants a group's name; nothing is committed under it.
-    consumer = Consumer(_consumer_settings(bootstrap, "millrace-consume") | settings)
+    consumer = connected(Consumer, _consumer_settings(bootstrap, "millrace-consume") | settings)
     consumer.assign(positions)
     return consumer
 
@@ -183,7 +183,7 @@ def _reader(bootstrap: str, positions: list[Any]) -> Any:
 def _member(bootstrap: str, topic: str, group: str, from_beginning: bool) -> Any:
     """A member of a group; where nothing is committed it begins with the oldest or with new messages."""
     reset = "earliest" if from_beginning else "latest"
-    consumer = Consumer(_consumer_settings(bootstrap, group) | {"auto.offset.reset": reset})
+    consumer = connected(Consumer, _consumer_settings(bootstrap, group) | {"auto.offset.reset": reset})
     consumer.subscribe([topic])
     return consumer
 

@@ -66,6 +66,7 @@ class CopiedOrigin:
     ) -> None:
         self.watch = OriginWatch(name, config, broker_id, cluster, states, self._assign)
         self._name, self._client_id = name, f"millrace-mirror-{broker_id}"
+        self._security = config.security
         self._target, self._states = target, states
         self._allowance = Allowance(config.max_bytes_per_second, ANSWER_BYTES)
         self._lock = threading.Lock()
@@ -129,6 +130,7 @@ class CopiedOrigin:
                     self._states,
                     self._allowance,
                     self.watch.wake,
+                    self._security,
                 )
                 puller.assign(addresses[broker], share)
                 self._start(puller)

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from millrace.client.errors import MOVED
 from millrace.client.fetcher import FIRST_PAUSE_SECONDS, BrokerFetcher, FetchLimits, Puller
+from millrace.config import ClientSecurity
 from millrace.errors import ErrorCode, LeaderNotAvailable, MillraceError, NotLeader, UnknownTopicOrPartition
 from millrace.mirror.allowance import Allowance
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
@@ -143,9 +144,10 @@ class BrokerPuller(Puller):
         states: MirrorStates,
         allowance: Allowance,
         refresh: Callable[[], None],
+        security: ClientSecurity,
     ) -> None:
         """`refresh` is called when the origin no longer has or leads what it was asked for."""
-        super().__init__(f"mirror {name}", client_id, log, f"mirror of {name} waits")
+        super().__init__(f"mirror {name}", client_id, log, f"mirror of {name} waits", security)
         self._target, self._states, self._allowance, self._refresh = target, states, allowance, refresh
         self._assignment: tuple[tuple[str, int], Mapping[TopicPartition, Pull]] = (("", 0), {})
         self._requested: dict[TopicPartition, _Fetch] = {}

@@ -72,7 +72,9 @@ class MirrorStatus:
             config = self._origins.get(cluster)
             if config is None:
                 raise MillraceError(f"the configuration has no [mirror.{cluster}]")
-            self._clients[cluster] = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS)
+            self._clients[cluster] = ClusterClient(
+                config.bootstrap, timeout_s=TIMEOUT_SECONDS, security=config.security
+            )
         return self._clients[cluster]
 
     def former(self, origin: Origin) -> Origin | None:

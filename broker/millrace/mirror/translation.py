@@ -105,7 +105,7 @@ class Translator:
     def __init__(self, cluster: Cluster, name: str, config: OriginConfig, *, to_origin: bool) -> None:
         self._cluster, self._name, self._to_origin = cluster, name, to_origin
         self._copy = ClusterClient(cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
-        self._origin = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS)
+        self._origin = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS, security=config.security)
         sides = (self._copy, self._origin) if to_origin else (self._origin, self._copy)
         self._source, self._destination = sides
 

@@ -56,7 +56,10 @@ class OriginWatch(Rounds):
         self._config, self._broker_id, self._cluster = config, broker_id, cluster
         self._states, self._assign = states, assign
         self._client = ClusterClient(
-            config.bootstrap, client_id=f"millrace-mirror-{broker_id}", timeout_s=TIMEOUT_SECONDS
+            config.bootstrap,
+            client_id=f"millrace-mirror-{broker_id}",
+            timeout_s=TIMEOUT_SECONDS,
+            security=config.security,
         )
         self._settings: dict[tuple[str, UUID], Mapping[str, str]] = {}
         self._targets: dict[str, tuple[TopicState, Mapping[Origin, int]]] = {}

@@ -152,8 +152,12 @@ class ServerCertificates:
                 log.info("read the certificates again; new connections get them")
 
     def _files(self) -> Sequence[object]:
-        config = self._config
-        return [_mark(path) for path in (config.certificate, config.key, config.key_password_file, config.ca)]
+        return files_of(self._config)
+
+
+def files_of(config: TlsConfig) -> Sequence[object]:
+    """What changes when any of the files does."""
+    return [_mark(path) for path in (config.certificate, config.key, config.key_password_file, config.ca)]
 
 
 def _mark(path: str) -> object:

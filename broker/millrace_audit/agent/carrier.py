@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from millrace.client.confluent import text_of
+from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
 from millrace.records.messages import write_varint
 from millrace_audit.agent.intake import Unavailable, Unknown
@@ -123,7 +123,7 @@ class Carrier:
         self._caught_up = caught_up
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
         self._codec = AuditCodec(registry)
-        self._producer = Producer(self._settings)
+        self._producer = connected(Producer, self._settings)
         spooled = SpooledInstance(secrets.randbits(63), cluster, server, service)
         self._who = instance_bytes(server, service, spooled.instance)
         self._recover()
@@ -259,7 +259,7 @@ class Carrier:
             if lane.sent is not None and not lane.sent.outstanding:
                 self._settle(lane, lane.sent)
         if self._fatal and not self._chunks:
-            self._producer, self._fatal = Producer(self._settings), False
+            self._producer, self._fatal = connected(Producer, self._settings), False
         if self._fatal or self._told_much:
             return
         for lane in list(self._lanes.values()):

@@ -91,7 +91,9 @@ class Brokers:
             raise CannotRead(
                 "nobody leads it: start its broker" if leader < 0 else f"broker {leader} is away"
             )
-        connection = Connection(*address, client_id=self._client_id, timeout_s=_TIMEOUT_S)
+        connection = Connection(
+            *address, client_id=self._client_id, timeout_s=_TIMEOUT_S, security=self._client.security
+        )
         self._fetchers[leader] = BrokerFetcher(connection, timeout_s=_TIMEOUT_S)
         return self._fetchers[leader]
 

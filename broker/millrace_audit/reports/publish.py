@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from millrace.client.confluent import text_of
+from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
 from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber, TableCount, now_ms
@@ -41,11 +42,15 @@ class UnknownTopic(MillraceError):
 class AuditPublisher:
     """Publishes to one audit topic of one cluster. One thread at a time; a context."""
 
-    def __init__(self, bootstrap: str, topic: str, *, timeout_s: float = 60) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, *, timeout_s: float = 60, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        """`settings` are librdkafka's, of security: instead of what the process's client file says."""
         self.topic = topic
         self.bootstrap = bootstrap
         self._timeout_s = timeout_s
-        self._producer = Producer(
+        self._producer = connected(
+            Producer,
             {
                 "bootstrap.servers": bootstrap,
                 "acks": "all",
@@ -54,7 +59,8 @@ class AuditPublisher:
                 "message.max.bytes": MAX_MESSAGE_BYTES,
                 "delivery.timeout.ms": int(timeout_s * 1000),
                 "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
-            }
+                **(settings or {}),
+            },
         )
 
     def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
 from airflow.sdk import BaseHook
 
 from millrace.errors import MillraceError
 from millrace.urls import address_and_auth, without_secret
-from millrace_airflow.settings import MillraceSettings, settings_of
+from millrace_airflow.settings import CLIENT_FILE, MillraceSettings, settings_of
+
+if TYPE_CHECKING:
+    from millrace.config import ClientSecurity
 
 DEFAULT_CONN_ID = "millrace_default"
 TEST_TIMEOUT_S = 5.0
@@ -44,11 +53,27 @@ class MillraceHook(BaseHook):
 def _check_services(settings: MillraceSettings) -> str:
     from millrace.client.cluster_client import ClusterClient
 
-    with ClusterClient(settings.bootstrap, timeout_s=TEST_TIMEOUT_S) as client:
+    with (
+        _security(settings) as security,
+        ClusterClient(settings.bootstrap, timeout_s=TEST_TIMEOUT_S, security=security) as client,
+    ):
         topics = len(client.topics())
     _get(f"{settings.registry.rstrip('/')}/subjects", "schema registry")
     _get(f"{settings.auditor.rstrip('/')}/v1/topics", "auditor")
     return f"brokers with {topics} topics, schema registry and auditor answer"
+
+
+@contextmanager
+def _security(settings: MillraceSettings) -> Iterator[ClientSecurity | None]:
+    """How brokers are reached; the files that say so are there meanwhile."""
+    from millrace.security.client import load_client
+
+    with TemporaryDirectory(prefix="millrace-") as folder:  # which nobody else may look into
+        for name, text in settings.client_files().items():
+            Path(folder, name).touch(mode=0o600)
+            Path(folder, name).write_text(text)
+        file = settings.client_file or (str(Path(folder, CLIENT_FILE)) if settings.protocol else "")
+        yield load_client(file) if file else None
 
 
 def _get(url: str, service: str) -> None:

@@ -110,7 +110,9 @@ class MillraceJobOperator(BaseOperator):
         map_index = task.map_index if task.map_index is not None else -1
         run_id = run_id_of_task(task.dag_id, task.run_id, task.task_id, map_index)
         command = self.command(settings, run_id)
-        self._job = Job.start(command, settings.job_directory, run_id, self.variables(settings))
+        self._job = Job.start(
+            command, settings.job_directory, run_id, self.variables(settings), settings.client_files()
+        )
         # Airflow hides the passwords of a connection's own fields only.
         self.log.info("%s", " ".join(map(without_secret, command)))
         self.log.info("log while it runs: %s", self._job.directory / "log")

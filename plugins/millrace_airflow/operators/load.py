@@ -21,21 +21,29 @@ class MirrorTopicOperator(SparkJobOperator):
     """Copies an origin cluster's new batches of a topic into the aggregate cluster, each exactly once.
 
     With `max_bytes` (`2GiB`) about so much in one run; the next one goes on there. The brokers keep the
-    position that was reached.
+    position that was reached. `origin_client` is a client file on the workers for an origin that is reached
+    otherwise than the aggregate cluster.
     """
 
     verb = "mirror-batch"
-    template_fields = ("topic", "origin", "max_bytes", "conn_id")
+    template_fields = ("topic", "origin", "max_bytes", "origin_client", "conn_id")
 
-    def __init__(self, *, topic: str, origin: str, max_bytes: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self, *, topic: str, origin: str, max_bytes: str = "", origin_client: str = "", **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.topic = topic
         self.origin = origin
         self.max_bytes = max_bytes
+        self.origin_client = origin_client
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
-        origin_bootstrap = settings.origin(self.origin)
-        return {"origin": self.origin, "origin_bootstrap": origin_bootstrap, "max_bytes": self.max_bytes}
+        return {
+            "origin": self.origin,
+            "origin_bootstrap": settings.origin(self.origin),
+            "max_bytes": self.max_bytes,
+            "origin_client": self.origin_client,
+        }
 
 
 class LoadTopicOperator(SparkJobOperator):

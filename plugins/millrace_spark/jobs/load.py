@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
+from millrace.security.client import of_process
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, ids_of_others, others_in_words
@@ -127,20 +128,16 @@ def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
 @contextmanager
 def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what: str) -> Iterator[Writing]:
     """What a run writes with, while its connections are open."""
-    with ClusterClient(request.bootstrap) as client, SchemaRegistryClient(request.registry) as registry:
+    # The tasks get the names of the files, which every worker has under the same names.
+    connect = partial(ClusterClient, request.bootstrap, security=of_process())
+    with connect() as client, SchemaRegistryClient(request.registry) as registry:
         writing = Writing(
             storage=storage,
             client=client,
             run=partial(in_tasks, spark, write_cut),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(
-                _pin,
-                storage,
-                registry,
-                Subjects.parse(request.subjects),
-                partial(ClusterClient, request.bootstrap),
-            ),
+            pin=partial(_pin, storage, registry, Subjects.parse(request.subjects), connect),
             progress=to_stderr(what),
         )
         yield writing

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin
+from millrace.security.client import load_client, of_process
 from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
 from millrace_warehouse.commands.steps import to_stderr
@@ -28,7 +29,12 @@ def mirror_topics(spark: SparkSession, request: Mirror) -> list[MirroredPartitio
 
 def tasks_of(request: Mirror) -> list[MirrorTask]:
     """One task per origin partition, each to the end its partition has now."""
-    with ClusterClient(request.origin_bootstrap) as origin, ClusterClient(request.bootstrap) as target:
+    security = of_process()
+    of_origin = load_client(request.origin_client) if request.origin_client else security
+    with (
+        ClusterClient(request.origin_bootstrap, security=of_origin) as origin,
+        ClusterClient(request.bootstrap, security=security) as target,
+    ):
         tasks = [task for topic in request.topics for task in _tasks(request, topic, origin, target)]
     if request.max_bytes is None:
         return tasks
@@ -54,5 +60,7 @@ def _tasks(request: Mirror, name: str, origin: ClusterClient, target: ClusterCli
             origin_bootstrap=request.origin_bootstrap,
             end=end,
             bootstrap=request.bootstrap,
+            origin_security=origin.security,
+            security=target.security,
             since=recorded_position(target, partition_of_origin).position,
         )

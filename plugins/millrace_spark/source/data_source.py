@@ -76,7 +76,7 @@ def _frozen(options: SourceOptions) -> list[Cut] | str:
     Spark does not say whether a batch or a stream is wanted. A stream that goes on from its checkpoint may
     well name starting offsets that have expired: only a batch is refused then, when it asks for its reader.
     """
-    with ClusterClient(options.bootstrap) as client:
+    with ClusterClient(options.bootstrap, security=options.security) as client:
         subscribed(client, options.subscription, missing_ok=not options.fail_on_data_loss)
         try:
             return cuts_for(freeze(client, options), options.min_partitions)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.client.cluster_client import EARLIEST, LATEST
-from millrace.config import parse_addresses
+from millrace.config import ClientSecurity, parse_addresses
 from millrace.errors import ConfigError, MillraceError
+from millrace.security.client import load_client, of_process
 
 NAMES = (
     "bootstrap",
     "kafka.bootstrap.servers",
+    "client.file",
     "subscribe",
     "subscribePattern",
     "assign",
@@ -102,6 +104,8 @@ class SourceOptions:
 
     bootstrap: str
     subscription: Subscription
+    security: ClientSecurity = field(default_factory=ClientSecurity)
+    """Names files that every worker has; what is in them travels nowhere."""
     starting: Position | None = None
     ending: Position | None = None
     latest_if_no_record: bool = False
@@ -131,6 +135,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     return SourceOptions(
         bootstrap=given["bootstrap"],
         subscription=subscription,
+        security=load_client(given["client.file"]) if "client.file" in given else of_process(),
         starting=_position("starting", given, subscription),
         ending=_position("ending", given, subscription),
         latest_if_no_record=_one_of(given, "startingOffsetsByTimestampStrategy", "error", "latest"),
@@ -178,6 +183,8 @@ def _properly_named(options: Mapping[str, str]) -> dict[str, str]:
 def _hint(key: str, names: Mapping[str, str]) -> str:
     if key in HINTS:
         return HINTS[key]
+    if key.startswith(("kafka.security.", "kafka.sasl.", "kafka.ssl.")):
+        return "plans show options: write a client file (docs/security.md) and name it as 'client.file'"
     if close := difflib.get_close_matches(key, names, n=1, cutoff=0.75):
         return f"did you mean {names[close[0]]!r}?"
     if key.startswith("kafka."):

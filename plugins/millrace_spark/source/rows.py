@@ -88,7 +88,7 @@ class RowReader:
 
     def read(self, cut: Cut) -> Iterator[pa.RecordBatch]:
         stats = RangeStats.of(cut)
-        with ClusterClient(self.options.bootstrap) as client:
+        with ClusterClient(self.options.bootstrap, security=self.options.security) as client:
             for batch in self._batches(cut, read_cut(client, cut, stats), stats):
                 self._check_loss(cut, stats)
                 if batch.num_rows:

@@ -48,7 +48,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def client(self) -> ClusterClient:
         """The one connection of this process."""
         if self._client is None:
-            self._client = ClusterClient(self.options.bootstrap)
+            self._client = ClusterClient(self.options.bootstrap, security=self.options.security)
         return self._client
 
     def initialOffset(self) -> dict[str, Any]:

@@ -51,7 +51,9 @@ OPERATORS: dict[str, MillraceJobOperator] = {
         until="2015-05-18",
         max_rejected="9",
     ),
-    "mirror-batch": MirrorTopicOperator(task_id="mirror", topic="T", origin="dc1", max_bytes="1GB"),
+    "mirror-batch": MirrorTopicOperator(
+        task_id="mirror", topic="T", origin="dc1", max_bytes="1GB", origin_client="/o.toml"
+    ),
     "publish": PublishOperator(task_id="publish", topic="T", **HOURS),
     "publish proven": PublishOperator(
         task_id="proven", topic="T", start=None, end=None, proven=True, unproven_after="1d"
@@ -98,7 +100,11 @@ def test_a_mirror_reads_its_origin_and_writes_to_the_aggregate_cluster() -> None
     assert words[3:5] == ["mirror-batch", "SearchQuery"]
     wanted = {"--origin": "dc1", "--origin-bootstrap": "o:1", "--bootstrap": "b:1"}
     assert options(words, 1) == wanted
-    assert options(command(OPERATORS["mirror-batch"]), 1) == {**wanted, "--max-bytes": "1GB"}
+    assert options(command(OPERATORS["mirror-batch"]), 1) == {
+        **wanted,
+        "--max-bytes": "1GB",
+        "--origin-client": "/o.toml",
+    }
 
 
 def test_a_spark_master_is_passed_on_to_what_runs_on_spark_and_a_catalog_to_what_has_a_table() -> None:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from millrace.errors import ConfigError
+from millrace.security.client import load_client, password
 from millrace_airflow.hooks import millrace as hook
 from millrace_airflow.hooks.millrace import MillraceHook
 
@@ -46,6 +47,19 @@ def test_several_brokers_fit_in_a_uri(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MillraceHook().get_conn().bootstrap == "a:1,b:2"
 
 
+def test_login_and_password_become_a_client_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    extra = {**EXTRA, "protocol": "SASL_SSL", "ca": "/ca.pem", "mechanism": "SCRAM-SHA-256"}
+    set_connection(monkeypatch, host="b:1", login='a"b', password="s3cr\\t", extra=extra)
+    settings = MillraceHook().get_conn()
+    for name, text in settings.client_files().items():
+        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).write_text(text)
+    security = load_client(str(tmp_path / "client.toml"))
+    assert (security.protocol, security.ca, security.mechanism) == ("SASL_SSL", "/ca.pem", "SCRAM-SHA-256")
+    assert (security.user, password(security)) == ('a"b', "s3cr\\t")
+    assert "s3cr" not in repr(settings)
+
+
 def test_jobs_are_kept_in_airflows_home_unless_a_folder_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", "/home/of/airflow")
     set_connection(monkeypatch, host="b:1", extra=EXTRA)
@@ -65,6 +79,19 @@ def test_jobs_are_kept_in_airflows_home_unless_a_folder_is_given(monkeypatch: py
         ({"host": "b:1", "extra": {**EXTRA, "origins": "dc1"}}, "origins is not JSON of the form"),
         ({"host": "b:1", "extra": {**EXTRA, "origins": {"dc1": 9192}}}, "origins.dc1 has the wrong type"),
         ({"host": "b:1", "extra": {**EXTRA, "origins": {"dc1": "x"}}}, "origin dc1 'x' is not HOST:PORT"),
+        (
+            {"host": "b:1", "login": "loads", "extra": EXTRA},
+            "has a login and no protocol: set it to SASL_SSL",
+        ),
+        (
+            {"host": "b:1", "extra": {**EXTRA, "protocol": "SASL_SSL"}},
+            "SASL_SSL needs user and password_file",
+        ),
+        ({"host": "b:1", "extra": {**EXTRA, "protocol": "TLS"}}, "protocol 'TLS' is none of PLAINTEXT, SSL"),
+        (
+            {"host": "b:1", "login": "loads", "extra": {**EXTRA, "client_file": "/c", "protocol": "SSL"}},
+            "give protocol and login, or client_file",
+        ),
     ],
 )
 def test_a_wrong_connection_is_one_line_that_names_the_field(

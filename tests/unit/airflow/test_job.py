@@ -51,6 +51,35 @@ for piece in ("one\\ntw", "o\\n", "thr\\u00e9e\\n", "last, without an end"):
     assert lines == ["one", "two", "thr\u00e9e", "last, without an end"] == list(job.log_lines())
 
 
+def test_a_jobs_client_files_are_its_users_alone_and_go_with_its_end(tmp_path: Path) -> None:
+    code = (
+        "import json, os, pathlib; client = pathlib.Path(os.environ['MILLRACE_CLIENT']);"
+        "modes = [oct(path.stat().st_mode & 0o777) for path in (client, client.parent)];"
+        "print(json.dumps([client.read_text(), *modes]))"
+    )
+    files = {"client.toml": "user = 'loads'", "client.password": "canary-77a1"}
+    job = Job.start(python(code), tmp_path, "load", client_files=files)
+    job.follow(lambda line: None)
+    assert job.result() == ["user = 'loads'", "0o600", "0o700"]
+    left = [path for path in job.directory.rglob("*") if path.is_file()]
+    assert left
+    assert not [path for path in left if "canary-77a1" in path.read_text()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_job_leaves_no_client_files(tmp_path: Path, number: signal.Signals) -> None:
+    pid_file = tmp_path / "pid"
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if number == signal.SIGKILL else ""
+    code = (
+        f"import os, signal, time, pathlib; {ignore}"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    )
+    job = Job.start(python(code), tmp_path / "jobs", "load", client_files={"client.toml": "canary-77a1"})
+    pid_in(pid_file)
+    job.kill(timeout_s=2)
+    assert not (job.directory / "secrets").exists()
+
+
 def test_a_failed_job_repeats_the_commands_own_line_not_what_followed_it(tmp_path: Path) -> None:
     code = "import sys; sys.exit('millrace: no topic Views: create it\\nShutdownHook called')"
     job = Job.start(python(code), tmp_path, "load")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from millrace.client.cluster_client import EARLIEST, LATEST
+from millrace.config import ClientSecurity
 from millrace.errors import ConfigError
 from millrace_spark.source.options import (
     Position,
@@ -92,7 +95,7 @@ def test_a_timestamp_goes_before_timestamps_by_partition_and_those_before_offset
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"colour": "red"}, "unknown option 'colour'; known: "),
         ({"includeHeaders": "true"}, "headers are always a column"),
-        ({"kafka.security.protocol": "SSL"}, r"only kafka\.bootstrap\.servers"),
+        ({"kafka.fetch.min.bytes": "1"}, r"only kafka\.bootstrap\.servers"),
         ({"minOffsetsPerTrigger": "5"}, "trigger interval"),
         ({"startingOffsets": "newest"}, "neither earliest or latest nor JSON"),
         ({"endingOffsets": "earliest"}, "neither latest nor JSON"),
@@ -145,3 +148,22 @@ def test_the_schema_may_be_named_by_its_id_and_rows_of_nulls_be_asked_for() -> N
     options = parse_options({**TYPED, "registry.schema.id": "7", "mode": "PERMISSIVE"})
     assert (options.registry_schema_id, options.permissive) == (7, True)
     assert not parse_options({**TYPED, "mode": "FAILFAST"}).permissive
+
+
+def test_a_client_file_says_how_brokers_are_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLRACE_CLIENT", raising=False)
+    given = {"bootstrap": "b:1", "subscribe": "T"}
+    assert parse_options(given).security == ClientSecurity()
+    for name in ("named", "of-process"):
+        (tmp_path / f"{name}.toml").write_text(f"protocol = 'SSL'\nca = '{name}.pem'\n")
+    monkeypatch.setenv("MILLRACE_CLIENT", str(tmp_path / "of-process.toml"))
+    assert parse_options(given).security.ca == str(tmp_path / "of-process.pem")
+    named = parse_options({**given, "client.file": str(tmp_path / "named.toml")})
+    assert named.security.ca == str(tmp_path / "named.pem")
+
+
+@pytest.mark.parametrize("key", ["kafka.sasl.password", "kafka.security.protocol", "kafka.ssl.ca.location"])
+def test_secrets_are_no_options_because_plans_show_those(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"name it as 'client\.file'") as error:
+        parse_options({"bootstrap": "b:1", "subscribe": "T", key: "canary-2c"})
+    assert "canary-2c" not in str(error.value)

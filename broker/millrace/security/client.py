@@ -1,0 +1,58 @@
+"""What a client of ours proves itself with: the file that says it, the TLS context, the password.
+
+A process has one way to its brokers: the file that MILLRACE_CLIENT names, plain connections without. Every
+file is read again when a connection is made, so certificates and passwords change without a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import ssl
+from functools import lru_cache
+from pathlib import Path
+
+from millrace.config import ClientSecurity, TlsConfig, load
+from millrace.security.certificates import client_context, files_of, read_secret
+
+VARIABLE = "MILLRACE_CLIENT"
+"""The environment variable that names a process's client file; processes that it starts inherit it."""
+_FILES = ("ca", "certificate", "key", "key_password_file", "password_file")
+
+
+def of_process() -> ClientSecurity:
+    """How this process reaches its brokers: by the file that MILLRACE_CLIENT names, or as anybody may."""
+    path = os.environ.get(VARIABLE)
+    return load_client(path) if path else ClientSecurity()
+
+
+def load_client(path: str) -> ClientSecurity:
+    """A client file; what it names is looked for beside it. ConfigError says what is wrong with it."""
+    file = Path(path).absolute()
+    security = load(ClientSecurity, file)
+    named = {name: getattr(security, name) for name in _FILES}
+    return dataclasses.replace(security, **{name: str(file.parent / at) for name, at in named.items() if at})
+
+
+def tls_context(security: ClientSecurity) -> ssl.SSLContext | None:
+    """What connections are made with, from the files as they are now; None where they use no TLS."""
+    if not security.uses_tls:
+        return None
+    config = TlsConfig(
+        certificate=security.certificate,
+        key=security.key,
+        key_password_file=security.key_password_file,
+        ca=security.ca,
+        min_version=security.min_version,
+    )
+    return _context(config, tuple(files_of(config)))
+
+
+@lru_cache(maxsize=16)  # each takes milliseconds, with the machine's authorities 50 of them
+def _context(config: TlsConfig, marks: tuple[object, ...]) -> ssl.SSLContext:
+    return client_context(config)
+
+
+def password(security: ClientSecurity) -> str:
+    """The user's password as the file has it now; ConfigError when it cannot be used."""
+    return read_secret(security.password_file, "the password")
