@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
 from millrace.client.transactions import batches_from
@@ -27,7 +28,7 @@ from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.circumstances import AuditRules
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.store import AuditPosition, AuditStore
+from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.reports.batches import AuditMessage, messages_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
@@ -73,14 +74,20 @@ class _Reading:
     fetch_at: int
     origin: Origin | None
     """What it is a mirror of."""
-    mirrored: int | None = None
-    """Records that the mirror had copied behind what is applied; None when that is not known."""
     held: list[AuditMessage] = field(default_factory=list)
     """Messages that wait for the position batch behind them."""
     ready: list[tuple[AuditMessage, int]] = field(default_factory=list)
     """Those to be applied, and what they lie before in their origin's log."""
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """(how many of them lie before a place where the origin has lost messages, where its log goes on)."""
     apply_to: int = 0
     """The offset behind the last one of them."""
+    heard_through: int = 0
+    """All that is left of what was said before it in the origin lies before `apply_to`."""
+    applied: tuple[int, int] | None = None
+    """What the two before were when all was applied."""
+    ask_at: float = 0.0
+    """When its mirror is asked again how far it has come."""
 
     @property
     def place(self) -> Place:
@@ -102,8 +109,9 @@ class _Reading:
             if readable:
                 self.held += [m for m in messages_of(header, batch) if m.offset >= self.fetch_at]
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:
+                if _skips(position, header.base_offset):
+                    self.lost.append((len(self.ready), position.cursor.next_offset))
                 self.release(position.cursor.next_offset, header.next_offset)
-                self.mirrored = position.records
             self.fetch_at = header.next_offset
         # A count is ordered by its offset here; a report must not seem earlier than it was in its origin.
         if self.origin is None or self.topic != AUDIT_TOPIC:
@@ -113,7 +121,12 @@ class _Reading:
         """What is held lies before `at` in its origin's log."""
         self.ready += [(message, at) for message in self.held]
         self.held.clear()
-        self.apply_to = apply_to
+        self.apply_to, self.heard_through = apply_to, at
+
+
+def _skips(position: MirrorPosition, at: int) -> bool:
+    """True if a mirror that says so at this offset of its log goes on behind what its origin has lost."""
+    return position.start > 0 if at == 0 else position.reset_at == at
 
 
 class Auditor:
@@ -210,16 +223,26 @@ class Auditor:
             news |= self._apply(readings)
             if all(readings[p].fetch_at == at for p, at in behind.items()):
                 break
-        for reading in readings.values():
-            # The newest position is not visible before the next append: its leader tells it.
-            if reading.held and reading.origin is not None and self._mirrors is not None:
-                position, _ = self._mirrors.position(topic, reading.origin)
-                if position is not None:
-                    copied = (reading.mirrored or 0) + len(reading.held)
-                    reading.mirrored = copied if copied == position.records else None
-                    reading.release(position.cursor.next_offset, reading.fetch_at)
-        news |= self._apply(readings)
+        if topic == AUDIT_TOPIC:
+            for reading in readings.values():
+                self._hear_newest(reading)
+            news |= self._apply(readings)
         return news, sum(max(ends.get(p, 0) - r.apply_to, 0) for p, r in readings.items())
+
+    def _hear_newest(self, reading: _Reading) -> None:
+        """Release what the leader's position accounts for: the newest is not visible before the next append.
+
+        Without anything to release it is asked for now and then: what brings no message moves it, too.
+        """
+        now = time.monotonic()
+        if reading.origin is None or self._mirrors is None or not (reading.held or now >= reading.ask_at):
+            return
+        reading.ask_at = now + _SETTLE_S
+        position, through = self._mirrors.position(reading.topic, reading.origin)
+        if position is None or through != reading.fetch_at:
+            return  # more of it is on its way
+        if position.reset_at < through:  # else it was moved behind that, and what is lost comes first
+            reading.release(position.cursor.next_offset, through)
 
     def _readings_of(self, topic: str, topic_id: str) -> dict[int, _Reading]:
         """Where to read on in every partition: as the database stands, or earliest."""
@@ -236,7 +259,7 @@ class Auditor:
                     if row is None:
                         row = AuditPosition(topic_id=topic_id, partition=partition)
                         session.add(row)
-                    if row.next_offset < start and self._is_all_applied(topic, origin, row.mirrored):
+                    if row.next_offset < start and self._is_all_applied(session, topic, origin):
                         row.next_offset = start  # nothing but a position batch has expired
                     if row.next_offset < start:
                         expired = (topic, partition, row.next_offset, start)
@@ -244,34 +267,42 @@ class Auditor:
                         place = _Reading(topic, topic_id, partition, start, origin).place
                         ledger.lose(session, place, row.next_offset, start)
                         row.next_offset = start
-                        row.mirrored = None
                     at = row.next_offset
-                    reading = _Reading(topic, topic_id, partition, at, origin, row.mirrored, apply_to=at)
+                    reading = _Reading(topic, topic_id, partition, at, origin, apply_to=at)
                 self._readings[topic_id, partition] = reading
             readings[partition] = reading
         return readings
 
-    def _is_all_applied(self, topic: str, origin: Origin | None, mirrored: int | None) -> bool:
-        """True if the mirror has copied nothing since that many records were applied."""
-        if topic != AUDIT_TOPIC or origin is None or mirrored is None or self._mirrors is None:
+    def _is_all_applied(self, session: Session, topic: str, origin: Origin | None) -> bool:
+        """True if the mirror has not come further than what is applied."""
+        if topic != AUDIT_TOPIC or origin is None or self._mirrors is None:
             return False
         position, _ = self._mirrors.position(topic, origin)
-        return mirrored == (0 if position is None else position.records)
+        tier = session.get(TierRow, origin.cluster)
+        heard_through = 0 if tier is None else tier.heard_through
+        return position is not None and position.cursor.next_offset <= heard_through
 
     def _apply(self, readings: Mapping[int, _Reading]) -> bool:
         """Apply what is ready, a partition in a transaction; True if there was any."""
         fetch = next(self._fetches)
         news = False
         for reading in readings.values():
-            place = reading.place
+            if reading.applied == (reading.apply_to, reading.heard_through):
+                continue
+            place, begin = reading.place, 0
             heard = [self._heard(place, fetch, *message) for message in reading.ready]
             with self._store.writing() as session:
+                for end, goes_on_at in reading.lost:
+                    ledger.apply(session, place, heard[begin:end], self._rules.clock_ms())
+                    ledger.miss_words(session, place, goes_on_at)
+                    begin = end
+                ledger.apply(session, place, heard[begin:], self._rules.clock_ms())
+                ledger.note_heard(session, place, reading.heard_through)
                 row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
-                if row.next_offset == reading.apply_to:
-                    continue
-                ledger.apply(session, place, heard, self._rules.clock_ms())
-                row.next_offset, row.mirrored = reading.apply_to, reading.mirrored
+                row.next_offset = reading.apply_to
+            reading.applied = (reading.apply_to, reading.heard_through)
             reading.ready.clear()
+            reading.lost.clear()
             news |= bool(heard)
         return news
 

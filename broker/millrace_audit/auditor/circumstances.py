@@ -374,7 +374,7 @@ def _unheard(session: Session, progress: Progress, topics: Sequence[str]) -> Ite
         )
         if not row.topic:
             reason = (
-                "audit records expired before the auditor read them (of the producers in"
+                "audit records were lost before the auditor read them (of the producers in"
                 f" {row.origin}): it does not know who sent what from {iso(since)} to {iso(row.until)}"
             )
         yield row.topic, Gap(None, since, row.until, reason, is_of_all=True, origin=row.origin)
@@ -389,7 +389,7 @@ def _uncounted(session: Session, topics: Sequence[str]) -> Iterator[tuple[str, G
         )
         if not row.topic:
             reason = (
-                f"audit records expired before the auditor read them (of tier {row.tier}): it does not know"
+                f"audit records were lost before the auditor read them (of tier {row.tier}): it does not know"
                 f" what was counted from {iso(row.since)} to {iso(row.until)}"
             )
         gap = Gap(row.tier, row.since, row.until, reason, is_of_all=not row.topic, serial=row.serial)

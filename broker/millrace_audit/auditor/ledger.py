@@ -67,22 +67,44 @@ def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
         part = Said if Hello in place.takes else Counted
         part(session, place, changes, strangers).take_all(belong)
     if heard and Hello in place.takes:
-        tier = session.get(TierRow, place.tier) or TierRow(tier=place.tier)
-        session.add(tier)
         gap = store.UnheardRow
         here = (gap.origin == place.tier, gap.topic == "", gap.to.is_(None))
         session.execute(update(gap).where(*here).values(to=heard[0].at))
-        tier.heard_through = max(tier.heard_through, *(entry.at for entry in heard))
+        note_heard(session, place, max(entry.at for entry in heard))
     changes.write()
     strangers.write(session)
 
 
+def note_heard(session: Session, place: Place, through: int) -> None:
+    """All that producers of the place's cluster said before an offset of its own audit topic is applied."""
+    if Hello in place.takes:
+        tier = _tier(session, place)
+        tier.heard_through = max(tier.heard_through, through)
+
+
+def miss_words(session: Session, place: Place, goes_on_at: int | None) -> None:
+    """What producers said behind all that is applied is lost; None where it is not known up to where."""
+    if Hello in place.takes:
+        tier = _tier(session, place)
+        gap = store.UnheardRow(origin=tier.tier, topic="", at=tier.heard_through, to=goes_on_at)
+        session.merge(gap)
+        session.flush()
+
+
+def _tier(session: Session, place: Place) -> TierRow:
+    tier = session.get(TierRow, place.tier)
+    if tier is None:
+        tier = TierRow(tier=place.tier)
+        session.add(tier)
+        session.flush()
+    return tier
+
+
 def lose(session: Session, place: Place, start: int, end: int) -> None:
     """Records in offsets [start, end) of an audit topic's partition expired before they were applied."""
-    tier = session.get(TierRow, place.tier) or TierRow(tier=place.tier)
-    if Hello in place.takes:
-        session.merge(store.UnheardRow(origin=tier.tier, topic="", at=tier.heard_through))
-    elif place.takes:
+    miss_words(session, place, None)
+    if place.takes and Hello not in place.takes:
+        tier = _tier(session, place)
         for lost in (tier.tier, WAREHOUSE) if LoadCount in place.takes else (tier.tier,):
             gap = store.UncountedRow(
                 tier=lost,

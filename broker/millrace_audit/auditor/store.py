@@ -53,8 +53,6 @@ class AuditPosition(Row):
     topic_id: Mapped[TopicIdKey]
     partition: Mapped[NumberKey]
     next_offset: Mapped[int] = mapped_column(default=0)
-    mirrored: Mapped[int | None] = mapped_column(default=0)
-    """Records that its mirror had copied by then, as its position says; None when that is not known."""
 
 
 class ProducerRow(Row):

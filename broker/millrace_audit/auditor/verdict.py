@@ -128,7 +128,8 @@ def judge(
     for origin in sorted({entry.home for entry in unreported} & around.unheard):
         verdicts.append(Verdict.PENDING)
         notes.append(f"{origin} has events that nobody has reported; what its producers say is still read")
-    for origin in sorted({entry.home for entry in unreported} & around.deaf.keys()):
+    told_in_part = [entry for entry in entries if entry.held and entry.instance.first_report > 0]
+    for origin in sorted({entry.home for entry in (*unreported, *told_in_part)} & around.deaf.keys()):
         verdicts.append(Verdict.UNKNOWN)
         notes.append(around.deaf[origin])
     said = [entry.said for entry in entries]

@@ -59,8 +59,6 @@ class Partition:
     """Where the next count begins: up to here all is published. None until it is known where the log does."""
     cursor: Cursor = field(init=False)
     """What is read next."""
-    end: int = field(init=False)
-    """Behind the last message that was counted."""
     high_watermark: int = 0
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
@@ -78,11 +76,20 @@ class Partition:
     """Up to where it was counted when its log was truncated, until that is told."""
 
     def __post_init__(self) -> None:
-        self.cursor, self.end = Cursor(self.told or 0), self.told or 0
+        self.cursor = Cursor(self.told or 0)
 
     def place(self, log_start: int) -> None:
         """Nobody has counted it before: it is counted from there on."""
-        self.told, self.cursor, self.end = log_start, Cursor(log_start), log_start
+        self.told, self.cursor = log_start, Cursor(log_start)
+
+    @property
+    def end(self) -> int:
+        """All before it is counted.
+
+        What holds no messages for consumers (marks of transactions, and those that were aborted) is behind it
+        like any message: mirrors and loads pass over it, too, and are compared with it.
+        """
+        return self.cursor.next_offset
 
     @property
     def name(self) -> TopicPartition:
@@ -130,7 +137,7 @@ class Partition:
         assert self.told is not None
         if end < self.told:
             self.truncated, self.told = self.told, end
-        self.cursor, self.end = Cursor(self.told), self.told
+        self.cursor = Cursor(self.told)
         self.tally, self.lost = Tally(), SequenceRanges()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
@@ -146,7 +153,7 @@ class Partition:
     def skip_to(self, log_start: int) -> None:
         """What lies before `log_start` is gone, and nobody will ever count it."""
         self.lost.add(self.cursor.next_offset, log_start - 1)
-        self.cursor, self.end = Cursor(log_start), log_start
+        self.cursor = Cursor(log_start)
 
     def take(self, fetched: FetchedPartition, counter: BatchCounter) -> Iterator[Part]:
         """Count what an answer holds, part by part; a count may end behind each.
@@ -178,16 +185,14 @@ class Partition:
         except CorruptMessage as error:
             damage = error
         for part in counter.count(data, self.cursor.next_offset, self.tally):
-            self._reach(Cursor(part.end), part.end, marks)
+            self._reach(Cursor(part.end), marks)
             yield part
-        self._reach(cursor, data[-1][0].next_offset if data else self.end, marks)
+        self._reach(cursor, marks)
         if damage is not None:
             raise CannotRead(_cause(ErrorCode.CORRUPT_MESSAGE, self.rules, str(damage)))
 
-    def _reach(
-        self, cursor: Cursor, end: int, marks: list[tuple[int, SequenceRanges | MirrorPosition]]
-    ) -> None:
-        self.cursor, self.end = cursor, max(self.end, end)
+    def _reach(self, cursor: Cursor, marks: list[tuple[int, SequenceRanges | MirrorPosition]]) -> None:
+        self.cursor = cursor
         while marks and marks[0][0] <= cursor.next_offset:
             _, mark = marks.pop(0)
             if isinstance(mark, MirrorPosition):

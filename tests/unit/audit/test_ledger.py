@@ -948,7 +948,7 @@ def test_late_events_that_nobody_reported_are_unknown_while_reports_of_that_time
     quick.beats(LATER)
     quick.apply()
     assert (quick.verdict(), quick.verdict(W - WINDOW_MS)) == ("unknown", "complete")
-    assert "audit records expired before the auditor read them" in quick.window()["reasons"][0]
+    assert "audit records were lost before the auditor read them" in quick.window()["reasons"][0]
 
 
 def test_late_events_wait_for_a_partition_of_the_copy_that_cannot_be_read(quick: Story) -> None:

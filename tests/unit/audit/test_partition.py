@@ -73,6 +73,16 @@ def test_offsets_of_apache_kafka_may_have_holes() -> None:
     assert (state.lost.pairs(), messages(state)) == ([], 2)
 
 
+def test_what_holds_no_messages_for_consumers_is_behind_a_reader_like_any_message() -> None:
+    state = partition(byte_positions=False)
+    state.noted(4)
+    take(state, answer(data(0, 3), control_batch(3, b"a transaction's mark", timestamp=0)))
+    assert (state.end, messages(state), state.behind) == (4, 3, False)
+    state.published()
+    take(state, answer(control_batch(4, b"another", timestamp=0)))
+    assert (state.end, state.has_news, state.lost.pairs()) == (5, True, [])
+
+
 def test_what_expired_is_lost_and_counting_goes_on_behind_it() -> None:
     state = partition(10)
     take(state, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE, log_start=400))

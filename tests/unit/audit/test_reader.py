@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -12,14 +12,15 @@ import pytest
 
 from millrace.client.cluster_client import TopicMetadata
 from millrace.errors import ErrorCode, MillraceError
-from millrace.records import BatchHeader, Message, build_batch
+from millrace.records import BatchHeader, Cursor, Message, build_batch
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
 from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
 from millrace_audit.reader.reader import AuditReader, ReaderConfig
-from millrace_audit.reports.messages import AuditRecord, Count, Heartbeat
+from millrace_audit.reports.messages import OFFLINE, AuditRecord, Count, Heartbeat
 from millrace_audit.reports.turns import Turn
 from tests.unit.audit.test_messages import Ids
 
@@ -227,6 +228,34 @@ def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
     assert count(again) == (1, 3, 2)
     assert isinstance(beat, Heartbeat)
     assert not beat.truncated
+
+
+def test_a_copy_is_said_to_have_come_further_when_its_mirror_did_so_without_a_message(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    origin = Origin("dc1", TOPIC, TOPIC_ID, 0)
+
+    class Mirror:
+        through, next_offset = 0, 0
+
+        def origin(self, *_: object) -> Origin:
+            return origin
+
+        def position(self, *_: object) -> tuple[MirrorPosition, int]:
+            return MirrorPosition(origin, 0, Cursor(self.next_offset), 1, 1, 0), self.through
+
+    mirror, ends = Mirror(), list[list[tuple[int, int, int | None]]]()
+    reading._config = replace(reading._config, tier=OFFLINE)
+    reading._mirrors = mirror  # type: ignore[assignment]
+    cluster.append(Message(0, None, b"plain"))
+    for through, next_offset in ((1, 7), (1, 8), (2, 9)):
+        mirror.through, mirror.next_offset = through, next_offset
+        for partition in reading._partitions.values():
+            partition.ask_at = 0
+        reading.count_once()
+        counts = [record for record in cluster.news() if isinstance(record, Count)]
+        ends.append([(c.start, c.end, None if c.origin is None else c.origin.end) for c in counts])
+    assert ends == [[(0, 1, 7)], [(1, 1, 8)], []], "behind it is something that is not visible yet"
 
 
 def test_a_partition_that_cannot_be_read_takes_no_other_with_it(
