@@ -44,9 +44,10 @@ def test_a_file_is_read_and_overridden_key_by_key(file: Path) -> None:
     ("override", "complaint"),
     [
         ("lisen=x", "unknown key 'lisen'; did you mean 'listen'"),
-        ("log.flush=1", "log: unknown key 'flush'"),
+        ("log.flushes=1", "log: unknown key 'flushes'"),
         ("broker_id=one", "broker_id has the wrong type: 'one'"),
         ("log.flush_ms=true", "flush_ms has the wrong type: True"),
+        ("log.flush=never", "log.flush is 'never': it is one of soon, batch"),
         ('mirror.dc1 = {bootstrap = "a:1", topics = "all"}', "topics has the wrong type"),
         ("broker_id=-1", "broker_id is -1: no setting is negative"),
         ("log.retention_ms=-2", "retention_ms is -2: no setting is negative"),

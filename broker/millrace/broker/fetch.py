@@ -95,6 +95,10 @@ class Fetch:
         if self._available >= self._request.min_bytes:
             self.wake()
 
+    @property
+    def any_is_enough(self) -> bool:
+        return self._request.min_bytes <= 1
+
     def wake(self) -> None:
         """Look again at the end of this turn, however many partitions have something new."""
         if not self._woken and self._answer is not None:
@@ -147,13 +151,13 @@ class Fetch:
         self._source.parked_partitions += count
         self._partitions = partitions
         for partition in partitions:
-            partition.parked.add(self)
+            partition.park(self)
         return True
 
     def _leave(self) -> None:
         self._source.parked_partitions -= len(self._partitions)
         for partition in self._partitions:
-            partition.parked.discard(self)
+            partition.leave(self)
         self._partitions = []
 
     def _read(self) -> tuple[Reads, list[Partition], int, bool]:

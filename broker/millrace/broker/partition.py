@@ -2,7 +2,9 @@
 
 Records of one turn are staged and written with one append. A flush runs in a flush thread; when it is
 done the loop publishes it, answers acks=all and wakes parked fetches. One flush at a time: whatever arrives
-meanwhile is the next one's (group commit). Everything here runs on the loop. Bytes are the log's business.
+meanwhile is the next one's (group commit). A flush that only parked fetches wait for takes its turn among
+those of other partitions (`submit_soon`); one that is due or owed begins beside it. Everything here runs on
+the loop. Bytes are the log's business.
 """
 
 from __future__ import annotations
@@ -46,6 +48,10 @@ Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
 class Parked(Protocol):
     """A fetch that waits for more records."""
 
+    @property
+    def any_is_enough(self) -> bool:
+        """True when it waits for a single byte, as consumers do that look at latency."""
+
     def grown(self, size: int) -> None:
         """So many bytes were published."""
 
@@ -71,6 +77,8 @@ class Partition:
         self.mirrored = False
         """True when it is the mirror of another partition: ordinary producers are refused."""
         self.parked: set[Parked] = set()
+        self._hurrying = 0
+        """How many of them any byte is enough for."""
         self.opened_end = log.end
         self.batches_in = 0
         self.bytes_out = self.reads_out = 0
@@ -83,7 +91,7 @@ class Partition:
         """(log position to be flushed, who waits for it, its index, its outcomes)."""
         self._watched: deque[tuple[int, Callable[[], None]]] = deque()
         """(log position to be flushed, what to call then): nobody waits, so nothing is flushed sooner."""
-        self._flushing = False
+        self._flushing = self._flushing_soon = self._failing = False
         self._timer: Timer | None = None
         self._when_idle: Callable[[], None] | None = None
 
@@ -143,8 +151,24 @@ class Partition:
         log = self.log
         if self._unsynced or log.unflushed_messages >= log.config.flush_messages:
             self._start_flush()
-        elif self._timer is None:
+            return
+        if self._timer is None:
             self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
+        if self._hurrying and not (self._flushing_soon or self._failing) and log.config.flush == "soon":
+            self._flushing_soon = True
+            self._flushes.submit_soon(log.flush, self._flushed_soon, log.write_due_checkpoint)
+
+    def park(self, fetch: Parked) -> None:
+        """Let a fetch wait; what is appended and not flushed yet may be what it waits for."""
+        if fetch not in self.parked:
+            self.parked.add(fetch)
+            self._hurrying += fetch.any_is_enough
+            self.maybe_flush()
+
+    def leave(self, fetch: Parked) -> None:
+        if fetch in self.parked:
+            self.parked.discard(fetch)
+            self._hurrying -= fetch.any_is_enough
 
     @property
     def _may_flush(self) -> bool:
@@ -184,7 +208,7 @@ class Partition:
             self._notify(producing, index, [why] * len(batches))
         self.refuse_waiting(why)
         self.wake_parked()
-        if self._flushing:
+        if self._flushing or self._flushing_soon:
             self._when_idle = when_idle
         else:
             when_idle()
@@ -203,8 +227,7 @@ class Partition:
 
     def _flush_is_due(self) -> None:
         self._timer = None
-        if not self._flushing and self.gone is None:
-            self._start_flush()
+        self.flush()
 
     def _start_flush(self) -> None:
         if self._timer is not None:
@@ -215,11 +238,19 @@ class Partition:
 
     def _flushed(self, flushed: LogState | None, error: BaseException | None) -> None:
         self._flushing = False
+        self._take_outcome(flushed, error)
+
+    def _flushed_soon(self, flushed: LogState | None, error: BaseException | None) -> None:
+        self._flushing_soon = False
+        self._take_outcome(flushed, error)
+
+    def _take_outcome(self, flushed: LogState | None, error: BaseException | None) -> None:
+        self._failing = flushed is None
         if flushed is None:
             logger.error("flush of %s failed: %s", self.name, error)
             self.refuse_waiting(StorageError(f"{self.name} could not be flushed"))
             self.wake_parked()
-            if self.log.flush_refusal is None and self.gone is None:
+            if self.log.flush_refusal is None and self.gone is None and self._timer is None:
                 self._timer = self._mailbox.after(FLUSH_AGAIN_S, self._flush_is_due)
         else:
             before = self.log.visible_end
@@ -231,7 +262,7 @@ class Partition:
             for fetch in self.parked:
                 fetch.grown(visible - before)
             self.maybe_flush()
-        if self._when_idle is not None:
+        if self._when_idle is not None and not (self._flushing or self._flushing_soon):
             self._when_idle()
 
     def _call(self, then: Callable[[], None]) -> None:

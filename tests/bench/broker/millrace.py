@@ -21,7 +21,9 @@ class Millrace:
     title = "Millrace"
     flush = "flushed after 10,000 messages or 100 ms; consumers see only what was flushed"
 
-    def __init__(self) -> None:
+    def __init__(self, *overrides: str) -> None:
+        """`overrides` are settings of the broker as `--set` takes them."""
+        self._overrides = [word for override in overrides for word in ("--set", override)]
         self.version = f"{__version__} ({_commit()})"
         self.address = ""
         self.clients: Sequence[Client] = ()
@@ -41,7 +43,7 @@ class Millrace:
             f'broker_id = 1\ncluster = "bench"\nlisten = "127.0.0.1:0"\nzookeeper = "{zookeeper.ready()}"\n'
             f'log_dir = "{self._folder}"\n'
         )
-        broker = Process(["broker", str(config)])
+        broker = Process(["broker", str(config), *self._overrides])
         self._processes.append(broker)
         self.address = broker.ready()
         self.clients = clients(self.address)

@@ -42,7 +42,10 @@ class Figures:
     seconds: float
     p50_ms: float | None = None
     p99_ms: float | None = None
+    p999_ms: float | None = None
     max_ms: float | None = None
+    stalls: int | None = None
+    """How often messages came later than 20 ms; those behind each other count once."""
     cpu_s: float | None = None
     """The client's own CPU while it was timed; None counts its whole life, with its start."""
 

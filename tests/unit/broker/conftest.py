@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Running] = []
 
     def run(*topics: TopicState, **log: int) -> Running:
-        settings = LogConfig(**{"flush_ms": NEVER_MS, "flush_messages": 10_000, **log})
+        settings = dataclasses.replace(LogConfig(flush_ms=NEVER_MS), **log)  # type: ignore[arg-type]  # numbers only
         started.append(Running(tmp_path / "logs", FakeCluster(*topics or (topic("t", 1),)), settings))
         return started[-1]
 

@@ -114,6 +114,24 @@ def test_a_flush_is_due_after_so_many_messages_or_so_much_time(start: Start, dis
     assert disk.syncs > 0
 
 
+def test_a_consumer_that_waits_sees_a_message_after_its_flush_long_before_its_time(
+    start: Start, disk: Disk
+) -> None:
+    running = start()
+    answers = running.fetch(("t", 0, 0))
+    disk.free.clear()
+    disk.entered.clear()
+    disk.syncs = 0
+    running.produce()
+    running.turn()
+    wait_until("the flush has begun", disk.entered.is_set)
+    running.turn()
+    assert (answers, running.high_watermark()) == ([], 0)
+    disk.free.set()
+    running.until("the answer", lambda: answers)
+    assert (disk.syncs, running.high_watermark()) == (1, 1)
+
+
 def test_a_failed_flush_refuses_who_waits_and_all_writes_after_it(start: Start, disk: Disk) -> None:
     running = start()
     visible = running.produce(acks_all=True)

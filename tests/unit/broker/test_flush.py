@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from millrace.broker.flush import THREADS, FlushThreads
+from millrace.broker.flush import PAUSE_S, THREADS, FlushThreads
 from millrace.mailbox import Mailbox
 from tests.support import WAIT_S, wait_until
 
@@ -44,6 +46,31 @@ def test_a_flush_that_waits_for_the_disk_holds_up_no_other(mailbox: Mailbox, flu
     disk.set()
 
 
+def test_work_that_may_wait_runs_one_by_one_at_its_pace_and_holds_up_no_other(
+    mailbox: Mailbox, flushes: FlushThreads
+) -> None:
+    disk, began, done = threading.Event(), list[float](), list[str]()
+
+    def flush() -> None:
+        began.append(time.monotonic())
+        assert disk.wait(WAIT_S)
+
+    for _ in range(3 * THREADS):
+        flushes.submit_soon(flush, lambda *_: done.append("soon"))
+    wait_until("the first is under way", lambda: began)
+    flushes.submit(lambda: None, lambda *_: done.append("now"))
+
+    def has_run(count: int) -> bool:
+        mailbox.run()
+        return len(done) == count
+
+    wait_until("the other is done", lambda: has_run(1))
+    assert (done, len(began)) == (["now"], 1)
+    disk.set()
+    wait_until("all are done", lambda: has_run(1 + 3 * THREADS))
+    assert all(after - before >= PAUSE_S * 0.99 for before, after in itertools.pairwise(began))
+
+
 def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> None:
     first, second = threading.Event(), threading.Event()
     assert flushes.since is None
@@ -63,8 +90,9 @@ def test_closing_finishes_what_was_handed_over_and_errors_are_outcomes(mailbox: 
     def fail() -> int:
         raise OSError("the disk is gone")
 
-    for work in (lambda: 1, fail) * THREADS:
-        flushes.submit(work, lambda result, error: outcomes.append(result if error is None else str(error)))
+    for work in (lambda: 1, fail) * (THREADS // 2):
+        for submit in (flushes.submit, flushes.submit_soon):
+            submit(work, lambda result, error: outcomes.append(result if error is None else str(error)))
     flushes.close()
     mailbox.run()
     assert outcomes.count(1) == outcomes.count("the disk is gone") == THREADS

@@ -26,16 +26,41 @@ class Flushes:
     """As FlushThreads, but a flush runs when the test says so."""
 
     due: list[Callable[[], None]] = field(default_factory=list)
+    due_soon: list[Callable[[], None]] = field(default_factory=list)
     begun: int = 0
 
     def submit(self, work: Callable[[], Any], outcome: Callable[[Any, None], None], *more: object) -> None:
         self.begun += 1
         self.due.append(lambda: outcome(work(), None))
 
+    def submit_soon(
+        self, work: Callable[[], Any], outcome: Callable[[Any, None], None], *more: object
+    ) -> None:
+        self.due_soon.append(lambda: outcome(work(), None))
+
     def run(self) -> None:
         due, self.due = self.due, []
         for flush in due:
             flush()
+
+    def run_soon(self) -> None:
+        due, self.due_soon = self.due_soon, []
+        for flush in due:
+            flush()
+
+
+@dataclass(eq=False)
+class WaitingFetch:
+    """A parked fetch; `published` is what it heard of."""
+
+    any_is_enough: bool = True
+    published: int = 0
+
+    def grown(self, size: int) -> None:
+        self.published += size
+
+    def wake(self) -> None:
+        """It does not look again."""
 
 
 @dataclass
@@ -55,10 +80,10 @@ class Waiting:
 
 
 class Clocked:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flush: str = "soon") -> None:
         self.now = 100.0
         self.mailbox, self.flushes = Mailbox(lambda: self.now), Flushes()
-        self.log = PartitionLog(folder, LogConfig(flush_ms=int(FLUSH_S * 1000)), time.time)
+        self.log = PartitionLog(folder, LogConfig(flush=flush, flush_ms=int(FLUSH_S * 1000)), time.time)
         self.partition = Partition(
             "t",
             0,
@@ -143,3 +168,82 @@ def test_who_watches_hears_of_a_position_when_it_is_visible_and_starts_no_flush(
     clocked.passes(2 * FLUSH_S)
     clocked.flushes.run()
     assert seen == ["all"]
+
+
+def test_a_fetch_that_waits_has_what_comes_flushed_soon_and_once(clocked: Clocked) -> None:
+    fetch = WaitingFetch()
+    clocked.partition.park(fetch)
+    assert clocked.flushes.due_soon == []
+    clocked.write(acks_all=False)
+    clocked.write(acks_all=False)
+    assert (clocked.flushes.begun, len(clocked.flushes.due_soon), fetch.published) == (0, 1, 0)
+    clocked.flushes.run_soon()
+    assert fetch.published == clocked.log.visible_end == clocked.log.end
+    clocked.passes(2 * FLUSH_S)
+    assert clocked.flushes.begun == 0
+
+
+def test_a_fetch_that_comes_after_the_message_hurries_its_flush_too(clocked: Clocked) -> None:
+    clocked.write(acks_all=False)
+    assert clocked.flushes.due_soon == []
+    clocked.partition.park(WaitingFetch())
+    assert len(clocked.flushes.due_soon) == 1
+
+
+def test_only_who_waits_for_any_byte_hurries_a_flush_and_no_longer_than_it_waits(clocked: Clocked) -> None:
+    hurries = WaitingFetch()
+    clocked.partition.park(WaitingFetch(any_is_enough=False))
+    clocked.partition.park(hurries)
+    clocked.partition.leave(hurries)
+    clocked.partition.leave(hurries)
+    clocked.write(acks_all=False)
+    assert clocked.flushes.due_soon == []
+    clocked.partition.park(hurries)
+    assert len(clocked.flushes.due_soon) == 1
+
+
+def test_a_flush_that_is_owed_or_due_does_not_wait_behind_one_that_may_wait(clocked: Clocked) -> None:
+    clocked.partition.park(WaitingFetch())
+    clocked.write(acks_all=False)
+    waiting = clocked.write(acks_all=True)
+    assert (len(clocked.flushes.due_soon), clocked.flushes.begun) == (1, 1)
+    clocked.flushes.run()
+    assert waiting.answers == 1
+    clocked.write(acks_all=False)
+    clocked.passes(1.1 * FLUSH_S)
+    assert (len(clocked.flushes.due_soon), clocked.flushes.begun) == (1, 2)
+
+
+def test_a_log_that_could_not_be_flushed_is_not_hurried_until_it_can(clocked: Clocked) -> None:
+    clocked.partition.park(WaitingFetch())
+    clocked.write(acks_all=False)
+    clocked.flushes.due_soon.clear()
+    clocked.partition._flushed_soon(None, OSError("no descriptor"))
+    clocked.write(acks_all=False)
+    assert clocked.flushes.due_soon == []
+    clocked.passes(FLUSH_S)
+    clocked.flushes.run()
+    clocked.write(acks_all=False)
+    assert len(clocked.flushes.due_soon) == 1
+
+
+def test_a_partition_is_idle_when_no_flush_of_either_kind_runs(clocked: Clocked) -> None:
+    clocked.partition.park(WaitingFetch())
+    clocked.write(acks_all=False)
+    clocked.write(acks_all=True)
+    idle: list[None] = []
+    clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"), lambda: idle.append(None))
+    clocked.flushes.run_soon()
+    assert idle == []
+    clocked.flushes.run()
+    assert len(idle) == 1
+
+
+def test_in_batches_nothing_hurries_a_flush(tmp_path: Path) -> None:
+    clocked = Clocked(tmp_path / "t-0", flush="batch")
+    clocked.partition.park(WaitingFetch())
+    clocked.write(acks_all=False)
+    assert (clocked.flushes.due_soon, clocked.flushes.begun) == ([], 0)
+    clocked.passes(1.1 * FLUSH_S)
+    assert clocked.flushes.begun == 1
+    clocked.log.close()

@@ -11,6 +11,7 @@ import java.util.Random;
 final class Load {
   static final int MESSAGE_BYTES = 200;
   private static final int WARM_UP_SECONDS = 3;
+  private static final long STALL_NANOS = 20_000_000;
 
   private Load() {}
 
@@ -100,16 +101,31 @@ final class Load {
       }
     }
 
+    /** Each time that messages came later than STALL_NANOS, however many one after the other. */
+    private int stalls() {
+      int stalls = 0;
+      for (int i = warmUp; i < total; i++) {
+        if (nanos[i] > STALL_NANOS && (i == warmUp || nanos[i - 1] <= STALL_NANOS)) {
+          stalls++;
+        }
+      }
+      return stalls;
+    }
+
     private void print(long started) {
+      int stalls = stalls();
       long[] counted = Arrays.copyOfRange(nanos, warmUp, total);
       Arrays.sort(counted);
       System.out.printf(
-          "{\"messages\": %d, \"seconds\": %.6f, \"p50_ms\": %.3f, \"p99_ms\": %.3f, \"max_ms\": %.3f}%n",
+          "{\"messages\": %d, \"seconds\": %.6f, \"p50_ms\": %.3f, \"p99_ms\": %.3f, \"p999_ms\": %.3f,"
+              + " \"max_ms\": %.3f, \"stalls\": %d}%n",
           total,
           (System.nanoTime() - started) / 1e9,
           counted[counted.length / 2] / 1e6,
           counted[(int) (counted.length * 0.99)] / 1e6,
-          counted[counted.length - 1] / 1e6);
+          counted[(int) (counted.length * 0.999)] / 1e6,
+          counted[counted.length - 1] / 1e6,
+          stalls);
     }
   }
 }
