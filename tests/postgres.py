@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.brokers import free_port
@@ -29,30 +29,69 @@ def installed() -> bool:
     return _programs() is not None and importlib.util.find_spec("psycopg") is not None
 
 
+class Server:
+    """A PostgreSQL server with an empty database, in a folder of its own."""
+
+    def __init__(self, folder: str) -> None:
+        programs = _programs()
+        assert programs is not None, "ask installed() first"
+        # The server refuses to run as root, so root starts it as the user that its package has made.
+        self._user = "postgres" if os.geteuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(folder, self._user)
+        self._folder, self._port = folder, free_port()
+        initdb = f"{programs}/initdb -D data -U millrace --auth=trust --no-sync --encoding=UTF8 --locale=C"
+        subprocess.run(initdb.split(), user=self._user, cwd=folder, check=True, capture_output=True)
+        self._command = f"{programs}/postgres -D data -k {folder} -h 127.0.0.1 -p {self._port}"
+        self.url = f"postgresql://millrace@127.0.0.1:{self._port}/postgres"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, again after a kill, and wait until it takes connections."""
+        log = Path(self._folder, "log")
+        with log.open("w") as output:
+            self._process = start_for_the_test_run(
+                lambda ends_with_us: subprocess.Popen(
+                    self._command.split(),
+                    user=self._user,
+                    cwd=self._folder,
+                    stderr=output,
+                    preexec_fn=ends_with_us,
+                )
+            )
+        wait_until("PostgreSQL's ready line", lambda: "ready to accept" in log.read_text())
+
+    def kill(self) -> None:
+        """SIGKILL to the server and to each of its processes at once, as when the machine fails."""
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for each in (pid, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        self._process.wait(30)
+        wait_until(
+            "PostgreSQL is gone", lambda: not any(Path(f"/proc/{child}").exists() for child in children)
+        )
+
+    def stop(self) -> None:
+        """End it without waiting for its clients."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(30)
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    """A server that runs, and is stopped at the end."""
+    with tempfile.TemporaryDirectory(prefix="millrace-postgres-") as folder:
+        running = Server(folder)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+
 @contextmanager
 def postgresql() -> Iterator[str]:
     """The URL of an empty database on a server that is stopped at the end."""
-    programs = _programs()
-    assert programs is not None, "ask installed() first"
-    # The server refuses to run as root, so root starts it as the user that its package has made.
-    user = "postgres" if os.geteuid() == 0 else None
-    with tempfile.TemporaryDirectory(prefix="millrace-postgres-") as folder:
-        if user is not None:
-            shutil.chown(folder, user)
-        port = free_port()
-        initdb = f"{programs}/initdb -D data -U millrace --auth=trust --no-sync --encoding=UTF8 --locale=C"
-        subprocess.run(initdb.split(), user=user, cwd=folder, check=True, capture_output=True)
-        log = Path(folder, "log")
-        postgres = f"{programs}/postgres -D data -k {folder} -h 127.0.0.1 -p {port}"
-        with log.open("w") as output:
-            server = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    postgres.split(), user=user, cwd=folder, stderr=output, preexec_fn=ends_with_us
-                )
-            )
-        try:
-            wait_until("PostgreSQL's ready line", lambda: "ready to accept" in log.read_text())
-            yield f"postgresql://millrace@127.0.0.1:{port}/postgres"
-        finally:
-            server.send_signal(signal.SIGINT)  # without waiting for its clients
-            server.wait(30)
+    with server() as running:
+        yield running.url
