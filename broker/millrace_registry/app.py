@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from millrace import __version__
 from millrace.service.database import reason_of
 from millrace_registry import requests, service
+from millrace_registry.access import ADMIN, OPEN, READ, REGISTER, Door
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
 
@@ -28,15 +29,15 @@ _log = logging.getLogger("millrace.registry")
 _routes = APIRouter()
 
 
-def create_app(store: Store) -> FastAPI:
-    """The application on a store, which holds all its state."""
+def create_app(store: Store, door: Door = OPEN) -> FastAPI:
+    """The application on a store, which holds all its state, behind a door."""
     app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=[Depends(requests.only_text)])
     for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
         app.add_exception_handler(error, _answer_error)
     app.add_exception_handler(Exception, _answer_error)
     app.add_middleware(requests.ConfluentHttp)
     app.include_router(_routes)
-    app.state.store = store
+    app.state.store, app.state.door = store, door
     return app
 
 
@@ -91,41 +92,41 @@ def healthz(store: Database) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@_routes.get("/v1/metadata/id")
+@_routes.get("/v1/metadata/id", dependencies=READ)
 async def metadata_id() -> dict[str, Any]:
     clusters = {"kafka-cluster": "", "schema-registry-cluster": "millrace"}
     return {"scope": {"path": [], "clusters": clusters}, "id": ""}
 
 
-@_routes.get("/v1/metadata/version")
+@_routes.get("/v1/metadata/version", dependencies=READ)
 async def metadata_version() -> dict[str, str]:
     return {"version": __version__, "commitId": ""}
 
 
-@_routes.get("/contexts")
+@_routes.get("/contexts", dependencies=READ)
 def contexts(page: Page) -> list[str]:
     return ["."][page]
 
 
-@_routes.get("/subjects")
+@_routes.get("/subjects", dependencies=READ)
 def subjects(store: Database, deleted: Deleted, page: Page, prefix: Prefix) -> list[str]:
     with store.read() as rows:
         return rows.subjects(prefix=prefix, deleted=deleted, page=page)
 
 
-@_routes.post("/subjects/{subject}")
+@_routes.post("/subjects/{subject}", dependencies=READ)
 def look_up(store: Database, subject: Subject, body: Body, deleted: bool = False) -> dict[str, Any]:
     with store.read() as rows:
         return _version_json(service.look_up(rows, subject, requests.candidate(body), deleted=deleted))
 
 
-@_routes.delete("/subjects/{subject}")
+@_routes.delete("/subjects/{subject}", dependencies=ADMIN)
 def delete_subject(store: Database, subject: Subject, permanent: bool = False) -> list[int]:
     with store.write() as rows:
         return service.delete(rows, subject, permanent=permanent)
 
 
-@_routes.get("/subjects/{subject}/metadata")
+@_routes.get("/subjects/{subject}/metadata", dependencies=READ)
 def latest_with(
     store: Database, subject: Subject, properties: Properties, deleted: bool = False, format: str = ""
 ) -> dict[str, Any]:
@@ -134,21 +135,21 @@ def latest_with(
         return {**_version_json(stored), "schema": _text(rows, stored.schema, format)}
 
 
-@_routes.get("/subjects/{subject}/versions")
+@_routes.get("/subjects/{subject}/versions", dependencies=READ)
 def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) -> list[int]:
     with store.read() as rows:
         service.check_known(rows, subject, deleted=False if deleted is False else None)
         return list(rows.numbers(subject, deleted=deleted, page=page))
 
 
-@_routes.post("/subjects/{subject}/versions")
+@_routes.post("/subjects/{subject}/versions", dependencies=REGISTER)
 def register(store: Database, subject: Subject, body: Body) -> dict[str, Any]:
     stored = service.register(store, subject, requests.candidate(body))
     # Without the text: confluent-kafka would take it for the one it sent and register at every call.
     return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
-@_routes.get("/subjects/{subject}/versions/{version}")
+@_routes.get("/subjects/{subject}/versions/{version}", dependencies=READ)
 def version(
     store: Database, subject: Subject, version: Version, deleted: bool = False, format: str = ""
 ) -> dict[str, Any]:
@@ -157,25 +158,25 @@ def version(
         return {**_version_json(stored), "schema": _text(rows, stored.schema, format)}
 
 
-@_routes.get("/subjects/{subject}/versions/{version}/schema")
+@_routes.get("/subjects/{subject}/versions/{version}/schema", dependencies=READ)
 async def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> Response:
     return Response(version["schema"])
 
 
-@_routes.get("/subjects/{subject}/versions/{version}/referencedby")
+@_routes.get("/subjects/{subject}/versions/{version}/referencedby", dependencies=READ)
 def referenced_by(store: Database, subject: Subject, version: Version, page: Page) -> list[int]:
     with store.read() as rows:
         stored = service.find_version(rows, subject, version, deleted=True)
         return rows.referenced_by(subject, stored.version, page=page)
 
 
-@_routes.delete("/subjects/{subject}/versions/{version}")
+@_routes.delete("/subjects/{subject}/versions/{version}", dependencies=ADMIN)
 def delete_version(store: Database, subject: Subject, version: Version, permanent: bool = False) -> int:
     with store.write() as rows:
         return service.delete(rows, subject, version, permanent=permanent)[0]
 
 
-@_routes.get("/schemas")
+@_routes.get("/schemas", dependencies=READ)
 def schemas(
     store: Database,
     page: Page,
@@ -189,12 +190,12 @@ def schemas(
     return [_version_json(version) for version in versions]
 
 
-@_routes.get("/schemas/types")
+@_routes.get("/schemas/types", dependencies=READ)
 def types() -> list[str]:
     return ["AVRO"]
 
 
-@_routes.get("/schemas/ids/{schema_id}")
+@_routes.get("/schemas/ids/{schema_id}", dependencies=READ)
 async def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, Any]:
     recent = store.recent.get(schema_id)
     if recent is None or format:
@@ -202,26 +203,26 @@ async def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict
     return _schema_json(recent)
 
 
-@_routes.get("/schemas/guids/{guid}")
+@_routes.get("/schemas/guids/{guid}", dependencies=READ)
 def schema_of_guid(store: Database, guid: Guid, format: str = "") -> dict[str, Any]:
     with store.read() as rows:
         schema = service.find_schema_of_guid(rows, guid)
         return _schema_json(schema, _text(rows, schema, format))
 
 
-@_routes.get("/schemas/ids/{schema_id}/schema")
+@_routes.get("/schemas/ids/{schema_id}/schema", dependencies=READ)
 async def schema_text(schema: Annotated[dict[str, Any], Depends(schema)]) -> Response:
     return Response(schema["schema"])
 
 
-@_routes.get("/schemas/ids/{schema_id}/subjects")
+@_routes.get("/schemas/ids/{schema_id}/subjects", dependencies=READ)
 def schema_subjects(store: Database, schema_id: SchemaId, page: Page, deleted: bool = False) -> list[str]:
     with store.read() as rows:
         service.find_schema(rows, schema_id)
         return rows.subjects(schema_id=schema_id, deleted=None if deleted else False, page=page)
 
 
-@_routes.get("/schemas/ids/{schema_id}/versions")
+@_routes.get("/schemas/ids/{schema_id}/versions", dependencies=READ)
 def schema_versions(
     store: Database, schema_id: SchemaId, page: Page, deleted: bool = False, subject: str = ""
 ) -> list[dict[str, Any]]:
@@ -232,8 +233,8 @@ def schema_versions(
     return [{"subject": use.subject, "version": use.version} for use in uses]
 
 
-@_routes.post("/compatibility/subjects/{subject}/versions")
-@_routes.post("/compatibility/subjects/{subject}/versions/{version}")
+@_routes.post("/compatibility/subjects/{subject}/versions", dependencies=READ)
+@_routes.post("/compatibility/subjects/{subject}/versions/{version}", dependencies=READ)
 def check(
     store: Database, subject: Subject, body: Body, version: str | None = None, verbose: bool = False
 ) -> dict[str, Any]:
@@ -249,8 +250,8 @@ def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str)
     Any other key is refused; `normalize`, when it is true, is what every request here does anyway.
     """
 
-    @_routes.get(path)
-    @_routes.get(f"{path}/{{subject}}")
+    @_routes.get(path, dependencies=READ)
+    @_routes.get(f"{path}/{{subject}}", dependencies=READ)
     def read(
         store: Database,
         subject: SubjectOrGlobal,
@@ -259,8 +260,8 @@ def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str)
         with store.read() as rows:
             return {keys[-1]: setting.read(rows, subject, default_to_global=default)}
 
-    @_routes.put(path)
-    @_routes.put(f"{path}/{{subject}}")
+    @_routes.put(path, dependencies=ADMIN)
+    @_routes.put(f"{path}/{{subject}}", dependencies=ADMIN)
     def write(store: Database, subject: SubjectOrGlobal, body: Body, force: bool = False) -> dict[str, str]:
         for key in sorted(body.keys() - set(keys)):
             if body[key] is not None and (key, body[key]) != ("normalize", True):
@@ -272,8 +273,8 @@ def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str)
             setting.write(rows, subject, value, force=force)
         return {keys[0]: value}
 
-    @_routes.delete(path)
-    @_routes.delete(f"{path}/{{subject}}")
+    @_routes.delete(path, dependencies=ADMIN)
+    @_routes.delete(f"{path}/{{subject}}", dependencies=ADMIN)
     def reset(store: Database, subject: SubjectOrGlobal) -> dict[str, str]:
         with store.write() as rows:
             return {keys[-1]: setting.reset(rows, subject)}

@@ -14,6 +14,9 @@ class ErrorCode(IntEnum):
     NOT_KEPT = 422  # a string that is no text, or a setting or metadata that would be dropped
     FAILED = 500
 
+    UNAUTHENTICATED = 40101  # the request does not prove who sends it
+    FORBIDDEN = 40301  # the principal lacks the role that the request needs
+
     SUBJECT_NOT_FOUND = 40401  # no live version is registered under it
     VERSION_NOT_FOUND = 40402
     SCHEMA_NOT_FOUND = 40403  # no schema has this id, or the subject does not hold this schema

@@ -1,0 +1,57 @@
+"""Who asks, and for what: the one place where a request meets its principal and a role.
+
+Every route but `/` and `/healthz` says the role that it needs. `admit` asks the application's door, before
+anything of the request's body is read. The registry's own door is open: everybody has every role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.requests import subject_or_global
+
+
+class Role(StrEnum):
+    """What a request does; no role contains another."""
+
+    READ = "read"
+    """Looks at schemas, versions, levels and modes, and asks whether a schema is compatible."""
+    REGISTER = "register"
+    """Registers schemas."""
+    ADMIN = "admin"
+    """Deletes, and changes levels and modes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Says who sends a request, and what that principal may do; its functions do not wait for anything."""
+
+    principal_of: Callable[[Request], str] = lambda _: "User:ANONYMOUS"
+    """`User:NAME`; RegistryError for a request that does not prove what it claims."""
+    allows: Callable[[str, Role, str], bool] = lambda *_: True
+    """Whether a principal has a role for a subject; GLOBAL stands for all subjects."""
+
+
+def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
+    """What admits a request to a route that needs the role."""
+
+    async def admit(request: Request) -> None:
+        door: Door = request.app.state.door
+        principal, subject = door.principal_of(request), await subject_or_global(request)
+        if not door.allows(principal, role, subject):
+            what = f"subject {subject!r}" if subject else "all subjects"
+            message = f"{principal} lacks the role {role} for {what}: ask an administrator for it"
+            raise RegistryError(ErrorCode.FORBIDDEN, message)
+
+    return admit
+
+
+OPEN = Door()
+READ, REGISTER, ADMIN = ([Depends(needs(role))] for role in Role)
+"""A route's `dependencies`."""

@@ -1,0 +1,112 @@
+"""Where a request meets its principal and a role: every route, and nothing happens without the role."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from millrace_registry.access import Door, Role
+from millrace_registry.app import create_app
+from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.store import Store
+
+OPEN = {("GET", "/"), ("POST", "/"), ("GET", "/healthz")}
+REGISTRATION = {("POST", "/subjects/{subject}/versions")}
+BODY = {"schema": '"int"', "compatibility": "NONE", "mode": "READONLY"}
+
+
+class TestClient:
+    """Asks an application itself, no socket between."""
+
+    __test__ = False
+
+    def __init__(self, app: Any) -> None:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://registry")
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> TestClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self._runner.run(self._http.request(method, path, **options))
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self.request("POST", path, **options)
+
+
+def routes(app: Any) -> set[tuple[str, str]]:
+    return {(m, route.path) for route in app.routes if isinstance(route, APIRoute) for m in route.methods}
+
+
+def expected(method: str, path: str) -> Role | None:
+    if (method, path) in OPEN:
+        return None
+    if (method, path) in REGISTRATION:
+        return Role.REGISTER
+    return Role.ADMIN if method in ("PUT", "DELETE") else Role.READ
+
+
+def filled(path: str) -> str:
+    values = {"subject": "a%2Fb", "version": "1", "schema_id": "1", "guid": "0" * 32}
+    return re.sub(r"{(\w+)}", lambda match: values[match[1]], path)
+
+
+def test_every_route_asks_for_one_role_and_a_refused_request_changes_nothing(store: Store) -> None:
+    asked: list[tuple[str, Role, str]] = []
+
+    def refuse(principal: str, role: Role, subject: str) -> bool:
+        asked.append((principal, role, subject))
+        return False
+
+    with TestClient(create_app(store)) as open_to_all:
+        made = open_to_all.post("/subjects/a%2Fb/versions", json={"schema": '"long"'}).json()
+    app = create_app(store, Door(lambda request: f"User:{request.headers.get('x-user')}", refuse))
+    with TestClient(app) as client:
+        for method, path in sorted(routes(app)):
+            asked.clear()
+            answer = client.request(method, filled(path), headers={"x-user": "eve"}, json=BODY)
+            role = expected(method, path)
+            if role is None:
+                assert (answer.status_code, asked) == (200, []), path
+                continue
+            subject = "a/b" if "{subject}" in path else ""
+            assert asked == [("User:eve", role, subject)], (method, path)
+            assert (answer.status_code, answer.json()["error_code"]) == (403, ErrorCode.FORBIDDEN)
+            assert f"User:eve lacks the role {role} for" in answer.json()["message"]
+    with TestClient(create_app(store)) as open_to_all:
+        assert open_to_all.get("/subjects/a%2Fb/versions/latest").json()["id"] == made["id"]
+        assert open_to_all.get("/mode").json() == {"mode": "READWRITE"}
+
+
+def test_nothing_of_a_body_is_read_for_a_request_that_is_refused(store: Store) -> None:
+    with TestClient(create_app(store, Door(allows=lambda *_: False))) as client:
+        answer = client.post("/subjects/s/versions", content=b"no JSON", headers={"content-type": "text/x"})
+        assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(("user", "status"), [("reader", 200), ("writer", 403), ("", 401)])
+def test_a_door_may_give_roles_by_principal_and_subject(store: Store, user: str, status: int) -> None:
+    def principal_of(request: Any) -> str:
+        if not request.headers.get("x-user"):
+            raise RegistryError(ErrorCode.UNAUTHENTICATED, "say who you are")
+        return f"User:{request.headers['x-user']}"
+
+    granted = {("User:reader", Role.READ, "s")}
+    with TestClient(create_app(store)) as open_to_all:
+        open_to_all.post("/subjects/s/versions", json={"schema": json.dumps("int")})
+    with TestClient(create_app(store, Door(principal_of, lambda *asked: asked in granted))) as client:
+        answer = client.get("/subjects/s/versions", headers={"x-user": user})
+        assert answer.status_code == status
