@@ -25,6 +25,7 @@ from millrace.errors import MillraceError
 from millrace.installation import missing_extra
 
 COMMANDS = {
+    "acls": "millrace.commands.acls:acls",
     "broker": "millrace.commands.broker:broker",
     "consume": "millrace.commands.clients:consume",
     "groups": "millrace.commands.groups:groups",

@@ -230,6 +230,22 @@ class TlsConfig:
         _check_choice("min_version", self.min_version, TLS_VERSIONS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityConfig:
+    """Who may do what."""
+
+    authorizer: bool = False
+    """Refuse every client what no access control list gives it (`millrace acls`); off: everybody may do
+    everything."""
+    super_users: Sequence[str] = ()
+    """Principals, such as User:admin, that may do everything whatever the lists say."""
+
+    def __post_init__(self) -> None:
+        for principal in self.super_users:
+            if not principal.startswith("User:") or principal == "User:":
+                raise ConfigError(f"super user {principal!r} is not User:NAME")
+
+
 def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ConfigError(f"{key} {value!r} is none of {', '.join(choices)}")
@@ -249,6 +265,7 @@ class BrokerConfig(ClientLimits):
     also where Millrace's own processes find this broker through ZooKeeper."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     """The broker's certificate, for listeners of protocol SSL."""
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     zookeeper: str = "127.0.0.1:2181"
     """HOST:PORT[,HOST:PORT...] of the ensemble, without a chroot."""
     log_dir: str = "./data"

@@ -51,6 +51,7 @@ class ErrorCode(IntEnum):
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
     STORAGE_ERROR = 56
     SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
@@ -203,6 +204,10 @@ class GroupAuthorizationFailed(BrokerError, code=ErrorCode.GROUP_AUTHORIZATION_F
 
 class ClusterAuthorizationFailed(BrokerError, code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED):
     """The client has no right to do this in the cluster."""
+
+
+class SecurityDisabled(BrokerError, code=ErrorCode.SECURITY_DISABLED):
+    """Rights are asked about or changed, and the broker has no authorizer."""
 
 
 class InvalidRequiredAcks(BrokerError, code=ErrorCode.INVALID_REQUIRED_ACKS):

@@ -15,6 +15,7 @@ import click
 
 from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, load, parse_address
+from millrace.coordination.acls import AclStore
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
 from millrace.coordination.state import BrokerAddress
@@ -24,6 +25,8 @@ from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
 from millrace.security.certificates import ServerCertificates
+from millrace.security.journal import Journal
+from millrace.security.rights import ANONYMOUS, Guard
 from millrace.server.admission import allow_open_files
 from millrace.server.listener import Listener
 from millrace.server.loop import Server
@@ -73,6 +76,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
     try:
         users = _users(config, cluster, listeners)
+        acls = _acls(config, cluster, listeners)
         claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
@@ -80,7 +84,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         registry = ConsumerRegistry(cluster.session, config.cluster)
         groups = Groups(config, cluster, registry, mailbox, standstills=broker.standstills)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
-        handlers = Handlers(Services(broker, groups, mirror.states), all_apis())
+        handlers = Handlers(Services(broker, groups, mirror.states, acls), all_apis())
         metrics = _serve_metrics(config, broker, server, groups, mirror) if config.metrics_listen else None
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -98,15 +102,16 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
             certificates.watch()
         if users is not None:
             users.watch(lambda: mailbox.post(lambda: server.close_deleted(users.names)))
+        if acls is not None:
+            acls.watch()
         for listener in listeners:
             at = f"{listener.host}:{listener.port}"
             log.info(
                 "listener %s on %s, which clients find at %s:%s", listener.name, at, *listener.advertised
             )
             if listener.is_open:
-                log.warning(
-                    "listener %s on %s has no TLS: who reaches it may do everything", listener.name, at
-                )
+                may = "may do everything" if acls is None else f"is {ANONYMOUS}"
+                log.warning("listener %s on %s has no TLS: who reaches it %s", listener.name, at, may)
         address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
@@ -141,6 +146,17 @@ def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]
         names = config.named_listeners[listener.name].mechanisms
         listener.mechanisms = scram_mechanisms(names, users.credentials, users.secret)
     return users
+
+
+def _acls(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]) -> AclStore | None:
+    """Who may do what, if the broker asks for it."""
+    if not config.security.authorizer:
+        return None
+    acls = AclStore(cluster.session, config.cluster)
+    guard = Guard(acls, frozenset(config.security.super_users), Journal())
+    for listener in listeners:
+        listener.guard = guard
+    return acls
 
 
 def _serve_metrics(

@@ -20,10 +20,12 @@ from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from millrace.broker.broker import Broker
+from millrace.coordination.acls import AclStore
 from millrace.errors import BrokerError, ErrorCode
 from millrace.groups import Groups
 from millrace.mirror.states import MirrorStates
 from millrace.security import rights
+from millrace.security.journal import Asker, Journal
 from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
 from millrace.server.request import NOTHING, Client, Request
 from millrace.wire.codec import decode, encode, encode_error, is_flexible
@@ -51,6 +53,8 @@ class Services(NamedTuple):
     broker: Broker
     groups: Groups
     mirrors: MirrorStates
+    acls: AclStore | None = None
+    """Who may do what; None: everybody everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +103,12 @@ class Api(Generic[A]):
 class Call(Generic[M]):
     """A decoded request, what it is served with, and the way its answer takes."""
 
-    __slots__ = ("_api", "_lists", "broker", "groups", "received", "refused", "request")
+    __slots__ = ("_api", "_lists", "acls", "broker", "groups", "received", "refused", "request")
 
     def __init__(
         self, api: Api[M], services: Services, received: Request, request: M, refused: Refused, lists: bool
     ) -> None:
-        self.broker, self.groups, _ = services
+        self.broker, self.groups, _, self.acls = services
         self.received, self.request = received, request
         self.refused = refused
         """What the request names and its client may not use, of the types that the API answers `by_item`."""
@@ -275,13 +279,35 @@ def _too_early(client: Client, api: Api[Any]) -> str | None:
 def _refused(api: Api[A], request: Request, asked: A) -> Refused:
     """What its client may not use of a request; raises where that refuses the whole of it."""
     access = request.client.access
-    if access.everything:
+    if access.everything and access.journal is None:
         return NOTHING_REFUSED
-    refused = access.refused(api.needs(asked))
+    needs = list(api.needs(asked))
+    refused = access.refused(needs)
+    if access.journal is not None:
+        _write_down(access.journal, request, needs, refused)
     for resource in refused:
         if resource.type not in api.by_item:
             raise rights.refusal(resource)
     return refused
+
+
+def _write_down(journal: Journal, request: Request, needs: Sequence[Need], refused: Refused) -> None:
+    """Keep a record of what is refused, and of what is allowed where it changes something."""
+    kept: dict[tuple[bool, Operation], list[str]] = {}
+    for need in needs:
+        if (no := need.resource in refused) or need.operation in rights.CHANGES:
+            kept.setdefault((no, need.operation), []).append(rights.text_of(need.resource))
+    for (no, operation), resources in kept.items():
+        write = journal.refused if no else journal.allowed
+        write(asker(request), operation.name, resources)
+
+
+def asker(request: Request) -> Asker:
+    """Who asks for what, for the record."""
+    client = request.client
+    api = ApiKey(request.api_key).name
+    named = request.client_id or client_id(request.frame)
+    return Asker(client.access.principal, client.address, client.listener_name, api, named)
 
 
 def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:

@@ -7,12 +7,14 @@ everything; a client that has not logged in may do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, TypeAlias
 
 from millrace import errors
 from millrace.errors import BrokerError, ErrorCode
+from millrace.security.journal import Journal
 
 ANONYMOUS = "User:ANONYMOUS"
 """Who a client is on a listener that asks for no proof, as in Kafka."""
@@ -21,12 +23,16 @@ ANONYMOUS = "User:ANONYMOUS"
 class Operation(IntEnum):
     """What may be done, by Kafka's numbers; 100 and above are Millrace's own, and no part of Kafka's ALL."""
 
+    ALL = 2
+    """Every operation of Kafka's; only rules name it, no request needs it."""
     READ = 3
     WRITE = 4
     CREATE = 5
     DELETE = 6
     ALTER = 7
     DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    """What only brokers do."""
     DESCRIBE_CONFIGS = 10
     ALTER_CONFIGS = 11
     IDEMPOTENT_WRITE = 12
@@ -93,14 +99,22 @@ class Authorizer(Protocol):
 class Access:
     """What one client may do, from one host, now: the authorizer is asked every time."""
 
-    __slots__ = ("_authorizer", "everything", "host", "principal")
+    __slots__ = ("_authorizer", "everything", "host", "journal", "principal")
 
-    def __init__(self, authorizer: Authorizer | None, principal: str, host: str) -> None:
-        """Without an authorizer the client may do everything."""
+    def __init__(
+        self,
+        authorizer: Authorizer | None,
+        principal: str,
+        host: str,
+        journal: Journal | None = None,
+        *,
+        is_super: bool = False,
+    ) -> None:
+        """Without an authorizer the client may do everything, and so may a super user."""
         self._authorizer = authorizer
-        self.everything = authorizer is None
+        self.everything = authorizer is None or is_super
         """True when nothing is ever refused: nothing needs to be looked up then."""
-        self.principal, self.host = principal, host
+        self.principal, self.host, self.journal = principal, host, journal
 
     @property
     def version(self) -> int:
@@ -109,7 +123,7 @@ class Access:
 
     def allows(self, need: Need) -> bool:
         """Whether the client has the right, or the one that does as well."""
-        if self._authorizer is None:
+        if self.everything or self._authorizer is None:
             return True
         wanted: Need | None = need
         while wanted is not None:
@@ -123,6 +137,19 @@ class Access:
         return frozenset(need.resource for need in needs if not self.allows(need))
 
 
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What decides about the clients of a broker with an authorizer."""
+
+    authorizer: Authorizer
+    super_users: Container[str]
+    journal: Journal
+
+    def access(self, principal: str, host: str) -> Access:
+        is_super = principal in self.super_users
+        return Access(self.authorizer, principal, host, self.journal, is_super=is_super)
+
+
 class _AllowsNothing:
     version = 0
 
@@ -134,6 +161,10 @@ NOBODY = Access(_AllowsNothing(), "", "")
 """What a client may do that must prove first who it is: nothing but what is `open_to_all`."""
 
 
+CHANGES = frozenset({Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS})
+"""What is written down when it is allowed, too."""
+
+
 _REFUSALS: dict[ResourceType, type[BrokerError]] = {
     ResourceType.TOPIC: errors.TopicAuthorizationFailed,
     ResourceType.GROUP: errors.GroupAuthorizationFailed,
@@ -143,8 +174,14 @@ _REFUSALS: dict[ResourceType, type[BrokerError]] = {
 
 def refusal(resource: Resource) -> BrokerError:
     """The error that a client is answered for a resource it has no right to."""
-    what = "the cluster" if resource == CLUSTER else f"{resource.type.name.lower()} {resource.name}"
-    return _REFUSALS[resource.type](f"no right to do this with {what}: ask an operator for it")
+    return _REFUSALS[resource.type](f"no right to do this with {text_of(resource)}: ask an operator for it")
+
+
+def text_of(resource: Resource) -> str:
+    if resource == CLUSTER:
+        return "the cluster"
+    type_ = resource.type.name.lower()
+    return f"any {type_}" if resource.name is None else f"{type_} {resource.name}"
 
 
 def code(resource: Resource) -> ErrorCode:

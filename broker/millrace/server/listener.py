@@ -9,7 +9,7 @@ from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
 from millrace.security.login import Login, Mechanisms
 from millrace.security.principals import distinguished_name
-from millrace.security.rights import ANONYMOUS, NOBODY, Access
+from millrace.security.rights import ANONYMOUS, NOBODY, Access, Guard
 from millrace.server.transport import SEAL_BYTES, PlainTransport, TlsFailed, TlsTransport, Transport
 
 BACKLOG = 4096
@@ -24,6 +24,8 @@ class Listener:
         self.name = name
         self.mechanisms: Mechanisms = {}
         """How clients log in, where they have to; without any nobody can."""
+        self.guard: Guard | None = None
+        """What decides who may do what; without it everybody everything."""
         self._config, self._certificates = config, certificates
         self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
         place = "" if name == DEFAULT_LISTENER else f"listeners.{name}."
@@ -67,7 +69,7 @@ class Listener:
         return self.access_of(name, host)
 
     def access_of(self, principal: str, host: str) -> Access:
-        return Access(None, principal, host)
+        return Access(None, principal, host) if self.guard is None else self.guard.access(principal, host)
 
     def login(self) -> Login | None:
         """How a new client logs in; None where it need not."""

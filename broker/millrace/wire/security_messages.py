@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.wire.fields import Message, array, data, i16, i64, string
+from millrace.wire.fields import Message, array, data, i8, i16, i32, i64, string
 
 
 class SaslHandshakeRequest(Message):
@@ -23,3 +23,79 @@ class SaslAuthenticateResponse(Message):
     error_message: str | None = string(null_since=0, default=None)
     auth_bytes: bytes = data(default=b"")
     session_lifetime: int = i64(since=1, default=0)  # ms; 0: the login holds as long as the connection
+
+
+class DescribeAclsRequest(Message):
+    resource_type_filter: int = i8()  # 1 here and below: any
+    resource_name_filter: str | None = string(null_since=0)
+    pattern_type_filter: int = i8()
+    principal_filter: str | None = string(null_since=0)
+    host_filter: str | None = string(null_since=0)
+    operation: int = i8()
+    permission_type: int = i8()
+
+
+class DescribeAclsResponse(Message):
+    class Resource(Message):
+        class AclDescription(Message):
+            principal: str = string()
+            host: str = string()
+            operation: int = i8()
+            permission_type: int = i8()
+
+        resource_type: int = i8()
+        resource_name: str = string()
+        pattern_type: int = i8()
+        acls: tuple[AclDescription, ...] = array(AclDescription)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0, default=None)
+    resources: tuple[Resource, ...] = array(Resource)
+
+
+class CreateAclsRequest(Message):
+    class Creation(Message):
+        resource_type: int = i8()
+        resource_name: str = string()
+        resource_pattern_type: int = i8()
+        principal: str = string()
+        host: str = string()
+        operation: int = i8()
+        permission_type: int = i8()
+
+    creations: tuple[Creation, ...] = array(Creation)
+
+
+class CreateAclsResponse(Message):
+    class Result(Message):
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0)
+
+    throttle_time: int = i32(default=0)
+    results: tuple[Result, ...] = array(Result)
+
+
+class DeleteAclsRequest(Message):
+    filters: tuple[DescribeAclsRequest, ...] = array(DescribeAclsRequest)
+
+
+class DeleteAclsResponse(Message):
+    class FilterResult(Message):
+        class Match(Message):
+            error_code: int = i16(default=0)
+            error_message: str | None = string(null_since=0, default=None)
+            resource_type: int = i8()
+            resource_name: str = string()
+            pattern_type: int = i8()
+            principal: str = string()
+            host: str = string()
+            operation: int = i8()
+            permission_type: int = i8()
+
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0)
+        matching_acls: tuple[Match, ...] = array(Match, default=())
+
+    throttle_time: int = i32(default=0)
+    filter_results: tuple[FilterResult, ...] = array(FilterResult)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from millrace.config import LogConfig
+from millrace.coordination.acls import AclStore
 from millrace.coordination.groups import CommittedOffset
 from millrace.errors import ErrorCode
 from millrace.groups import Groups
@@ -26,6 +27,7 @@ from millrace.handlers.table import Call, serves
 from millrace.mirror.states import MirrorStates
 from millrace.mirror.translation import TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch
+from millrace.security.acls import Acls, Pattern, Rule
 from millrace.security.login import Login
 from millrace.security.rights import NOBODY, Access, Operation, Resource, ResourceType
 from millrace.server.request import Request
@@ -128,6 +130,16 @@ class FakeGroups:
         answer(dict.fromkeys(names, ErrorCode.NONE))
 
 
+class FakeAcls:
+    """Rules in memory."""
+
+    def __init__(self) -> None:
+        self.acls = Acls([Rule(TOPIC, Pattern.LITERAL, "u", "User:y", "*", READ, True)])
+
+    def change(self, change: Callable[[Sequence[Rule]], Iterable[Rule]]) -> None:
+        self.acls = Acls(change(self.acls.rules))
+
+
 @dataclass(frozen=True)
 class Row:
     """A request, and the rights that it takes: all of those of one of `takes`."""
@@ -157,6 +169,22 @@ def _resource(type_: int, name: str, **fields: Any) -> Values:
     return {"resource_type": type_, "resource_name": name, **fields}
 
 
+_RULE = {
+    "resource_type": 2,
+    "resource_name": "t",
+    "resource_pattern_type": 3,
+    "principal": "User:x",
+    "host": "*",
+}
+_FILTER = {
+    "resource_type_filter": 1,
+    "resource_name_filter": None,
+    "pattern_type_filter": 1,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 1,
+    "permission_type": 1,
+}
 _FLUSH = [{"name": "flush.ms", "value": "7"}]
 _SET_FLUSH = [{"name": "flush.ms", "config_operation": 0, "value": "7"}]
 _MEMBER = {"group_id": "g", "generation_id": 1, "member_id": "m"}
@@ -261,6 +289,13 @@ ROWS = [
         [((ALTER_CONFIGS, CLUSTER),)],
         "of a broker",
     ),
+    Row(ApiKey.DESCRIBE_ACLS, _FILTER, [((DESCRIBE, CLUSTER),)]),
+    Row(
+        ApiKey.CREATE_ACLS,
+        {"creations": [{**_RULE, "operation": 3, "permission_type": 3}]},
+        [((ALTER, CLUSTER),)],
+    ),
+    Row(ApiKey.DELETE_ACLS, {"filters": [_FILTER]}, [((ALTER, CLUSTER),)]),
     Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, [((DESCRIBE, CLUSTER),)]),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append"),
     Row(
@@ -287,7 +322,9 @@ class Secured(Running):
         cluster = ChangingCluster(topic("t", 1), topic("u", 1), topic("copy", 1, origin=ORIGIN))
         super().__init__(folder, cluster, LogConfig(flush_ms=1))
         self.granted, self.groups = Granted(), FakeGroups()
-        services = Services(self.broker, typing.cast(Groups, self.groups), MirrorStates())
+        self.acls = FakeAcls()
+        groups, acls = typing.cast(Groups, self.groups), typing.cast(AclStore, self.acls)
+        services = Services(self.broker, groups, MirrorStates(), acls)
         self.handlers = Handlers(services, all_apis())
         for name in ("t", "u"):
             self.produce(topic=name)
@@ -308,7 +345,7 @@ class Secured(Running):
     def effects(self) -> object:
         """What a request could have changed."""
         ends = {name: self.broker.partition(name, 0).log.end for name in self.cluster.topics}
-        return dict(self.cluster.topics), ends, list(self.groups.asked)
+        return dict(self.cluster.topics), ends, list(self.groups.asked), self.acls.acls.rules
 
 
 @pytest.fixture
