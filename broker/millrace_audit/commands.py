@@ -121,6 +121,7 @@ def auditor(
     from millrace_audit.auditor.app import build_app
     from millrace_audit.auditor.auditor import Auditor
     from millrace_audit.auditor.circumstances import AuditRules
+    from millrace_audit.auditor.console import GroupsLook
     from millrace_audit.auditor.store import AuditStore
 
     names = _names(origins)
@@ -144,7 +145,8 @@ def auditor(
         closing(Auditor(store, rules, bootstrap, registry, zookeeper)) as worker,
     ):
         worker.check()
-        server = WebServer(build_app(store, rules, worker), listen, "auditor")
+        app = build_app(store, rules, worker, GroupsLook(bootstrap))
+        server = WebServer(app, listen, "auditor")
         _serve_while_applying(server, worker)
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
-from millrace_audit.reports.messages import TABLE, WAREHOUSE
 from millrace_audit.reports.ranges import in_words
 
 STYLES = {
@@ -86,26 +85,13 @@ def styled(verdict: str) -> str:
     return f"[{STYLES.get(verdict, '')}]{verdict}[/]"
 
 
-_WHAT_TO_DO = {
-    "missing": "look at {tier}'s mirror and disks: `millrace mirror status`, `millrace log verify`",
-    "duplicate": "the producer sent it twice, or {tier} took it twice: `millrace log dump` shows both",
-    "unexpected": "somebody used its name, or its report is lost: see /v1/strangers of the auditor",
-    "altered": "compare the record with `millrace log dump` in the clusters before and at {tier}",
-}
-_OF_TIER = {
-    WAREHOUSE: "`millrace verify` compares the warehouse's files; `millrace reload` reads its offsets again",
-    TABLE: "`millrace verify` says what was changed; `millrace publish --rebuild` makes the table again",
-}
-
-
 def _findings(windows: Sequence[Window]) -> Iterable[str]:
     for window in windows:
         for finding in window.findings:
             who = f"server {finding.server}, service {finding.service}, instance {finding.instance}"
             what = f"{who}, sequences {in_words(finding.sequences)}" if finding.server else finding.service
-            remedy = _OF_TIER.get(finding.tier) or _WHAT_TO_DO[finding.kind].format(tier=finding.tier)
             where = f"{finding.count} {finding.kind} at tier {finding.tier}"
-            yield f"{_minute(window.start)}: {where}: {what}; {remedy}"
+            yield f"{_minute(window.start)}: {where}: {what}; {finding.remedy}"
 
 
 def _reasons(windows: Sequence[Window]) -> Iterable[str]:

@@ -76,7 +76,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
             else judge(at, Evidence(), {}, _EXPIRED if at < known.kept_from else view.around(at, None))
             for at in starts
         ]
-        watermark, held_by = _watermark(session, view)
+        watermark, held_by = watermark_of(session, view)
     foreign: Counter[str] = Counter()
     for window in windows:
         foreign.update(window.foreign)
@@ -328,7 +328,7 @@ def topics(session: Session, rules: AuditRules) -> list[Topic]:
     listed = select(TopicRow.topic).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
     names = session.scalars(listed).all()
     return [
-        Topic(view.topic, *_watermark(session, view), view.instances)
+        Topic(view.topic, *watermark_of(session, view), view.instances)
         for view in views(session, rules, progress, names)
     ]
 
@@ -428,7 +428,7 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
     return accepted
 
 
-def _watermark(session: Session, view: TopicView) -> tuple[datetime | None, str | None]:
+def watermark_of(session: Session, view: TopicView) -> tuple[datetime | None, str | None]:
     """The time before which every window is complete or carried, and what holds it there."""
     here = WindowRow.topic == view.topic
     first = session.scalar(select(func.min(WindowRow.window)).where(here))

@@ -7,6 +7,7 @@
     GET  /v1/strangers                       records without effect
     GET  /v1/health                          up to when every tier is counted; 503 while that is behind
     GET  /metrics                            for Prometheus
+    GET  /console                            the page for people
     POST /v1/instances/{instance}/accept     {"reason": "...", "who": "...", "disown": false}
     POST /v1/accept                          the same and {"service": "...", "server": ..., "before": ...}
 
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -32,6 +33,7 @@ from millrace_audit.answer import iso, to_json
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.answers import Acceptance
 from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.console import GroupsLook, add_console
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
@@ -67,14 +69,20 @@ class Worker(Protocol):
     numbers: AuditNumbers
 
 
-def build_app(store: AuditStore, rules: AuditRules, worker: Worker) -> FastAPI:
-    """The application on a database that a worker fills."""
+def build_app(
+    store: AuditStore, rules: AuditRules, worker: Worker, groups: GroupsLook | None = None
+) -> FastAPI:
+    """The application on a database that a worker fills; the console shows `groups` where they are given."""
     app = FastAPI(title="Millrace auditor", version=__version__)
     _say_errors_in_one_line(app)
 
-    @app.get("/")
-    def index() -> dict[str, Any]:
-        """What can be asked."""
+    add_console(app, store, rules, worker.numbers, groups)
+
+    @app.get("/", response_model=None)
+    def index(request: Request) -> dict[str, Any] | RedirectResponse:
+        """What can be asked; a browser is sent to the console."""
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("console")
         paths = sorted({getattr(route, "path", "/") for route in app.routes})
         return {"service": "millrace auditor", "version": __version__, "paths": paths}
 

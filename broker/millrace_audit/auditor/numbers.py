@@ -53,6 +53,18 @@ class AuditNumbers(Collector):
             if time is not None:
                 self._delays.labels(topic, tier).observe(max(time / 1000 - end, 0))
 
+    def delays(self, topic: str) -> list[tuple[str, float, int]]:
+        """Tier, average delay in seconds and number of windows of a topic, in the order of the way."""
+        sums: dict[str, dict[str, float]] = {}
+        for sample in next(iter(self._delays.collect())).samples:
+            if sample.labels["topic"] == topic and sample.name.endswith(("_sum", "_count")):
+                sums.setdefault(sample.labels["tier"], {})[sample.name.rpartition("_")[2]] = sample.value
+        return [
+            (tier, sums[tier]["sum"] / sums[tier]["count"], int(sums[tier]["count"]))
+            for tier in ("home", OFFLINE, WAREHOUSE)
+            if tier in sums
+        ]
+
     def text(self) -> bytes:
         """All numbers as Prometheus reads them."""
         return generate_latest(self._registry)

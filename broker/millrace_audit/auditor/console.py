@@ -1,0 +1,432 @@
+"""The console: one page for people, made from the database when somebody looks.
+
+    GET /console?days=2&until=ISO             topic x hour by verdict, topics, mirrors, loads, groups
+    GET /console?...&topic=NAME&at=DATE[THH]  the same, and one day or hour of a topic before it
+
+Changes nothing, and knows no verdict by itself. All that producers wrote is text: the template escapes it,
+and the browser is told to run no script and load no style but the two files beside the template.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import FastAPI, Response
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from sqlalchemy import String, cast, func, select
+from sqlalchemy.orm import Session
+
+from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace.client.group_client import GroupClient
+from millrace.config import parse_time
+from millrace.errors import MillraceError
+from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
+from millrace_audit.auditor import answers
+from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
+from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.store import AuditStore, CoverageRow, LoadRow, StrangerRow, WindowRow
+from millrace_audit.reports.counts import HOUR_MS
+from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
+from millrace_audit.reports.ranges import in_words
+
+DAY_MS = 24 * HOUR_MS
+DAYS = (2, 7, 30)
+"""How much of the past a picture may show."""
+MOST_GROUPS = 100
+_LOOKED_AT = 48
+"""Newest windows of a topic among which the newest published hour is looked for."""
+MARKS: Mapping[Verdict | None, str] = {
+    Verdict.COMPLETE: "+",
+    Verdict.CARRIED: "=",
+    Verdict.PENDING: "~",
+    Verdict.UNKNOWN: "?",
+    Verdict.INCOMPLETE: "X",
+    None: "·",
+}
+"""A verdict's shape in the picture: nobody needs the colours to read it."""
+_PAGES = Path(__file__).with_name("pages")
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_LOOK_AGAIN_S = 5.0
+_GROUPS_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """A consumer group of the aggregate cluster, and how far it is behind in a topic."""
+
+    group: str
+    state: str
+    members: int
+    topic: str
+    lag: int | None
+    """In offsets, over all partitions: bytes on Millrace, messages on Apache Kafka; None: nobody tells."""
+
+
+class GroupsLook:
+    """The aggregate cluster's groups as they were seconds ago: no page waits for a broker."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._found: Sequence[GroupLag] = ()
+        self._trouble: str | None = "the brokers are being asked: look again in a moment"
+
+    def found(self) -> tuple[Sequence[GroupLag], str | None]:
+        """What was found last, and why it is not more; asks again in a thread when that is old."""
+        with self._lock:
+            if time.monotonic() >= self._due:
+                self._due = float("inf")  # until this look is over
+                threading.Thread(target=self._look, name="console-groups", daemon=True).start()
+            return self._found, self._trouble
+
+    def _look(self) -> None:
+        try:
+            found, trouble = self._ask()
+        except (MillraceError, OSError) as error:
+            found, trouble = (), str(error)
+        finally:
+            with self._lock:
+                self._due = time.monotonic() + _LOOK_AGAIN_S
+        self._found, self._trouble = found, trouble
+
+    def _ask(self) -> tuple[Sequence[GroupLag], str | None]:
+        with ClusterClient(self._bootstrap, timeout_s=_GROUPS_TIMEOUT_S) as cluster:
+            client = GroupClient(cluster)
+            groups = sorted(client.groups().items())
+            lags = []
+            ends: dict[str, Mapping[int, int]] = {}
+            for name, group in groups[:MOST_GROUPS]:
+                topics: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+                for (topic, partition), offset in client.offsets(name).items():
+                    topics[topic].append((partition, offset))
+                for topic, committed in topics.items():
+                    if topic not in ends:
+                        ends[topic] = _ends(cluster, topic)
+                    behind = [max(ends[topic].get(number, at) - at, 0) for number, at in committed]
+                    lag = sum(behind) if ends[topic] else None
+                    lags.append(GroupLag(name, group.state, len(group.members), topic, lag))
+                if not topics:
+                    lags.append(GroupLag(name, group.state, len(group.members), "", None))
+        more = len(groups) - MOST_GROUPS
+        return lags, f"{more} more groups: see `millrace groups list`" if more > 0 else None
+
+
+def _ends(cluster: ClusterClient, topic: str) -> Mapping[int, int]:
+    try:
+        served = [number for number, leader in cluster.topic(topic).partitions.items() if leader >= 0]
+        return cluster.list_offsets(topic, LATEST, served)
+    except MillraceError:  # deleted since, or its brokers are away
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Hours of a row that are next to each other and have one verdict, or one hour alone."""
+
+    text: str
+    verdict: str
+    link: str
+    title: str
+
+
+@dataclass(slots=True)
+class PartitionLine:
+    """How far a partition is counted at a tier, and how far it is behind what it is read from."""
+
+    topic: str
+    tier: str
+    partition: int
+    end: int
+    source: str = ""
+    lag: int | None = None
+    """Offsets of the source that are not here yet."""
+
+
+def add_console(
+    app: FastAPI, store: AuditStore, rules: AuditRules, numbers: AuditNumbers, groups: GroupsLook | None
+) -> None:
+    """Serve the page and its two files."""
+    templates = Environment(
+        loader=FileSystemLoader(_PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    templates.globals.update(marks=MARKS, iso=iso, in_words=in_words, verdicts=[*Verdict][::-1])
+    templates.filters.update(minute=_minute, ago=_ago, count=_count)
+    page = templates.get_template("console.html")
+
+    @app.get("/console", response_class=HTMLResponse)
+    def console(
+        days: int = DAYS[0], until: str | None = None, topic: str | None = None, at: str | None = None
+    ) -> Response:
+        """The page for people."""
+        try:
+            view = _View.of(days, until)
+            with store.reading() as session:
+                shown = _Console(session, rules, numbers, view)
+                detail = shown.detail(topic, at) if topic and at else None
+                overview = shown.overview()
+        except MillraceError as error:
+            return HTMLResponse(page.render(error=str(error)), status_code=400, headers=_HEADERS)
+        found, trouble = groups.found() if groups else ((), "no broker is asked for them here")
+        text = page.render(error=None, detail=detail, groups=found, groups_trouble=trouble, **overview)
+        return HTMLResponse(text, headers=_HEADERS)
+
+    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
+        _serve(app, name, kind)
+
+
+def _serve(app: FastAPI, name: str, kind: str) -> None:
+    content = (_PAGES / name).read_bytes()
+
+    @app.get(f"/console/{name}", name=name)
+    def file() -> Response:
+        """A file of the console."""
+        return Response(content, media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Which hours are asked for: so many days up to a time, or up to now."""
+
+    days: int
+    until: int | None
+
+    @classmethod
+    def of(cls, days: int, until: str | None) -> _View:
+        if days not in DAYS:
+            raise MillraceError(f"days={days}: take {', '.join(map(str, DAYS[:-1]))} or {DAYS[-1]}")
+        return cls(days, None if until is None else _full_hour(until, "until"))
+
+    def link(self, **more: Any) -> str:
+        query: dict[str, Any] = {"days": self.days}
+        if self.until is not None:
+            query["until"] = iso(self.until)
+        return "?" + urlencode(query | more)
+
+
+class _Console:
+    """What one page shows, read from one state of the database."""
+
+    def __init__(self, session: Session, rules: AuditRules, numbers: AuditNumbers, view: _View) -> None:
+        self._session, self._rules, self._numbers, self._view = session, rules, numbers, view
+        self._now = rules.clock_ms()
+        self._end = newest_end(session, self._now) if view.until is None else view.until
+        self._start = self._end - view.days * DAY_MS
+
+    def overview(self) -> dict[str, Any]:
+        session = self._session
+        topics = hours_of_all(session, self._rules, self._start, self._end)
+        partitions = list(_partitions(session))
+        by_topic: defaultdict[str, list[PartitionLine]] = defaultdict(list)
+        for line in partitions:
+            by_topic[line.topic].append(line)
+        heard = answers.heartbeats(session)
+        strangers = session.scalar(select(func.sum(StrangerRow.count))) or 0
+        tiers = [
+            (tier, utc(heard[tier]) if tier in heard else None, (self._now - heard.get(tier, 0)) / 1000)
+            for tier in dict.fromkeys((*self._rules.origins, OFFLINE, *sorted(heard)))
+        ]
+        view, span = self._view, self._view.days * DAY_MS
+        return {
+            "now": utc(self._now),
+            "tiers": tiers,
+            "view": view,
+            "spans": [(days, _View(days, view.until).link()) for days in DAYS],
+            "earlier": _View(view.days, self._end - span).link(),
+            "later": _View(view.days, self._end + span).link()
+            if self._end + span <= self._now + span
+            else "",
+            "newest": _View(view.days, None).link(),
+            "start": utc(self._start),
+            "end": utc(self._end),
+            "scale": self._scale(),
+            "rows": [(topic.known, [*self._runs(topic)]) for topic in topics],
+            "worst": _worst(topics),
+            "by_topic": by_topic,
+            "mirrors": _mirrors(partitions),
+            "loads": _loads(session),
+            "strangers": strangers,
+        }
+
+    def _scale(self) -> str:
+        """The line above the picture: each day at its beginning, and every sixth hour where there is room."""
+        text = ""
+        for hour in range(self._start, self._end, HOUR_MS):
+            if len(text) > (hour - self._start) // HOUR_MS:
+                continue
+            at = utc(hour)
+            name = ""
+            if at.hour == 0:
+                name = at.strftime("%a %d %b ")
+            elif self._view.days == DAYS[0] and at.hour % 6 == 0:
+                name = at.strftime("%H ")
+            text += name or " "
+        return text[: (self._end - self._start) // HOUR_MS]
+
+    def _runs(self, row: TopicHours) -> Iterator[Run]:
+        """A row's links: to each hour, or in a long picture to each day, cut where the verdict changes."""
+        step = HOUR_MS if self._view.days == DAYS[0] else DAY_MS
+        hours = zip(range(self._start, self._end, HOUR_MS), row.hours, strict=True)
+        base = self._view.link(topic=row.known.topic)
+        for (at, verdict), group in groupby(hours, lambda pair: (pair[0] - pair[0] % step, pair[1])):
+            time = utc(at).strftime("%Y-%m-%dT%H" if step == HOUR_MS else "%Y-%m-%d")
+            mark = MARKS[verdict] * len([*group])
+            yield Run(
+                mark, verdict or "none", f"{base}&at={time}#detail", f"{time}: {verdict or 'no events'}"
+            )
+
+    def detail(self, topic: str, at: str) -> dict[str, Any]:
+        """One hour by its windows, or a day by its hours."""
+        first, is_hour = _full_hour(at, "at"), "T" in at
+        last = first + (HOUR_MS if is_hour else DAY_MS)
+        answer = answers.completeness(self._session, self._rules, topic, first, last)
+        rows = answer.windows if is_hour else by_hour(answer.windows)
+        base = self._view.link(topic=topic)
+        links = {} if is_hour else {one.start: f"{base}&at={one.start:%Y-%m-%dT%H}#detail" for one in rows}
+        return {
+            "answer": answer,
+            "is_hour": is_hour,
+            "rows": rows,
+            "links": links,
+            "close": self._view.link(),
+            "tiers": tiers_of(answer.windows),
+            "findings": [(window.start, one) for window in answer.windows for one in window.findings],
+            "reasons": _reasons(answer),
+            "delays": self._numbers.delays(topic),
+            "partitions": [line for line in _partitions(self._session) if line.topic == topic],
+            "history": answers.history(self._session, topic, first, last),
+        }
+
+
+def _partitions(session: Session) -> Iterator[PartitionLine]:
+    """Every partition at every tier that counts it, with its lag behind where it comes from."""
+    rows = session.scalars(
+        select(CoverageRow)
+        .where(~CoverageRow.gone)
+        .order_by(CoverageRow.topic, CoverageRow.tier, CoverageRow.partition)
+    ).all()
+    ends = {(row.tier, f"{row.topic_id}-{row.partition}"): row.end for row in rows}
+    for row in rows:
+        line = PartitionLine(row.topic, row.tier, row.partition, row.end)
+        if row.origin is not None:
+            cluster, name, at = row.origin
+            line.source = f"{cluster}-{name.rpartition('-')[2]}"
+            there = ends.get((cluster, name))
+            line.lag = None if there is None else max(there - at, 0)
+        elif row.tier == WAREHOUSE:
+            there = ends.get((OFFLINE, f"{row.topic_id}-{row.partition}"))
+            line.source, line.lag = OFFLINE, None if there is None else max(there - row.end, 0)
+        yield line
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorLine:
+    """What is mirrored from an origin, all topics together."""
+
+    origin: str
+    partitions: int
+    lag: int
+    behind: int
+    """Partitions that are not at their origin's end."""
+    unknown: int
+    """Partitions whose origin nobody counts."""
+
+
+def _mirrors(partitions: Sequence[PartitionLine]) -> list[MirrorLine]:
+    by_origin: defaultdict[str, list[PartitionLine]] = defaultdict(list)
+    for line in partitions:
+        if line.tier == OFFLINE and line.source:
+            by_origin[line.source.rpartition("-")[0]].append(line)
+    return [
+        MirrorLine(
+            origin,
+            len(lines),
+            sum(line.lag or 0 for line in lines),
+            sum(bool(line.lag) for line in lines),
+            sum(line.lag is None for line in lines),
+        )
+        for origin, lines in sorted(by_origin.items())
+    ]
+
+
+def _loads(session: Session) -> list[dict[str, Any]]:
+    """Of each topic the newest load that was read back, and which of its newest hours its table holds."""
+    newest = select(LoadRow.topic, func.max(LoadRow.load).label("load")).group_by(LoadRow.topic).subquery()
+    rows = session.scalars(
+        select(LoadRow)
+        .join(newest, (LoadRow.topic == newest.c.topic) & (LoadRow.load == newest.c.load))
+        .order_by(LoadRow.topic, LoadRow.edition)
+    ).all()
+    found = {}
+    for row in rows:
+        newest_windows = (
+            select(WindowRow.window, cast(WindowRow.positions, String).label("positions"))
+            .where(WindowRow.topic == row.topic)
+            .order_by(WindowRow.window.desc())
+            .limit(_LOOKED_AT)
+            .subquery()
+        )
+        in_table = newest_windows.c.positions.contains(f'"{TABLE}"')
+        window = session.scalar(select(func.max(newest_windows.c.window)).where(in_table))
+        found[row.topic] = {
+            "topic": row.topic,
+            "load": row.load,
+            "edition": row.edition,
+            "counted": row.counted,
+            "parts": row.parts,
+            "table": None if window is None else utc(window - window % HOUR_MS),
+        }
+    return [*found.values()]
+
+
+def _worst(topics: Sequence[TopicHours]) -> list[tuple[str, int]]:
+    """How many hours of the picture have each verdict that is no proof."""
+    hours = [verdict for topic in topics for verdict in topic.hours]
+    named = (Verdict.INCOMPLETE, Verdict.UNKNOWN, Verdict.PENDING)
+    return [(str(verdict), count) for verdict in named if (count := hours.count(verdict))]
+
+
+def _reasons(answer: Completeness) -> list[str]:
+    return [*dict.fromkeys(reason for window in answer.windows for reason in window.reasons)]
+
+
+def _full_hour(text: str, name: str) -> int:
+    at = int(parse_time(text.strip(), name).timestamp() * 1000)
+    if at % HOUR_MS or at < 0:
+        raise MillraceError(f"{name}={text} is no full hour: write it like 2026-03-01T12:00Z")
+    return at
+
+
+def _minute(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M")
+
+
+def _ago(seconds: float) -> str:
+    """A duration for people, with its unit."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"

@@ -1,0 +1,149 @@
+"""How long the console takes with 216,000 windows: 50 topics, 30 days, a window every ten minutes.
+
+    python -m tests.bench.bench_console [--topics 50] [--days 30]
+
+Says for each span how long the service took to answer and how many bytes, the best and the worst of ten; then
+how long a Chromium took, where there is one, from the question until the page was painted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import socket
+import tempfile
+import threading
+import time
+
+import httpx
+import uvicorn
+from sqlalchemy import insert
+
+from millrace_audit.answer import to_json
+from millrace_audit.auditor.app import build_app
+from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.store import (
+    AuditStore,
+    BeatRow,
+    CoverageRow,
+    LoadRow,
+    TierRow,
+    TopicRow,
+    WindowRow,
+)
+from millrace_audit.auditor.verdict import Circumstances, judge
+from millrace_audit.reports.counts import WINDOW_MS
+from tests.unit.audit.test_app import Worker
+
+END = 1_431_907_200_000
+EVIDENCE = random.Random(1).randbytes(1500)
+"""As large as that of a window of 200 instances, folded."""
+ROUNDS = 10
+
+
+def fill(store: AuditStore, topics: list[str], days: int) -> None:
+    """Mostly complete; one window in a hundred has one of the other verdicts."""
+    dice = random.Random(7)
+    verdicts = ["incomplete", "unknown", "pending", "carried"]
+    judged = to_json(judge(END, Evidence(), {}, Circumstances()))
+    with store.writing() as session:
+        for tier in ("dc1", "dc2", "offline"):
+            session.add(TierRow(tier=tier, heartbeat=END, heard_through=1))
+            session.add(BeatRow(tier=tier, serial=1, time=END - 60_000, reported_through=1))
+            session.add(BeatRow(tier=tier, serial=2, time=END, reported_through=1))
+        for topic in topics:
+            session.add(TopicRow(topic=topic))
+            for tier, cluster in (("dc1", None), ("dc2", None), ("offline", "dc1"), ("warehouse", None)):
+                for partition in range(8):
+                    at = "offline" if tier == "warehouse" else tier
+                    origin = [cluster, f"{cluster}{topic}-{partition}", 999] if cluster else None
+                    row = CoverageRow(
+                        tier=tier,
+                        topic_id=f"{at}{topic}",
+                        partition=partition,
+                        topic=topic,
+                        end=1000,
+                        origin=origin,
+                    )
+                    session.add(row)
+            session.add(LoadRow(topic=topic, load=1, edition=1, counted=1, parts=1, sha256=""))
+            starts = range(END - days * 144 * WINDOW_MS, END, WINDOW_MS)
+            rows = [
+                {
+                    "topic": topic,
+                    "window": start,
+                    "revision": 0,
+                    "verdict": dice.choice(verdicts) if dice.random() < 0.01 else "complete",
+                    "settled": True,
+                    "last_settled": "complete",
+                    "dirty": False,
+                    "signature": "",
+                    "touched": start,
+                    "folded": True,
+                    "positions": {"counted": {"offline": 1, "warehouse": 1}},
+                    "evidence": EVIDENCE,
+                    "judged": judged,
+                }
+                for start in starts
+            ]
+            session.execute(insert(WindowRow), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--topics", type=int, default=50)
+    parser.add_argument("--days", type=int, default=30)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = AuditStore(f"sqlite:///{folder}/audit.db")
+        fill(store, [f"Topic{number:02}" for number in range(given.topics)], given.days)
+        rules = AuditRules(origins=("dc1", "dc2"), clock_ms=lambda: END)
+        app = build_app(store, rules, Worker(AuditNumbers(store, rules)))
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/console"
+        try:
+            for days in (2, 7, 30):
+                ask(f"{url}?days={days}", f"{days} days")
+            if executable := shutil.which("chromium-headless-shell") or shutil.which("chromium"):
+                paint(url, executable)
+        finally:
+            server.should_exit = True
+            thread.join()
+            store.close()
+
+
+def ask(url: str, what: str) -> None:
+    took = []
+    for _ in range(ROUNDS):
+        began = time.monotonic()
+        answer = httpx.get(url, timeout=60).raise_for_status()
+        took.append(time.monotonic() - began)
+    figures = f"{min(took) * 1000:.0f} to {max(took) * 1000:.0f} ms, {len(answer.content):,} bytes"
+    print(f"{what}: answered in {figures}", flush=True)
+
+
+def paint(url: str, executable: str) -> None:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        for days in (2, 7, 30):
+            took = []
+            for _ in range(ROUNDS):
+                page = browser.new_page(viewport={"width": 1280, "height": 800})
+                page.goto(f"{url}?days={days}")
+                entry = "performance.getEntriesByType('navigation')[0].loadEventEnd"
+                took.append(page.evaluate(entry))
+                page.close()
+            print(f"{days} days in Chromium: loaded in {min(took):.0f} to {max(took):.0f} ms", flush=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The console on databases that stories have filled: verdicts by hour, what it escapes, what it refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import update
+
+from millrace_audit.answer import Verdict
+from millrace_audit.auditor.app import build_app
+from millrace_audit.auditor.console import MARKS
+from millrace_audit.auditor.heat import hours_of_all, newest_end
+from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.store import AuditStore, WindowRow
+from millrace_audit.reports.counts import HOUR_MS
+from millrace_audit.reports.messages import OFFLINE
+from tests.unit.audit.story import NOW, RULES, TOPIC, Story, W, found
+from tests.unit.audit.test_app import Client, Worker
+
+HOUR = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T11:00Z"}
+AT = "2015-05-17T10"
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+class Console:
+    """A story, and the page about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = NOW
+        self.store = AuditStore(f"sqlite:///{folder}/audit.db")
+        self.rules = replace(RULES, clock_ms=lambda: self.clock)
+        self.story = Story(self.store, self.rules)
+        numbers = AuditNumbers(self.store, self.rules)
+        self._client = Client(build_app(self.store, self.rules, Worker(numbers)))
+
+    def get(self, path: str = "/console", **query: str) -> httpx.Response:
+        return self._client.get(path, params=query)
+
+    def verdicts(self, start: int, end: int) -> dict[str, list[Verdict | None]]:
+        with self.store.reading() as session:
+            return {row.known.topic: [*row.hours] for row in hours_of_all(session, self.rules, start, end)}
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[Console]:
+    console = Console(tmp_path)
+    yield console
+    console.store.close()
+
+
+class Tags(HTMLParser):
+    """Every tag and attribute that a browser would see."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+
+def test_an_hour_has_the_verdict_of_its_worst_window_and_one_without_events_none(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    (hours,) = console.verdicts(W - 2 * HOUR_MS, W + HOUR_MS).values()
+    assert hours == [None, None, Verdict.COMPLETE]
+    console.story.hello(2, time=NOW)
+    console.story.report(0, (0, 2), instance=2, window=W + HOUR_MS // 2)
+    console.story.beats(NOW + 6000)
+    console.clock = NOW + 6000
+    console.story.apply()
+    (hours,) = console.verdicts(W, W + HOUR_MS).values()
+    assert hours == [Verdict.INCOMPLETE], "the other window of the hour is complete"
+
+
+def test_an_hour_in_which_a_reader_is_silent_is_not_shown_as_one_without_events(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    console.clock = NOW + 3 * HOUR_MS
+    (hours,) = console.verdicts(W, W + 4 * HOUR_MS).values()
+    assert hours == [Verdict.COMPLETE, *[Verdict.UNKNOWN] * 3], "its readers stand since 11:39"
+
+
+def test_an_hour_with_news_that_is_not_judged_is_pending(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    with console.store.writing() as session:
+        session.execute(update(WindowRow).values(dirty=True))
+    assert console.verdicts(W, W + HOUR_MS) == {TOPIC: [Verdict.PENDING]}
+
+
+def test_what_the_picture_says_of_an_hour_is_what_the_answer_says_of_it(console: Console) -> None:
+    story = console.story
+    story.hello()
+    story.report(0, (0, 9))
+    story.carry(found((0, 8)))
+    story.beats()
+    story.apply()
+    (hours,) = console.verdicts(W, W + HOUR_MS).values()
+    answer = console.get(f"/v1/topics/{TOPIC}/completeness", **HOUR).json()
+    assert hours == [answer["verdict"]] == ["incomplete"]
+    page = console.get(topic=TOPIC, at=AT).text
+    assert "1 missing at dc1" in page
+    assert "shop on web-1, instance 1" in page
+    assert "millrace log verify" in page, "what to do about it"
+
+
+def test_every_verdict_has_a_mark_of_its_own() -> None:
+    assert set(MARKS) == {*Verdict, None}
+    assert len(set(MARKS.values())) == len(MARKS)
+
+
+def test_what_producers_say_is_text_and_nothing_else(console: Console) -> None:
+    story = console.story
+    story.hello(server=EVIL, service=EVIL)
+    story.report(0, (0, 9), server=EVIL, service=EVIL)
+    story.hello(2, topic=EVIL)
+    story.beats()
+    story.apply()
+    for query in (
+        {},
+        {"topic": TOPIC, "at": AT},
+        {"topic": EVIL, "at": AT},
+        {"until": EVIL},
+        {"topic": "x", "at": EVIL},
+    ):
+        answer = console.get(**query)
+        assert "<script>alert" not in answer.text
+        page = Tags(answer.text)
+        assert page.tags.count("script") == 1, "our own file"
+        assert ("src", "console/console.js") in page.attributes
+        named = [name for name, _ in page.attributes if name.startswith("on") or name == "style"]
+        assert named == [], "a strict policy lets none of them run"
+        links = [value for name, value in page.attributes if name == "href"]
+        assert all(link.startswith(("?", "v1/", "console/")) for link in links), links
+
+
+def test_the_browser_is_told_to_run_our_two_files_only(console: Console) -> None:
+    for path in ("/console", "/console/console.js", "/console/console.css"):
+        answer = console.get(path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"].split("; ")
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert not any("unsafe" in rule or "*" in rule for rule in policy)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({"days": "3"}, "days=3: take 2, 7 or 30"),
+        ({"until": "yesterday"}, "until"),
+        ({"until": "2015-05-17T10:10Z"}, "is no full hour"),
+        ({"topic": TOPIC, "at": "2015-05-17T10:10"}, "is no full hour"),
+        ({"topic": TOPIC, "at": "noon"}, "at"),
+        ({"topic": TOPIC, "at": "0001-01-01"}, "is no full hour"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_answered_in_a_sentence(
+    console: Console, query: dict[str, str], sentence: str
+) -> None:
+    answer = console.get(**query)
+    assert answer.status_code == 400
+    assert sentence in answer.text
+
+
+@pytest.mark.parametrize("until", ["1970-01-01T00:00Z", "9999-12-31T23:00Z"])
+def test_the_ends_of_time_can_be_looked_at(console: Console, until: str) -> None:
+    console.story.whole()
+    console.story.apply()
+    assert console.get(until=until, days="30").status_code == 200
+
+
+def test_a_picture_ends_now_or_behind_the_newest_event_when_that_is_old(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    with console.store.reading() as session:
+        assert newest_end(session, NOW) == NOW - NOW % HOUR_MS + HOUR_MS
+        assert newest_end(session, NOW + 20 * 24 * HOUR_MS) > NOW + 20 * 24 * HOUR_MS
+        assert newest_end(session, NOW + 40 * 24 * HOUR_MS) == W + HOUR_MS
+
+
+def test_partitions_say_how_far_mirror_and_load_are_behind(console: Console) -> None:
+    story = console.story
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 4)))
+    story.count("dc1", found((5, 9)))
+    story.count(OFFLINE, found((0, 4)), size=100)
+    story.load(found((0, 4)))
+    story.count(OFFLINE, found((5, 6)), size=50)
+    story.beats()
+    story.apply()
+    page = " ".join(console.get().text.split())
+    mirrors = page[page.index("<h2>Mirrors</h2>") :]
+    assert '<td>dc1</td><td class="n">1</td><td class="n">50</td><td class="n">1</td>' in mirrors
+    topics = page[page.index("<h2>Topics</h2>") : page.index("<h2>Mirrors</h2>")]
+    assert f"<td>{TOPIC}</td>" in topics
+    assert '<td class="n">50</td><td class="n">50</td></tr>' in topics, "not mirrored, not loaded"
+    assert "<td>1 of 1 part</td>" in page
+
+
+def test_a_database_from_before_the_console_gets_what_it_reads_by(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+    AuditStore(url).close()
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
+        database.execute("DROP INDEX hours")
+    AuditStore(url).close()
+    with closing(sqlite3.connect(tmp_path / "audit.db")) as database:
+        (names,) = zip(*database.execute("SELECT name FROM sqlite_master WHERE type = 'index'"), strict=True)
+    assert "hours" in names
+
+
+def test_a_browser_that_asks_for_nothing_is_sent_to_the_console(console: Console) -> None:
+    client = console._client
+    answer = client.get("/", headers={"accept": "text/html,*/*"})
+    assert (answer.status_code, answer.headers["location"]) == (307, "console")
+    assert client.get("/").json()["service"] == "millrace auditor"
