@@ -7,7 +7,7 @@ PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
+.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects test-deploy soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -42,6 +42,13 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 
 test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (4 min)
 	$(BIN)/python -m pytest tests/objects
+
+test-deploy: setup .cache/deploy/.installed ## Everything in deploy/: systemd, Prometheus, Helm, Ansible, containers, ten machines in namespaces, restore, upgrade (10 min)
+	PATH="$(CURDIR)/.cache/deploy/bin:$(CURDIR)/.cache/deploy/python/bin:$$PATH" $(BIN)/python -m pytest tests/unit/deploy tests/deploy
+
+.cache/deploy/.installed: tests/deploy/install.sh tests/deploy/requirements.txt
+	@PYTHON="$(PYTHON)" tests/deploy/install.sh .cache/deploy
+	@touch $@
 
 test-readers: setup .cache/readers/.installed $(PYSPARKS:%=.cache/pyspark-%/.installed) ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables; older PySparks (15 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest tests/readers

@@ -1,10 +1,14 @@
-"""What docs/deployment.md says is installed on which machine, and the settings in those files."""
+"""What docs/deployment.md says is installed where, the settings in those files, what monitoring asks for."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.support import REPOSITORY
 
@@ -21,6 +25,16 @@ class Installed:
     source: Path
     target: str
     unit: str
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A rule of Prometheus."""
+
+    name: str
+    expr: str
+    severity: str
+    runbook: str
 
 
 def installed() -> list[Installed]:
@@ -47,3 +61,38 @@ def exec_start(unit: str) -> list[str]:
     found = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
     assert found is not None, unit
     return found[1].split()
+
+
+def state_directories(unit: str) -> list[str]:
+    """The folders that systemd makes for a unit."""
+    text = (DEPLOY / "systemd" / f"{unit}.service").read_text()
+    return [f"/var/lib/{name}" for name in re.findall(r"^StateDirectory=(.*)$", text, re.MULTILINE)]
+
+
+def alerts() -> list[Alert]:
+    """Every rule of Prometheus' file."""
+    text = (DEPLOY / "prometheus" / "millrace.rules.yml").read_text()
+    groups = yaml.safe_load(text)["groups"]
+    return [
+        Alert(rule["alert"], rule["expr"], rule["labels"]["severity"], rule["annotations"]["runbook"])
+        for group in groups
+        for rule in group["rules"]
+    ]
+
+
+def dashboards() -> dict[str, Any]:
+    """File name -> what Grafana imports."""
+    return {path.name: json.loads(path.read_text()) for path in (DEPLOY / "grafana").glob("*.json")}
+
+
+def expressions() -> list[str]:
+    """Every expression of alerts and dashboards."""
+    panels = [panel for dashboard in dashboards().values() for panel in dashboard["panels"]]
+    return [alert.expr for alert in alerts()] + [
+        target["expr"] for panel in panels for target in panel["targets"]
+    ]
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The metrics that an expression reads, but for `up`, which is Prometheus' own."""
+    return set(re.findall(r"\b(?:millrace|process)_\w+", expression))

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from millrace.cli import cli
-from tests.unit.deploy.files import DEPLOY, exec_start, installed
+from tests.unit.deploy.files import DEPLOY, exec_start, installed, state_directories
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 pytestmark = pytest.mark.skipif(
@@ -78,9 +78,8 @@ def test_a_unit_runs_a_command_with_the_file_that_it_asserts(unit: Path) -> None
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_may_write_where_its_files_put_data(unit: Path) -> None:
-    states = {f"/var/lib/{name}" for name in re.findall(r"^StateDirectory=(.*)$", unit.read_text(), re.M)}
     files = [row.source for row in installed() if row.unit == unit.stem]
     files += [path for path in (DEPLOY / "datacenters").glob("*/agent.env") if unit.stem == "millrace-agent"]
     for file in files:
         for path in re.findall(r"/var/lib/\w+/[\w.-]+", file.read_text()):
-            assert path in states
+            assert path in state_directories(unit.stem)
