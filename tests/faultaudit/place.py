@@ -27,7 +27,7 @@ ORIGINS = ("dc1", "dc2")
 PAGE_VIEW = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
 LOG = "[log]\nflush_ms = 20\n"
 WAREHOUSE_READER = "warehouse-reader"
-LOAD_S = 300.0
+LOAD_S = 900.0
 """A load that takes longer hangs."""
 
 

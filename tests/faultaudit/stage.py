@@ -226,8 +226,10 @@ class Stage:
     def without(self, *names: str) -> Iterator[None]:
         """These processes are away."""
         self.place.stop(*reversed(names))
-        yield
-        self.place.restart(*names)
+        try:
+            yield
+        finally:
+            self.place.restart(*names)
 
     def damage(self, cluster: str, damage: Callable[[Any], None]) -> None:
         """Do that to the files of the topic's partition there while its broker is stopped."""

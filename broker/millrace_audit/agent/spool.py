@@ -432,9 +432,13 @@ class Spool:
         told: Sequence[tuple[str, int]],
         next_key: bytes,
         *,
+        rest: Untold,
         ended: bool,
     ) -> None:
-        """An instance is about to publish its next report, which tells of these topics and windows."""
+        """An instance is about to publish its next report, which tells of these topics and windows.
+
+        `rest` is what it does not tell of them.
+        """
         rows = [{"of_topic": topic, "of_window": window} for topic, window in told]
         values = {"number": instance.number + 1, "key": next_key, "report": message, "ended": ended}
         here = UNTOLD.c.instance == instance.instance
@@ -448,12 +452,14 @@ class Spool:
                     UNTOLD.c.window == sa.bindparam("of_window"),
                 )
                 connection.execute(sa.delete(UNTOLD).where(here, *which), rows)
+            _write_untold(connection, instance.instance, rest)
 
         self._change(change).result()
         instance.number, instance.key = instance.number + 1, next_key
         instance.report, instance.ended = message, ended
         for key in told:
             del instance.untold[key]
+        instance.untold.update(rest)
 
     def end(self, instance: SpooledInstance) -> None:
         """An instance has nothing left to say."""

@@ -7,10 +7,10 @@ already. Then comes one more report that nothing will follow. Knows no events; f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from millrace_audit.agent.spool import SpooledInstance, Untold
+from millrace_audit.agent.spool import Outcome, Spool, SpooledInstance, Untold
 from millrace_audit.reports.messages import (
     FOR_EVER,
     MOST_WINDOWS,
@@ -21,26 +21,11 @@ from millrace_audit.reports.messages import (
     ReportedWindow,
     now_ms,
 )
+from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import new_key, seal_of
 
 TOLD_PER_REPORT = 20_000
 """Windows and ranges in a report: with more it is sent in portions, well below the largest message."""
-
-
-class VoiceSpool(Protocol):
-    """Where words are kept before they are said."""
-
-    def greet(self, instance: SpooledInstance, topic: str) -> None: ...
-    def report(
-        self,
-        instance: SpooledInstance,
-        message: bytes,
-        told: Sequence[tuple[str, int]],
-        next_key: bytes,
-        *,
-        ended: bool,
-    ) -> None: ...
-    def end(self, instance: SpooledInstance) -> None: ...
 
 
 class Voice:
@@ -49,7 +34,7 @@ class Voice:
     def __init__(
         self,
         spooled: SpooledInstance,
-        spool: VoiceSpool,
+        spool: Spool,
         encode: Callable[[AuditRecord], bytes],
         publish: Callable[[bytes], None],
     ) -> None:
@@ -105,9 +90,9 @@ class Voice:
         return self._encode(hello)
 
     def _write_report(self, closed_through: int) -> None:
-        told = _portion(self.spooled.untold)
+        told, rest = _portion(self.spooled.untold)
         # A portion closes no window that one behind it tells of.
-        left = [window for topic, window in self.spooled.untold if (topic, window) not in told]
+        left = [key[1] for key in self.spooled.untold if key not in told or key in rest]
         closed_through = min(closed_through, *left) if left else closed_through
         next_key = new_key()
         windows = [
@@ -124,7 +109,8 @@ class Voice:
             **self._names,
         )
         message = self._encode(report)
-        self._spool.report(self.spooled, message, list(told), next_key, ended=closed_through == FOR_EVER)
+        is_last = closed_through == FOR_EVER
+        self._spool.report(self.spooled, message, list(told), next_key, rest=rest, ended=is_last)
         self._closed_through = closed_through
         self._unsaid.append(message)
 
@@ -139,13 +125,30 @@ class Voice:
         }
 
 
-def _portion(untold: Untold) -> Untold:
+def _portion(untold: Untold) -> tuple[Untold, Untold]:
+    """What goes into one report, and what is left of a window that does not fit into one."""
     portion: Untold = {}
     room = TOLD_PER_REPORT
     for key in sorted(untold):
         outcome = untold[key]
-        room -= 1 + outcome.acknowledged.range_count + outcome.failed.range_count
-        if portion and (room < 0 or len(portion) == MOST_WINDOWS):
+        needed = 1 + outcome.acknowledged.range_count + outcome.failed.range_count
+        if portion and (needed > room or len(portion) == MOST_WINDOWS):
             break
+        if needed > room:
+            now, later = _split(outcome, room - 1)
+            return {key: now}, {key: later}
         portion[key] = outcome
-    return portion
+        room -= needed
+    return portion, {}
+
+
+def _split(outcome: Outcome, most: int) -> tuple[Outcome, Outcome]:
+    """So many ranges of it, and the others. The first has the fingerprints: what counts is their sum."""
+    acknowledged, failed = list(outcome.acknowledged), list(outcome.failed)
+    now, also = acknowledged[:most], failed[: max(most - len(acknowledged), 0)]
+    parts = (
+        (now, also, outcome.fingerprint, outcome.failed_fingerprint),
+        (acknowledged[len(now) :], failed[len(also) :], 0, 0),
+    )
+    first, second = (Outcome(SequenceRanges(a), SequenceRanges(f), *sums) for a, f, *sums in parts)
+    return first, second

@@ -262,6 +262,7 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     session.execute(delete(WindowRow).where(*far))
     _forget_producers(session, now, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
+    session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
     still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
     complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
     columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)

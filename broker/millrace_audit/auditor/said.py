@@ -44,6 +44,7 @@ class Said:
         self._producers = Producers(session)
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of those that the batch names
         self._open: dict[str, int] = {}
+        # Whose hello may have been lost: as long as windows of that time are kept.
         gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
         self._has_gap = session.scalar(gaps.limit(1)) is not None
 

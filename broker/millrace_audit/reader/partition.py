@@ -26,6 +26,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 TRUNCATED_S = 60.0
 """A log that ends before what was counted of it is truncated, if that lasts: a new leader may lag behind."""
 _DAMAGED = {ErrorCode.CORRUPT_MESSAGE, ErrorCode.STORAGE_ERROR}
+_DAMAGE = "it is damaged on its broker's disk"
 
 
 class PartitionKey(NamedTuple):
@@ -111,6 +112,8 @@ class Partition:
     def stick(self, cause: str) -> bool:
         """Note that it cannot be read; True if that, or the cause, is new."""
         before = self.stuck
+        if before is not None and before.cause.startswith(_DAMAGE) and cause.startswith(_DAMAGE):
+            cause = before.cause  # a broker that has looked at its disk says of the same in other words
         pause = FIRST_PAUSE_S if before is None else min(2 * before.pause_s, LONGEST_PAUSE_S)
         self.stuck = Stuck(cause, time.monotonic() + pause, pause)
         return before is None or before.cause != cause
@@ -219,4 +222,4 @@ def _cause(error: int, rules: OffsetRules, detail: str = "") -> str:
         if rules.byte_positions
         else "see its broker's log"
     )
-    return f"it is damaged on its broker's disk ({detail or error_name(error)}): {mend}"
+    return f"{_DAMAGE} ({detail or error_name(error)}): {mend}"

@@ -121,7 +121,7 @@ class AuditReader:
         self._beats = 0
         self._reported_through = 0
         self._beat_due = self._all_positions_due = 0.0
-        self._unlisted_since: float | None = None  # when a listing first lacked what was counted before
+        self._unlisted: dict[PartitionKey, float] = {}  # since when listings lack what was counted before
 
     def run(self, ready: Callable[[], None]) -> None:
         """Count until it is told to stop; `ready` is called when the first turn has begun.
@@ -196,7 +196,8 @@ class AuditReader:
         self._partitions.clear()
         self._unsent.clear()
         self._changed.clear()
-        self._beats, self._unlisted_since = 0, None
+        self._unlisted.clear()
+        self._beats = 0
         self._send([Heartbeat(time=NOTHING, tier=tier)])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
         book = TurnBook(self._session, self._seat.cluster)
@@ -236,7 +237,7 @@ class AuditReader:
         is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
         # Nobody can tell what is deleted from what a broker that has just started does not know yet: until it
         # can be told, nothing is said to be counted.
-        if is_due and self._unlisted_since is None:
+        if is_due and not self._unlisted:
             self._beat(now)
 
     def _topics(self) -> list[TopicMetadata]:
@@ -270,14 +271,12 @@ class AuditReader:
                 if partition.is_due():
                     leaders[leader].append(partition)
         is_first = self._all_positions_due == 0
-        unlisted = (self._partitions.keys() | (self._covered.keys() if is_first else set())) - there
-        if not unlisted:
-            self._unlisted_since = None
-        elif self._unlisted_since is None:
-            self._unlisted_since = time.monotonic()
-        if unlisted and time.monotonic() >= (self._unlisted_since or 0) + GONE_S:
-            self._unlisted_since = None
-            for key in unlisted & self._partitions.keys():
+        missing = (self._partitions.keys() | (self._covered.keys() if is_first else set())) - there
+        now = time.monotonic()
+        self._unlisted = {key: self._unlisted.get(key, now) for key in missing}
+        for key in [key for key, since in self._unlisted.items() if now >= since + GONE_S]:
+            del self._unlisted[key]
+            if key in self._partitions:
                 self._forget(key)
         return dict(leaders)
 
@@ -398,8 +397,9 @@ class AuditReader:
             return False
         # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
         there = {topic.topic_id.hex for topic in self._topics()}
-        if any(key.topic_id not in there for key in self._partitions) and self._unlisted_since is None:
-            self._unlisted_since = time.monotonic()
+        for key in self._partitions:
+            if key.topic_id not in there:
+                self._unlisted.setdefault(key, time.monotonic())
         read = [p for p in partitions if p.has_news and p.key.topic_id in there]
         now = now_ms()
         counts = [self._count_of(partition, now) for partition in read]

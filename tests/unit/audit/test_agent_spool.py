@@ -234,7 +234,9 @@ class Story:
         self.sequence += len(found)
 
     def report(self, count: int) -> None:
-        self.spool.report(self.one, b"report %d" % count, list(self.one.untold), b"k" * 16, ended=False)
+        self.spool.report(
+            self.one, b"report %d" % count, list(self.one.untold), b"k" * 16, rest={}, ended=False
+        )
 
     def file(self, count: int) -> None:
         self.spool.take([event(self.events)], FilePosition("/log", 1, 2, self.events, b"tail")).result()

@@ -951,6 +951,24 @@ def test_late_events_that_nobody_reported_are_unknown_while_reports_of_that_time
     assert "audit records were lost before the auditor read them" in quick.window()["reasons"][0]
 
 
+def test_a_lost_hello_is_made_up_for_by_a_report_only_while_windows_of_that_time_are_kept(
+    quick: Story,
+) -> None:
+    quick.whole()
+    quick.apply()
+    with quick.store.writing() as session:
+        ledger.lose(session, quick.place((SAID, "dc1")), STEP, 1 << 20)
+    quick.hello(9, topic="Other")
+    quick.beats(LATER)
+    quick.report(4, (0, 9), instance=3, window=NOW)
+    assert quick.apply().strangers() == []
+    quick.rules = replace(RULES, clock_ms=lambda: LATER + RULES.keep_ms + WINDOW_MS)
+    with quick.store.writing() as session:
+        answers.tidy(session, quick.rules)
+    quick.report(4, (0, 9), instance=4, window=NOW)
+    assert quick.apply().strangers() == [("Report", "its instance has not said hello")]
+
+
 def test_late_events_wait_for_a_partition_of_the_copy_that_cannot_be_read(quick: Story) -> None:
     quick.rules = replace(RULES, clock_ms=lambda: LATER)
     quick.hello()

@@ -173,6 +173,21 @@ def test_a_pause_doubles_up_to_a_minute_and_only_a_new_cause_is_news(monkeypatch
     assert state.stick("broken in another way")
 
 
+def test_a_damage_that_its_broker_finds_as_well_is_said_once() -> None:
+    state = partition()
+    bad = bytearray(data(0))
+    bad[-3] ^= 1
+    causes = []
+    for found in (answer(bytes(bad)), answer(error=ErrorCode.CORRUPT_MESSAGE)):
+        with pytest.raises(CannotRead) as cannot:
+            take(state, found)
+        causes.append(str(cannot.value))
+    assert causes[0] != causes[1]
+    assert [state.stick(cause) for cause in causes] == [True, False]
+    assert state.stuck is not None
+    assert state.stuck.cause == causes[0]
+
+
 def test_the_newest_position_counts_when_all_was_read_that_it_accounts_for() -> None:
     state, mark = partition(), position(0, 100, 1)
     first = data(len(mark))

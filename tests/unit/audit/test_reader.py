@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -200,6 +201,29 @@ def test_a_topic_that_listings_lack_for_long_is_gone_and_counted_on_when_it_is_b
     assert count(second) == (1, 2, 1)
     assert isinstance(back, Heartbeat)
     assert [position.offset for position in back.positions] == [2]
+
+
+def test_each_topic_has_its_own_time_to_be_listed_again(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No topic is gone because another one was away before it."""
+    now, ids = 100.0, {"a": UUID(int=1), "b": UUID(int=2)}
+    listed = ["a", "b"]
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(
+        cluster, "topics", lambda: {name: TopicMetadata(name, ids[name], {0: 1}) for name in listed}
+    )
+    reading.count_once()
+    cluster.news()
+    for now, listed in ((101.0, ["b"]), (110.0, ["a"]), (119.0, ["a"])):  # noqa: B007  # the cluster reads both
+        reading._beat_due = 0
+        reading.count_once()
+    assert cluster.news() == []
+    now = 120.0
+    reading.count_once()
+    (beat,) = cluster.news()
+    assert isinstance(beat, Heartbeat)
+    assert [(position.topic, position.offset) for position in beat.positions] == [("b", None)]
 
 
 def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
