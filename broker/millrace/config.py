@@ -61,6 +61,18 @@ TLS_VERSIONS = ("1.2", "1.3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperIdentity:
+    """Who a process is to ZooKeeper, and the digests of all: a file of `millrace zookeeper identities`."""
+
+    user: str
+    password: str = field(repr=False)
+    brokers: str
+    """USER:DIGEST of those who may do everything."""
+    clients: str
+    """USER:DIGEST of those who may change groups and turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSecurity:
     """How a client of ours reaches brokers, and who it is to them; names files, holds no secret."""
 
@@ -81,6 +93,8 @@ class ClientSecurity:
     password_file: str = ""
     """A file whose first line is the user's password, which only its owner may read. It is read at every
     login, so that a new password needs no restart."""
+    zookeeper_identity: str = ""
+    """The clients' file of `millrace zookeeper identities`; empty: ZooKeeper hears no name."""
 
     @property
     def uses_tls(self) -> bool:
@@ -268,6 +282,9 @@ class BrokerConfig(ClientLimits):
     security: SecurityConfig = field(default_factory=SecurityConfig)
     zookeeper: str = "127.0.0.1:2181"
     """HOST:PORT[,HOST:PORT...] of the ensemble, without a chroot."""
+    zookeeper_identity: str = ""
+    """The brokers' file of `millrace zookeeper identities`, which only its owner may read; empty: ZooKeeper
+    hears no name, and everybody may change what this broker writes there."""
     log_dir: str = "./data"
     default_partitions: int = 4
     """Partitions of a topic that is created without a number."""

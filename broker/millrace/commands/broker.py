@@ -73,7 +73,12 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     certificates = _certificates(config)
     listeners = [Listener(name, one, certificates) for name, one in config.named_listeners.items()]
     server = Server(listeners, mailbox, config)
-    cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
+    cluster = Cluster.connect(
+        config.zookeeper,
+        config.cluster,
+        session_timeout_ms=config.session_timeout_ms,
+        identity=config.zookeeper_identity,
+    )
     try:
         users = _users(config, cluster, listeners)
         acls = _acls(config, cluster, listeners)

@@ -190,7 +190,8 @@ def _connected(config: Path, origin: str | None = None) -> Iterator[tuple[Broker
     if origin is not None and origin not in settings.mirror:
         origins = ", ".join(settings.mirror) or "none"
         raise ConfigError(f"{config} has no [mirror.{origin}]; origins: {origins}")
-    with Cluster.connect(settings.zookeeper, settings.cluster) as cluster:
+    identity = settings.zookeeper_identity
+    with Cluster.connect(settings.zookeeper, settings.cluster, identity=identity) as cluster:
         yield settings, cluster
 
 

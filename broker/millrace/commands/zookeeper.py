@@ -1,30 +1,49 @@
-"""`millrace zookeeper`: runs the embedded ZooKeeper in the foreground until it is told to stop."""
+"""`millrace zookeeper`: runs the embedded ZooKeeper in the foreground; makes an ensemble's nodes secure."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
 
 import click
 
+from millrace.commands.help_texts import Group
 from millrace.coordination.embedded import ZooKeeper
-from millrace.errors import MillraceError
+from millrace.coordination.node_rights import draw_identities, load_identity, node_acl
+from millrace.coordination.session import Session
+from millrace.errors import ConfigError, MillraceError
 from millrace.signals import stop_on_signals
 
 
-@click.command(epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper")
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper",
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=2181, show_default=True, help="Port; 0 takes a free one."
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    required=True,
     help="Where it keeps its data; created if it is not there.",
 )
-def zookeeper(port: int, data_dir: Path) -> None:
-    """Run a real ZooKeeper on 127.0.0.1, from the jars inside the installed PySpark."""
+@click.pass_context
+def zookeeper(context: click.Context, port: int, data_dir: Path | None) -> None:
+    """Run a real ZooKeeper on 127.0.0.1, from the jars inside the installed PySpark.
+
+    The commands below work with any ensemble.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if data_dir is None:
+        raise click.UsageError("Missing option '--data-dir'.")
+    _run(port, data_dir)
+
+
+def _run(port: int, data_dir: Path) -> None:
     stopping, started = threading.Event(), list[ZooKeeper]()
 
     def stop() -> None:
@@ -42,3 +61,61 @@ def zookeeper(port: int, data_dir: Path) -> None:
         code = server.wait()
     if not stopping.is_set():
         raise MillraceError(f"ZooKeeper ended with exit code {code}, see {data_dir / 'zookeeper.err'}")
+
+
+@zookeeper.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def identities(directory: Path) -> None:
+    """Draw the two identities of an ensemble, and write brokers.toml and clients.toml into DIRECTORY.
+
+    Example: millrace zookeeper identities /etc/millrace/zookeeper
+    """
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, identity in draw_identities().items():
+        path = directory / f"{name}.toml"
+        keys = ("user", "password", "brokers", "clients")
+        text = "".join(f'{key} = "{getattr(identity, key)}"\n' for key in keys)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise ConfigError(f"{path} is there already: keep it, or give another directory") from None
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        click.echo(str(path))
+
+
+@zookeeper.command()
+@click.option("--identity", required=True, help="The brokers' file of `millrace zookeeper identities`.")
+@click.option("--cluster", "clusters", required=True, multiple=True, help="A cluster; can be repeated.")
+@click.option(
+    "--zookeeper",
+    "address",
+    default="127.0.0.1:2181",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The ensemble, addresses separated by commas.",
+)
+def secure(identity: str, clusters: tuple[str, ...], address: str) -> None:
+    """Give every node of a cluster, and the audit's, the rights of its place; it can be repeated.
+
+    Example: millrace zookeeper secure --identity zookeeper/brokers.toml --cluster dc1
+    """
+    loaded = load_identity(identity)
+    session = Session.connect(address, identity=identity)
+    try:
+        changed, failed = 0, list[str]()
+        for top in (*(f"/{cluster}" for cluster in clusters), "/audit"):
+            if session.get(top) is None:
+                if top != "/audit":
+                    raise MillraceError(f"no cluster {top[1:]!r} in ZooKeeper at {address}")
+                continue
+            for path in session.tree(top):
+                try:
+                    changed += session.set_acl(path, node_acl(loaded, path))
+                except MillraceError as error:
+                    failed.append(f"{path}: {error}")
+    finally:
+        session.close()
+    click.echo(f"{changed} nodes have new rights")
+    if failed:
+        raise MillraceError(f"{len(failed)} nodes have not, such as {failed[0]}")

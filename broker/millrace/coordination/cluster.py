@@ -72,10 +72,16 @@ class Cluster:
 
     @classmethod
     def connect(
-        cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000, create: bool = True
+        cls,
+        zookeeper: str,
+        cluster: str,
+        *,
+        session_timeout_ms: int = 6000,
+        create: bool = True,
+        identity: str = "",
     ) -> Cluster:
         """Its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there."""
-        self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms), cluster)
+        self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms, identity=identity), cluster)
         try:
             if not create and self.session.get(self._id) is None:
                 raise MillraceError(
@@ -88,11 +94,12 @@ class Cluster:
         return self
 
     def _open(self) -> None:
-        for path in (self._ids, self._topics):
+        for path in (self._ids, self._topics, f"/{self.name}/consumers"):
             self._call(self._client.ensure_path_async, path)
-        with suppress(NodeExistsError):
-            new_id = (BYTE_OFFSETS_PREFIX + uuid.uuid4().hex).encode()
-            self._call(self._client.create_async, self._id, new_id)
+        if self.session.get(self._id) is None:  # who may only read is refused, also where nothing is to do
+            with suppress(NodeExistsError):
+                new_id = (BYTE_OFFSETS_PREFIX + uuid.uuid4().hex).encode()
+                self._call(self._client.create_async, self._id, new_id)
         self.cluster_id = self._call(self._client.get_async, self._id)[0].decode()
         self._client.add_listener(self._on_state)
         self._reread(None)

@@ -10,22 +10,26 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
+    NoAuthError,
     NoNodeError,
     OperationTimeoutError,
     SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
+from kazoo.security import ACL
 
 from millrace.config import parse_addresses
+from millrace.coordination.node_rights import Client, load_identity
 from millrace.errors import MillraceError, RequestTimedOut
+from millrace.security.client import of_process
 
 CONNECT_SECONDS = 10.0
 OPERATION_SECONDS = 15.0
@@ -48,14 +52,19 @@ class Session:
             self._lost_at = time.monotonic()
 
     @classmethod
-    def connect(cls, zookeeper: str, *, timeout_ms: int = 6000) -> Session:
-        """A session with the ensemble at `zookeeper`; MillraceError within 10 s when none answers."""
+    def connect(cls, zookeeper: str, *, timeout_ms: int = 6000, identity: str = "") -> Session:
+        """A session with the ensemble at `zookeeper`; MillraceError within 10 s when none answers.
+
+        `identity` names the file with the process's name there; without it the client file may name one.
+        """
         parse_addresses(zookeeper, "zookeeper")
         quiet = logging.getLogger("millrace.zookeeper_session.kazoo")
         quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
         # A back-off longer than the session would lose the session after every short outage.
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5)
-        client = KazooClient(zookeeper, timeout_ms / 1000, logger=quiet, connection_retry=retry)
+        path = identity or of_process().zookeeper_identity
+        known = load_identity(path) if path else None
+        client = Client(zookeeper, timeout_ms / 1000, known, logger=quiet, connection_retry=retry)
         try:
             client.start(timeout=CONNECT_SECONDS)
         except (KazooTimeoutError, OSError):
@@ -73,7 +82,8 @@ class Session:
     def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """The result of kazoo's asynchronous operation, repeated over lost connections for OPERATION_SECONDS.
 
-        A write that is repeated may meet its own first try. RequestTimedOut when no answer comes in time.
+        A write that is repeated may meet its own first try. RequestTimedOut when no answer comes in time,
+        MillraceError when this process may not do it.
         """
         # From the loss on, not from the call: behind a ZooKeeper that stays away calls must not queue up.
         deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
@@ -86,6 +96,11 @@ class Session:
                     pass
                 except KazooTimeoutError:
                     break
+                except NoAuthError:
+                    raise MillraceError(
+                        f"ZooKeeper at {self.zookeeper} refuses it to this process: name the right file as "
+                        "`zookeeper_identity`, or see `millrace zookeeper secure`"
+                    ) from None
             if time.monotonic() >= deadline or self._closed.wait(0.1):
                 break
         raise RequestTimedOut(f"ZooKeeper at {self.zookeeper} does not answer")
@@ -117,6 +132,21 @@ class Session:
             return sorted(self.call(self.client.get_children_async, path, watch))
         except NoNodeError:
             return []
+
+    def tree(self, path: str) -> Iterator[str]:
+        """The paths of a node that is there and of all below it."""
+        yield path
+        for name in self.children(path):
+            yield from self.tree(f"{path}/{name}")
+
+    def set_acl(self, path: str, acl: Sequence[ACL]) -> bool:
+        """Give a node these rights; True when it had others, False also when it has gone."""
+        with contextlib.suppress(NoNodeError):
+            present, _ = self.call(self.client.get_acls_async, path)
+            if sorted(present) != sorted(acl):
+                self.call(self.client.set_acls_async, path, list(acl))
+                return True
+        return False
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in kazoo's thread, whenever ZooKeeper is back, be it in a new session."""

@@ -17,7 +17,7 @@ from millrace.security.certificates import client_context, files_of, read_secret
 
 VARIABLE = "MILLRACE_CLIENT"
 """The environment variable that names a process's client file; processes that it starts inherit it."""
-_FILES = ("ca", "certificate", "key", "key_password_file", "password_file")
+_FILES = ("ca", "certificate", "key", "key_password_file", "password_file", "zookeeper_identity")
 
 
 def of_process() -> ClientSecurity:

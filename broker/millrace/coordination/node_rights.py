@@ -1,0 +1,77 @@
+"""ZooKeeper's own rights: the identity that a process has there, and who may do what with which nodes.
+
+Two identities share a cluster's nodes, by user and password (ZooKeeper's scheme `digest`). Brokers may do
+everything. Clients, which are consumers with streams, audit readers and the auditor, may change groups and
+turns, and read everything else but what decides who may log in and do what. Nobody else may do anything.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
+
+from millrace.config import ZooKeeperIdentity, load
+from millrace.security.certificates import check_secret
+
+BROKERS, CLIENTS = "brokers", "clients"
+_SECRET_BYTES = 32
+_CHANGE = Permissions.READ | Permissions.WRITE | Permissions.CREATE | Permissions.DELETE
+
+
+def load_identity(path: str) -> ZooKeeperIdentity:
+    """The identity in a file that only its owner may read; ConfigError says what is wrong with it."""
+    check_secret(path, "the identity for ZooKeeper")
+    return load(ZooKeeperIdentity, Path(path))
+
+
+def draw_identities() -> dict[str, ZooKeeperIdentity]:
+    """New identities of one ensemble by name, each with its own password and the digests of both."""
+    passwords = {name: secrets.token_hex(_SECRET_BYTES) for name in (BROKERS, CLIENTS)}
+    digests = {name: make_digest_acl_credential(name, password) for name, password in passwords.items()}
+    return {
+        name: ZooKeeperIdentity(
+            user=name, password=password, brokers=digests[BROKERS], clients=digests[CLIENTS]
+        )
+        for name, password in passwords.items()
+    }
+
+
+def node_acl(identity: ZooKeeperIdentity, path: str) -> list[ACL]:
+    """Who may do what with a node: path := /<cluster>/..., or /audit/..."""
+    brokers = ACL(Permissions.ALL, Id("digest", identity.brokers))
+    parts = path.strip("/").split("/")
+    kind = parts[1] if len(parts) > 1 else ""
+    if kind == "security":
+        return [brokers]
+    shared = kind == "consumers" or parts[0] == "audit"
+    return [brokers, ACL(_CHANGE if shared else Permissions.READ, Id("digest", identity.clients))]
+
+
+class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
+    """Kazoo's client; with an identity every node that it creates has the rights of its place."""
+
+    def __init__(
+        self, hosts: str, timeout: float, identity: ZooKeeperIdentity | None, **options: Any
+    ) -> None:
+        self.identity = identity
+        credentials = [] if identity is None else [("digest", f"{identity.user}:{identity.password}")]
+        super().__init__(hosts, timeout, auth_data=credentials, **options)
+
+    def acl(self, path: str) -> Sequence[ACL] | None:
+        return None if self.identity is None else node_acl(self.identity, path)
+
+    def create_async(self, path: str, value: bytes = b"", acl: Any = None, **options: Any) -> Any:
+        return super().create_async(path, value, acl or self.acl(path), **options)
+
+    def transaction(self) -> TransactionRequest:
+        return _Transaction(self)
+
+
+class _Transaction(TransactionRequest):  # type: ignore[misc]
+    def create(self, path: str, value: bytes = b"", acl: Any = None, **options: Any) -> None:
+        super().create(path, value, acl or self.client.acl(path), **options)
