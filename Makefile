@@ -7,7 +7,7 @@ PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects test-deploy soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
+.PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-deploy soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ check: setup ## Style, types and layers
 	  plugins/millrace_spark plugins/pyspark_millrace plugins/millrace_airflow \
 	  plugins/millrace_airflow_plugin.py dags docs/examples tests
 	$(BIN)/lint-imports
+
+sim: setup ## Histories of a replicated partition with crashes, lost disks and cuts, then each rule taken out [HISTORIES=n] [FIRST=seed]
+	$(BIN)/python -m tests.sim $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(FIRST),--first $(FIRST))
 
 lines: setup ## Lines of each folder beside its target
 	$(BIN)/python -m tests.lines

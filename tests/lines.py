@@ -21,6 +21,7 @@ TARGETS = {
     "broker/millrace/groups": 1200,
     "broker/millrace/mirror": 1400,
     "broker/millrace/consumer": 800,
+    "broker/millrace/replication": 700,
     "broker/millrace/metrics": 350,
     "broker/millrace/commands": 1200,
     "broker/millrace/service": 90,

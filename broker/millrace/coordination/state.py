@@ -27,6 +27,7 @@ from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLi
 from millrace.records.mirror_position import Origin
 
 FORMAT_VERSION = 1
+NO_LEADER = -1
 MAX_ENTRY_BYTES = 1_000_000
 """ZooKeeper takes requests of 1 MiB at most; a partition needs about 90 bytes, a mirrored one 220."""
 
@@ -54,10 +55,16 @@ class PartitionState:
     """Who leads and stores one partition; `origin` is set when it is the mirror of another."""
 
     leader: int
+    """NO_LEADER while nobody leads."""
     replicas: tuple[int, ...]
-    isr: tuple[int, ...]
+    isr: Mapping[int, str]
+    """The in-sync replicas: broker -> id of the log directory that holds its copy, "" where none is recorded.
+    A broker that comes back with an empty disk keeps its number, but has another directory."""
     leader_epoch: int
     origin: Origin | None = None
+    eligible: Mapping[int, str] = field(default_factory=dict)
+    """Who left the in-sync replicas when they became too few: still has everything committed, as nothing is
+    committed meanwhile. Directory by broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,7 @@ def _grown(
     partitions = dict(topic.partitions)
     for number, origin in enumerate(origins, max(partitions, default=-1) + 1):
         leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
-        partitions[number] = PartitionState(leader, (leader,), (leader,), 0, origin)
+        partitions[number] = PartitionState(leader, (leader,), {leader: ""}, 0, origin)
         here[leader] += 1
         everywhere[leader] += 1
     return dataclasses.replace(topic, partitions=partitions)
@@ -196,7 +203,7 @@ def _leaders(topics: Iterable[TopicState]) -> Counter[int]:
 
 def encode_topic(topic: TopicState) -> bytes:
     """The JSON drawn above; InvalidPartitions when ZooKeeper would not take it."""
-    partitions = {number: asdict(state) for number, state in sorted(topic.partitions.items())}
+    partitions = {number: _fields(state) for number, state in sorted(topic.partitions.items())}
     value = {
         "version": FORMAT_VERSION,
         "topic_id": topic.topic_id,
@@ -209,6 +216,16 @@ def encode_topic(topic: TopicState) -> bytes:
             f"topic {topic.name} with {len(partitions)} partitions does not fit into a ZooKeeper node"
         )
     return data
+
+
+def _fields(state: PartitionState) -> dict[str, Any]:
+    return {
+        "leader": state.leader,
+        "replicas": state.replicas,
+        "isr": list(state.isr),
+        "leader_epoch": state.leader_epoch,
+        "origin": None if state.origin is None else asdict(state.origin),
+    }
 
 
 def decode_topic(name: str, data: bytes) -> TopicState:
@@ -228,5 +245,5 @@ def _partition(value: Mapping[str, Any]) -> PartitionState:
     if origin is not None:
         topic_id = UUID(origin["topic_id"])
         origin = Origin(origin["cluster"], origin["topic"], topic_id, int(origin["partition"]))
-    replicas, isr = tuple(value["replicas"]), tuple(value["isr"])
+    replicas, isr = tuple(value["replicas"]), dict.fromkeys(value["isr"], "")
     return PartitionState(value["leader"], replicas, isr, value["leader_epoch"], origin)

@@ -188,7 +188,7 @@ def _partition(number: int, state: PartitionState, live: Collection[int]) -> Met
         partition_index=number,
         leader_id=state.leader if alive else -1,
         replica_nodes=state.replicas,
-        isr_nodes=state.isr,
+        isr_nodes=tuple(state.isr),
     )
 
 

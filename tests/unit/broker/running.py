@@ -31,7 +31,7 @@ ORIGIN = Origin("dc1", "t", uuid.UUID(int=1), 0)
 def topic(
     name: str, *leaders: int, origin: Origin | None = None, settings: Mapping[str, str] | None = None
 ) -> TopicState:
-    states = {n: PartitionState(leader, (leader,), (leader,), 0, origin) for n, leader in enumerate(leaders)}
+    states = {n: PartitionState(at, (at,), {at: ""}, 0, origin) for n, at in enumerate(leaders)}
     return TopicState(name, uuid.uuid4(), settings or {}, states)
 
 

@@ -53,7 +53,7 @@ def test_a_mistake_while_a_new_partition_begins_to_be_served_is_told_and_does_no
 
 
 def led_by(before: TopicState, leader: int) -> TopicState:
-    return dataclasses.replace(before, partitions={0: PartitionState(leader, (leader,), (leader,), 1)})
+    return dataclasses.replace(before, partitions={0: PartitionState(leader, (leader,), {leader: ""}, 1)})
 
 
 def test_a_partition_that_another_broker_leads_now_keeps_its_log(start: Start) -> None:

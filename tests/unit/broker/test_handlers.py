@@ -56,7 +56,7 @@ class FakeClient:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    state = PartitionState(1, (1,), (1,), 0)
+    state = PartitionState(1, (1,), {1: ""}, 0)
     cluster: Any = SimpleNamespace(
         brokers={1: BrokerAddress("127.0.0.1", 1)},
         cluster_id="c",

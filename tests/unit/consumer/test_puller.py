@@ -32,7 +32,7 @@ def test_a_partition_that_is_refused_is_named_and_does_not_hold_up_the_others(
     owned = {
         ("clicks", n): OwnedPartition(("clicks", n), UUID(int=1), stream, 0, lambda: True) for n in range(3)
     }
-    state = TopicState("clicks", UUID(int=1), {}, {n: PartitionState(1, (1,), (1,), 0) for n in range(3)})
+    state = TopicState("clicks", UUID(int=1), {}, {n: PartitionState(1, (1,), {1: ""}, 0) for n in range(3)})
     cluster: Any = SimpleNamespace(topics={"clicks": state}, brokers={1: BrokerAddress("127.0.0.1", 1)})
     puller = ConsumerPuller(Pullers("g", cluster, lambda: owned, start=EARLIEST, fetch_bytes=1000), 1)
     batch = bytes(build_batch([Message(1, None, b"x")]))

@@ -135,7 +135,7 @@ def commit_request(name: str, offset: int, **changes: Any) -> OffsetCommitReques
 
 
 def topic_state(name: str) -> TopicState:
-    return TopicState(name, uuid.uuid4(), {}, {0: PartitionState(1, (1,), (1,), 0)})
+    return TopicState(name, uuid.uuid4(), {}, {0: PartitionState(1, (1,), {1: ""}, 0)})
 
 
 def name_for(broker_id: int, number: int = 0) -> str:

@@ -1,0 +1,64 @@
+"""Following one leader in one epoch: where the two logs part, what may be reported as flushed.
+
+Positions and epochs only. Whoever drives it copies the bytes.
+"""
+
+from __future__ import annotations
+
+from millrace.errors import MillraceError
+from millrace.replication.epochs import NO_EPOCH, EpochEnd
+from millrace.replication.leadership import ReplicaLog
+
+
+class ReplicaDiverged(MillraceError):
+    """The leader lacks bytes that were committed: this replica stops, and keeps them."""
+
+
+class Following:
+    """What a follower knows of the leader of one epoch."""
+
+    def __init__(self, leader: int, epoch: int, log: ReplicaLog) -> None:
+        self.leader, self.epoch = leader, epoch
+        self.is_in_step = False
+        """True once the leader has found this log to be the beginning of its own."""
+        self._log = log
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(end, epoch of the last batch) of the log: what a fetch begins with."""
+        return self._log.end, self._log.epochs.last
+
+    @property
+    def flushed(self) -> int:
+        """What the leader may count as flushed here; -1 while the log may hold bytes that are not its own."""
+        return self._log.flushed if self.is_in_step else -1
+
+    def accepted(self, committed: int) -> int:
+        """The leader found no divergence and told what is committed; how much of that this log has.
+
+        Rounded down to a unit: the rest of the last one may be cut again.
+        """
+        self.is_in_step = True
+        return max(self._log.committed, min(committed, self._log.whole_end))
+
+    def cut_at(self, diverging: EpochEnd) -> int | None:
+        """Where to cut, now that the leader's log ends its part of this log's epochs at `diverging`.
+
+        Both logs have the same bytes up to there; the next fetch may be told an earlier end. None: they have
+        nothing in common, so the log begins anew, empty, where the leader's starts. ReplicaDiverged when the
+        cut would take something committed.
+        """
+        self.is_in_step = False
+        if diverging.epoch == NO_EPOCH:
+            kept = None
+        else:
+            own = self._log.epochs.end_of(diverging.epoch, self._log.end)
+            cut = min(own.end, diverging.end)
+            kept = cut if own.epoch != NO_EPOCH and cut >= self._log.start else None
+        lost_from = max(self._log.start, diverging.end if kept is None else kept)
+        if lost_from < min(self._log.committed, self._log.end):
+            raise ReplicaDiverged(
+                f"the leader {self.leader} of epoch {self.epoch} ends at {lost_from}, below the committed"
+                f" {self._log.committed}: it was elected by hand, or a disk was brought back from an old copy"
+            )
+        return kept

@@ -1,0 +1,242 @@
+"""What one replica decides, step by step; whole histories are test_simulation's and `make sim`'s."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from millrace.coordination.state import NO_LEADER, PartitionState
+from millrace.replication.epochs import NO_EPOCH, EpochEnd
+from millrace.replication.following import Following, ReplicaDiverged
+from millrace.replication.leadership import CLOSED_GRACE_S, MAX_UNITS, Leadership, Snapshot
+from millrace.replication.replica import CAMPAIGN_STEP_S, Replica
+from tests.sim.log import MemoryLog
+
+LAG_S = 10.0
+LIVE = {1: "a", 2: "b", 3: "c"}
+LED = PartitionState(1, (1, 2, 3), LIVE, 7)
+
+
+def log_of(*units: tuple[int, int]) -> MemoryLog:
+    """A flushed log with one unit of 10 bytes for each (epoch, number)."""
+    log = MemoryLog()
+    for epoch, number in units:
+        log.write(epoch, [10], number)
+    log.end_flush(log.begin_flush())
+    return log
+
+
+def write(log: MemoryLog, leading: Leadership, number: int) -> None:
+    log.write(leading.epoch, [4, 6], number)
+    leading.appended()
+    log.end_flush(log.begin_flush())
+
+
+def leader(log: MemoryLog, state: PartitionState = LED, minimum: int = 2) -> Leadership:
+    return Leadership(1, Snapshot(1, state, minimum), log, 0.0, lag_s=LAG_S)
+
+
+def test_a_leader_shows_nothing_before_all_in_sync_replicas_have_what_it_began_with() -> None:
+    log = log_of((1, 1), (1, 2))
+    leading = leader(log)
+    assert (leading.start, leading.high_watermark(7)) == (20, None)
+    leading.reported(2, "b", 20)
+    leading.reported(3, "c", 19)
+    assert leading.high_watermark(7) is None
+    assert leading.reported(3, "c", 20)
+    assert leading.high_watermark(7) == 20
+
+
+def test_a_reader_that_knows_a_newer_leader_is_told_nothing() -> None:
+    leading = leader(log_of((1, 1)), PartitionState(1, (1, 2), {1: "a"}, 7), 1)
+    leading.flushed()
+    assert (leading.high_watermark(7), leading.high_watermark(8)) == (10, None)
+
+
+def test_a_commit_waits_for_the_slowest_disk_and_ends_with_a_unit() -> None:
+    log = log_of((1, 1))
+    leading = leader(log)
+    write(log, leading, 2)
+    write(log, leading, 4)
+    leading.reported(2, "b", 30)
+    assert leading.reported(3, "c", 24)  # in the middle of the last unit
+    assert leading.committed == 20
+    assert leading.reported(3, "c", 30)
+    assert leading.committed == 30
+
+
+def test_nothing_is_committed_below_the_minimum() -> None:
+    log = log_of((1, 1))
+    leading = leader(log, PartitionState(1, (1, 2, 3), {1: "a"}, 7))
+    write(log, leading, 2)
+    assert not leading.has_enough
+    assert not leading.flushed()
+    leading.observe(Snapshot(2, PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7), 2))
+    assert leading.reported(2, "b", 20)
+
+
+def test_a_removal_counts_once_it_is_written() -> None:
+    log = log_of((1, 1))
+    leading = leader(log)
+    write(log, leading, 2)
+    leading.reported(2, "b", 20)
+    live = {1: "a", 2: "b"}
+    proposal = leading.propose(live, 0.1)
+    assert proposal is not None
+    assert proposal.leaving == {3}
+    assert leading.propose(live, 0.2) is None  # one at a time
+    assert not leading.flushed()
+    without = proposal.apply(leading.snapshot, 1, 7)
+    assert without is not None
+    assert leading.decided(Snapshot(2, without, 2))
+    assert leading.committed == 20
+
+
+def test_a_replica_joins_with_everything_committed_and_counts_from_its_proposal_on() -> None:
+    log = log_of((1, 1))
+    leading = leader(log, PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7))
+    leading.reported(2, "b", 10)
+    leading.reported(3, "c", 9)
+    assert leading.propose(LIVE, 0.1) is None
+    leading.reported(3, "c", 10)
+    assert leading.propose({**LIVE, 3: "new"}, 0.2) is None  # the disk of that report is gone
+    proposal = leading.propose(LIVE, 0.3)
+    assert proposal is not None
+    assert proposal.joining == {3: "c"}
+    write(log, leading, 2)
+    assert not leading.reported(2, "b", 20)
+    assert leading.reported(3, "c", 20)
+
+
+@pytest.mark.parametrize(("after", "leaving"), [(CLOSED_GRACE_S - 0.1, set()), (CLOSED_GRACE_S, {2})])
+def test_a_closed_connection_has_a_second_to_come_back(after: float, leaving: set[int]) -> None:
+    leading = leader(log_of((1, 1)))
+    leading.closed(2, "b", 5.0)
+    proposal = leading.propose(LIVE, 5.0 + after)
+    assert (set() if proposal is None else proposal.leaving) == leaving
+
+
+def test_a_replica_that_lacks_what_was_there_a_lag_ago_goes_out_and_an_idle_one_stays() -> None:
+    log = log_of((1, 1))
+    leading = leader(log)
+    leading.reported(2, "b", 10)
+    leading.reported(3, "c", 10)
+    for second in range(60):
+        assert leading.propose(LIVE, float(second)) is None
+    write(log, leading, 2)
+    leading.reported(2, "b", 20)
+    proposals = {second: leading.propose(LIVE, float(second)) for second in range(60, 75)}
+    proposed = {second: proposal.leaving for second, proposal in proposals.items() if proposal is not None}
+    assert proposed == {70: {3}}
+
+
+def test_units_are_forgotten_before_they_are_too_many_and_the_last_one_stays() -> None:
+    log = log_of((1, 1))
+    leading = leader(log)
+    for number in range(3 * MAX_UNITS):
+        write(log, leading, 2 * number + 2)
+    leading.reported(2, "b", log.end)
+    assert leading.reported(3, "c", log.end)
+    assert leading.committed == log.end
+
+
+def test_a_follower_is_told_where_its_log_leaves_the_leaders() -> None:
+    leading = leader(log_of((0, 1), (2, 2), (2, 3)))
+    assert leading.check(30, 2) is None
+    assert leading.check(20, 2) is None
+    assert leading.check(40, 2) == EpochEnd(2, 30)
+    assert leading.check(20, 1) == EpochEnd(0, 10)
+    assert leading.check(0, NO_EPOCH) is None
+    assert leading.check(50, NO_EPOCH) == EpochEnd(NO_EPOCH, 0)
+
+
+def test_a_follower_that_ends_before_the_leaders_log_starts_begins_anew_there() -> None:
+    log = log_of((0, 1), (2, 2), (2, 3))
+    log.drop_below(10)
+    leading = leader(log)
+    for position, epoch in ((0, NO_EPOCH), (5, 0), (10, 0)):
+        assert leading.check(position, epoch) == EpochEnd(NO_EPOCH, 10)
+    follower = Following(1, 7, log_of((0, 1)))
+    assert follower.cut_at(EpochEnd(NO_EPOCH, 10)) is None
+
+
+def test_a_follower_cuts_where_both_logs_end_their_part_of_an_epoch() -> None:
+    follower = Following(1, 7, log_of((0, 1), (1, 2), (3, 3)))
+    assert follower.cut_at(EpochEnd(2, 25)) == 20
+    assert follower.cut_at(EpochEnd(1, 15)) == 15
+    assert follower.flushed == -1
+
+
+def test_a_follower_stops_rather_than_cut_what_is_committed() -> None:
+    log = log_of((0, 1), (1, 2))
+    follower = Following(1, 7, log)
+    log.committed = follower.accepted(20)
+    assert (log.committed, follower.flushed) == (20, 20)
+    with pytest.raises(ReplicaDiverged, match="ends at 10, below the committed 20"):
+        follower.cut_at(EpochEnd(0, 10))
+
+
+def test_what_a_follower_knows_as_committed_ends_with_a_unit() -> None:
+    log = log_of((0, 1))
+    log.append(log.read(0)[0]._replace(start=10, end=20, before=1, after=2, is_whole=False))
+    assert Following(1, 7, log).accepted(30) == 10
+
+
+def test_replicas_campaign_one_after_the_other() -> None:
+    state = Snapshot(1, PartitionState(1, (1, 2, 3), LIVE, 7), 2)
+    replicas = [Replica(broker, at, log_of((1, 1)), lag_s=LAG_S) for broker, at in LIVE.items()]
+    for replica in replicas[1:]:
+        replica.observe(state, 0.0)
+        replica.see_brokers(LIVE, 0.0)
+        assert not replica.is_due(100.0)
+        replica.see_brokers({2: "b", 3: "c"}, 100.0)
+    assert [replica.is_due(100.0) for replica in replicas[1:]] == [True, False]
+    assert replicas[2].is_due(100.0 + CAMPAIGN_STEP_S)
+
+
+def test_a_replica_leads_by_an_answer_it_heard_and_by_nothing_else() -> None:
+    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S)
+    replica.see_brokers(LIVE, 0.0)
+    replica.observe(Snapshot(4, LED, 2), 0.0)  # from its life before
+    assert replica.leading is None
+    assert replica.is_due(0.0)
+    replica.campaign()
+    election = replica.election()
+    assert election is not None
+    version, elected = election
+    assert (version, elected.leader_epoch) == (4, 8)
+    replica.not_won(0.1)  # its answer was lost
+    replica.observe(Snapshot(5, elected, 2), 0.2)
+    assert replica.leading is None
+    assert replica.is_due(0.2)
+    replica.campaign()
+    version, elected = replica.election() or pytest.fail("it may lead")
+    leading = replica.won(Snapshot(6, elected, 2), 0.3)
+    assert leading is not None
+    assert leading.epoch == 9
+
+
+def test_who_won_when_another_has_won_since_follows() -> None:
+    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S)
+    replica.observe(Snapshot(4, PartitionState(NO_LEADER, (1, 2, 3), LIVE, 7), 2), 0.0)
+    replica.campaign()
+    _, elected = replica.election() or pytest.fail("it may lead")
+    replica.observe(Snapshot(6, PartitionState(2, (1, 2, 3), LIVE, 9), 2), 0.1)
+    assert replica.won(Snapshot(5, elected, 2), 0.2) is None
+    assert replica.following is not None
+    assert (replica.following.leader, replica.following.epoch) == (2, 9)
+
+
+def test_a_leader_stops_when_it_hears_of_a_newer_one() -> None:
+    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S)
+    newer = Snapshot(9, PartitionState(2, (1, 2, 3), LIVE, 9), 2)
+    for hear in (partial(replica.heard_of, 9), partial(replica.observe, newer, 1.0)):
+        replica.snapshot = Snapshot(4, PartitionState(NO_LEADER, (1, 2, 3), LIVE, 7), 2)
+        replica.campaign()
+        _, elected = replica.election() or pytest.fail("it may lead")
+        assert replica.won(Snapshot(5, elected, 2), 0.2) is not None
+        replica.heard_of(8)
+        assert replica.leading is not None
+        hear()
+        assert replica.leading is None
