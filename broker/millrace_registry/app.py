@@ -20,24 +20,30 @@ from starlette.requests import ClientDisconnect
 
 from millrace import __version__
 from millrace.service.database import reason_of
-from millrace_registry import requests, service
+from millrace_registry import page, requests, service
 from millrace_registry.access import ADMIN, OPEN, READ, REGISTER, Door
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
+from millrace_registry.metrics import MEDIA_TYPE, Counted, Numbers
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
+from millrace_registry.usage import Usage
 
 _log = logging.getLogger("millrace.registry")
 _routes = APIRouter()
 
 
-def create_app(store: Store, door: Door = OPEN) -> FastAPI:
-    """The application on a store, which holds all its state, behind a door."""
+def create_app(store: Store, door: Door = OPEN, usage: Usage | None = None) -> FastAPI:
+    """The application on a store, which holds all its state; `usage` is what its page shows of topics."""
     app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=[Depends(requests.only_text)])
     for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
         app.add_exception_handler(error, _answer_error)
     app.add_exception_handler(Exception, _answer_error)
+    numbers = Numbers(store)
+    app.add_middleware(Counted, numbers=numbers)
     app.add_middleware(requests.ConfluentHttp)
     app.include_router(_routes)
-    app.state.store, app.state.door = store, door
+    app.include_router(page.routes)
+    app.state.store, app.state.door, app.state.numbers = store, door, numbers
+    app.state.usage = usage or Usage(None)
     return app
 
 
@@ -90,6 +96,12 @@ def healthz(store: Database) -> dict[str, str]:
     with store.read() as rows:
         service.MODE.of(rows, service.GLOBAL)
     return {"status": "ok"}
+
+
+@_routes.get("/metrics", dependencies=READ)
+def metrics(request: Request) -> Response:
+    numbers: Numbers = request.app.state.numbers
+    return Response(numbers.text(), media_type=MEDIA_TYPE)
 
 
 @_routes.get("/v1/metadata/id", dependencies=READ)

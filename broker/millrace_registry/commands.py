@@ -14,6 +14,7 @@ from rich.table import Table
 
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import print_table
+from millrace.config import parse_addresses
 from millrace.errors import MillraceError
 from millrace_registry import directory as folder
 from millrace_registry import transfer
@@ -58,16 +59,25 @@ _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
     show_default=True,
     help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.",
 )
-def registry(listen: str, database_url: str) -> None:
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", help="Brokers whose topics the page at /ui names beside each schema."
+)
+def registry(listen: str, database_url: str, bootstrap: str | None) -> None:
     """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
     from millrace.service.web import WebServer
     from millrace_registry.app import create_app
     from millrace_registry.store import Store
+    from millrace_registry.usage import Usage
 
-    store = Store.open(database_url)
+    if bootstrap is not None:
+        parse_addresses(bootstrap, "--bootstrap")
+    store, usage = Store.open(database_url), Usage(bootstrap)
     try:
-        WebServer(create_app(store), listen, "registry").serve_until_stopped()
+        server = WebServer(create_app(store, usage=usage), listen, "registry")
+        usage.start()
+        server.serve_until_stopped()
     finally:
+        usage.close()
         store.close()
 
 

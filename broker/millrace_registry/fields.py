@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from millrace_registry.avro_schema import NAMED, RECORDS, AvroSchema, Json
 
+MAX_PATHS = 10_000
+"""Most paths of fields of one schema that are listed: types that use each other can make billions of them."""
+
+_Place = tuple[str, Json, tuple[str, ...]]
+"""A path, the type there, and the records that lead to it."""
+
 
 def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
-    """`+ path: type`, `- path: type` or `~ path: type was type` for each field that differs, by path."""
-    before, after = dict(_fields(old, old.tree, "", ())), dict(_fields(new, new.tree, "", ()))
+    """`+ path: type`, `- path: type` or `~ path: type was type` for each field that differs, by path.
+
+    Fields of fields only so deep that neither schema has more than MAX_PATHS; a last line says so.
+    """
+    old_levels, new_levels = _levels(old), _levels(new)
+    before, after, nothing = dict[str, str](), dict[str, str](), dict[str, str]()
+    for old_level, new_level in itertools.zip_longest(old_levels, new_levels, fillvalue=nothing):
+        if old_level is None or new_level is None:
+            break
+        before |= old_level
+        after |= new_level
     lines = []
     for path in sorted(before.keys() | after.keys()):
         if path not in before:
@@ -19,24 +35,52 @@ def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
             lines.append(f"- {path}: {before[path]}")
         elif before[path] != after[path]:
             lines.append(f"~ {path}: {after[path]} was {before[path]}")
+    if None in (*old_levels, *new_levels):
+        return [*lines, "fields that are nested deeper are too many to be compared here"]
     return lines or ["no field differs: names, documentation or attributes do"]
 
 
-def _fields(schema: AvroSchema, tree: Json, path: str, inside: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Each field with its type and default in words, inside out of lists, maps and unions; no type twice."""
+def _levels(schema: AvroSchema) -> list[dict[str, str] | None]:
+    """Fields, their fields and so on, by path, each with its type and default in words.
+
+    The last one is None where there would be more than MAX_PATHS in all.
+    """
+    levels: list[dict[str, str] | None] = []
+    places: list[_Place] = [("", schema.tree, ())]
+    left = MAX_PATHS
+    while places:
+        found = list(itertools.islice(_fields_at(schema, places), left + 1))
+        if len(found) > left:
+            return [*levels, None]
+        left -= len(found)
+        levels.append({path: words for (path, _, _), words in found})
+        places = [place for place, _ in found]
+    return levels
+
+
+def _fields_at(schema: AvroSchema, places: Sequence[_Place]) -> Iterator[tuple[_Place, str]]:
+    for path, tree, inside in places:
+        for record in _records(schema, tree):
+            if record["name"] in inside:
+                continue
+            for field in record["fields"]:
+                step = f"{path}.{field['name']}" if path else field["name"]
+                default = f" = {json.dumps(field['default'])}" if "default" in field else ""
+                place = (step, field["type"], (*inside, record["name"]))
+                yield place, f"{_in_words(field['type'])}{default}"
+
+
+def _records(schema: AvroSchema, tree: Json) -> Iterator[dict[str, Json]]:
+    """The records that a type is or contains, out of lists, maps and unions."""
     if isinstance(tree, str):
         tree = schema.definitions.get(tree, tree)
     if isinstance(tree, list):
         for branch in tree:
-            yield from _fields(schema, branch, path, inside)
-    elif isinstance(tree, dict) and tree["type"] in RECORDS and tree["name"] not in inside:
-        for field in tree["fields"]:
-            step = f"{path}.{field['name']}" if path else field["name"]
-            default = f" = {json.dumps(field['default'])}" if "default" in field else ""
-            yield step, f"{_in_words(field['type'])}{default}"
-            yield from _fields(schema, field["type"], step, (*inside, tree["name"]))
+            yield from _records(schema, branch)
+    elif isinstance(tree, dict) and tree["type"] in RECORDS:
+        yield tree
     elif isinstance(tree, dict) and tree["type"] in ("array", "map"):
-        yield from _fields(schema, tree.get("items", tree.get("values")), path, inside)
+        yield from _records(schema, tree.get("items", tree.get("values")))
 
 
 def _in_words(tree: Json) -> str:

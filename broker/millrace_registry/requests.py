@@ -38,6 +38,7 @@ MAX_SUBJECT_BYTES = 2600
 MAX_METADATA_BYTES = 1 << 16
 """Largest `metadata` of a schema, as JSON."""
 
+_JSON = "application/json"
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 _READ_ONLY_MEDIA_TYPES = ("application/octet-stream", "")
 
@@ -61,7 +62,9 @@ class ConfluentHttp:
 
         async def send_typed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["content-type"] = media_type
+                headers = MutableHeaders(scope=message)
+                if headers.get("content-type", _JSON).startswith(_JSON):  # neither the page nor /metrics
+                    headers["content-type"] = media_type
             await send(message)
 
         path = scope["raw_path"].decode("latin-1").partition("?")[0]

@@ -251,6 +251,16 @@ class Transaction:
         query = _matching(sa.select(_versions.c.subject), columns, prefix).group_by(_versions.c.subject)
         return list(self._execute(_cut(query.order_by(self._by_subject), page)).scalars())
 
+    def counts(self) -> dict[str, int]:
+        """How many `schemas`, and live `versions` of how many `subjects`, there are."""
+        live = _versions.c.deleted.is_(False)
+        queries = {
+            "schemas": sa.select(sa.func.count()).select_from(_schemas),
+            "versions": sa.select(sa.func.count()).where(live),
+            "subjects": sa.select(sa.func.count(_versions.c.subject.distinct())).where(live),
+        }
+        return {name: self._execute(query).scalar_one() for name, query in queries.items()}
+
     def add_version(self, subject: str, schema: StoredSchema, version: int | None = None) -> StoredVersion:
         """Store a live version under the subject's next number, or under a given one that is free."""
         same = _subjects.c.name == subject

@@ -56,6 +56,7 @@ def expected(method: str, path: str) -> Role | None:
         return None
     if (method, path) in REGISTRATION:
         return Role.REGISTER
+    # The page and the numbers, too.
     return Role.ADMIN if method in ("PUT", "DELETE") else Role.READ
 
 

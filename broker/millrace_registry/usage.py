@@ -1,0 +1,63 @@
+"""Which topics' newest messages carry a schema id, looked up in the background; nobody waits for a broker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.errors import MillraceError
+from millrace_registry.retained import ids_in
+
+_log = logging.getLogger("millrace.registry")
+_LOOK_AGAIN_S = 60.0
+_TIMEOUT_S = 10.0
+_MOST_TOPICS = 20
+"""Topics that are named for one id; the others are counted."""
+
+
+class Usage:
+    """Topics by the schema ids at the end of their partitions, as they were a minute ago at most."""
+
+    def __init__(self, bootstrap: str | None) -> None:
+        self._bootstrap = bootstrap
+        self._topics: dict[int, list[str]] | None = None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Look now and every minute, until `close`."""
+        if self._bootstrap is not None:
+            threading.Thread(target=self._run, name="usage", daemon=True).start()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def topics_of(self, schema_id: int) -> str:
+        """The topics in words, for the page."""
+        if self._bootstrap is None:
+            return "not known: start the registry with --bootstrap"
+        if self._topics is None:
+            return f"not known: no answer from {self._bootstrap} yet"
+        topics = self._topics.get(schema_id, [])
+        more = f" and {len(topics) - _MOST_TOPICS} more" if len(topics) > _MOST_TOPICS else ""
+        return ", ".join(topics[:_MOST_TOPICS]) + more or "none"
+
+    def look(self) -> None:
+        """Look once; MillraceError when the brokers do not answer."""
+        assert self._bootstrap is not None
+        topics: dict[int, list[str]] = {}
+        with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:
+            for topic in sorted(client.topics()):
+                for schema_id in ids_in(client, topic, tail_only=True):
+                    topics.setdefault(schema_id, []).append(topic)
+        self._topics = topics
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.look()
+            except MillraceError as error:
+                _log.warning("which topics use a schema is not known: %s", error)
+                self._topics = None
+            if self._stop.wait(_LOOK_AGAIN_S):
+                return

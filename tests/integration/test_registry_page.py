@@ -1,0 +1,94 @@
+"""The registry's page in a real Chromium: what is drawn, that nothing runs, and that nothing is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from millrace_audit.producer import AuditedProducer
+from millrace_registry.client import SchemaRegistryClient
+from tests.brokers import TestCluster
+from tests.support import REPOSITORY, WAIT_S, Process, wait_until
+from tests.warehouses import EMPTY_EVENT
+
+Start = Callable[..., Process]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), "")
+SCREENSHOTS = os.environ.get("MILLRACE_SCREENSHOTS", "")
+"""A folder to leave pictures in, for people to look at; empty: none."""
+EVIL = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM, reason="there is no Chromium: apt-get install chromium-headless-shell"
+)
+
+
+def browse(url: str, folder: Path, name: str) -> str:
+    """The page's DOM after it was drawn; fails on anything that the browser's console says."""
+    options = [
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder / 'profile'}",
+        "--window-size=1280,900",
+    ]
+    said = ["--enable-logging=stderr", "--log-level=0", "--virtual-time-budget=2000"]
+    done = subprocess.run(
+        [CHROMIUM, *options, *said, "--dump-dom", url],
+        capture_output=True, text=True, timeout=2 * WAIT_S, check=True,
+    )  # fmt: skip
+    console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    assert not console, console
+    picture = Path(SCREENSHOTS or folder) / f"{name}.png"
+    subprocess.run(
+        [CHROMIUM, *options, f"--screenshot={picture}", url],
+        capture_output=True, timeout=2 * WAIT_S, check=True,
+    )  # fmt: skip
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    return done.stdout
+
+
+def test_somebody_looks_at_subjects_and_a_difference_and_nothing_that_clients_wrote_runs(
+    start: Start, zookeeper: str, tmp_path: Path
+) -> None:
+    cluster = TestCluster(start, f"ui-{uuid4().hex[:6]}", tmp_path, zookeeper, "[log]\nflush_ms = 20\n")
+    cluster.start_brokers(1)
+    with cluster.client() as client:
+        for topic in ("PageView", "AuditProducers", "audit"):
+            client.create_topic(topic, 1)
+    registry = start(
+        "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/r.db",
+        "--bootstrap", cluster.bootstrap,
+    )  # fmt: skip
+    url = f"http://{registry.ready()}"
+    schema = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
+    country = {"name": "country", "type": ["null", "string"], "default": None, "doc": EVIL}
+    with SchemaRegistryClient(url) as schemas:
+        schemas.register("PageView", schema)
+        schema_id = schemas.register("PageView", {**schema, "fields": [*schema["fields"], country]})
+        schemas.register(EVIL, {"type": "record", "name": "R", "doc": EVIL, "fields": []})
+    with AuditedProducer(cluster.bootstrap, url, cluster="c", server="s", service="w") as producer:
+        producer.send("PageView", schema, EMPTY_EVENT, time_ms=1_431_856_800_000)
+    wait_until(
+        "the registry has looked at the topics",
+        lambda: "<td>PageView" in httpx.get(f"{url}/ui/subjects/PageView").text,
+        timeout_s=2 * WAIT_S,
+    )
+    page = browse(f"{url}/ui", tmp_path, "registry-subjects")
+    assert "<title>Schemas</title>" in page
+    assert "onerror=document" not in page.replace("&lt;img src=x onerror=document", "")
+    assert f'<td class="n">{schema_id}' in page
+    versions = browse(f"{url}/ui/subjects/PageView", tmp_path, "registry-versions")
+    assert versions.count("<td>PageView") == 1
+    (link,) = re.findall(r'href="([^"]*diff[^"]*)"', versions)
+    difference = browse(url + link.replace("&amp;", "&"), tmp_path, "registry-difference")
+    assert "<title>PageView: 1 and 2</title>" in difference
+    assert "+ country: null | string = null" in difference
+    assert '<tr class="added">' in difference
+    assert "&lt;script&gt;document.title='broken'" in difference
