@@ -1,22 +1,28 @@
-"""Produce requests of one message, by connections and requests in flight: Millrace, then Apache Kafka.
+"""Produce requests by connections and requests in flight: Millrace and Apache Kafka side by side.
 
-    python -m tests.bench.connections
+    python -m tests.bench.connections [--only 32x1,256x1] [--share 0.1]
 
-A broker's rate depends on both numbers more than on anything else, so docs/benchmarks.md shows several. One
-client process serves all connections and sends requests that were encoded beforehand; its own share of the
-CPU is in the table. Writes its part of the page and keeps nothing.
+A broker's rate depends on both numbers more than on anything else. One client process serves all connections
+and sends requests that were encoded beforehand; its own share of the CPU is in the table. Both brokers run
+all the time, and each round measures every row on one and then on the other. Writes its part of the page if
+all was measured; keeps nothing. `--share` is a trial run with fewer requests, `--only` one of some patterns.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import signal
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
+from millrace.client.cluster_client import ClusterClient
 from tests.bench import machine, replay
 from tests.bench.broker import meter
 from tests.bench.broker.apache_kafka import ApacheKafka
@@ -24,82 +30,157 @@ from tests.bench.broker.millrace import Millrace
 from tests.bench.broker.report import table
 from tests.bench.halves import PAGE, write_half
 
-PATTERNS = [(32, 1), (8, 5), (1, 5), (1, 1000)]
+PATTERNS = [(1, 1000), (1, 5), (8, 5), (32, 1), (32, 5), (256, 1), (1000, 1)]
 """(connections, requests in flight on each)."""
-REQUESTS = 120_000
 ROUNDS = 3
-PLACE = "bench-connections"
 WARM_UP_REQUESTS = 80_000
+REQUESTS = {1: 60_000, 50: 20_000}
+"""Of each cell, by messages in each."""
+WAITING_REQUESTS = 200
+"""Of each connection at most with acks=all, where every request waits for the disk."""
+READY_TIMEOUT_S = 10
 BUSY = 0.1
 """From this share of the cores on, the page says that they were shared."""
+HEAD = ("connections x in flight", "system", "requests/s", "messages/s", "broker CPU µs", "client CPU µs")
 ABOUT = """\
 # Connections and requests in flight
 
-Produce requests of one message of 200 bytes, `acks=1`, to one partition. What a rate means depends on how
-many connections there are and how many requests each has in flight. One client process serves all
-connections with requests that were encoded beforehand. The table has the lowest and the highest of three
-rounds; *CPU* is user and system time of one request. Rates depend on what else the machine does, CPU
-hardly. Kafka's clients have 5 in flight unless told otherwise; 1,000 on one connection is no real client's
-pattern.
+Produce requests with messages of 200 bytes. What a rate means depends on how many connections there are and
+how many requests each has in flight. One client process serves all connections with requests that were
+encoded beforehand; with 32 partitions each request goes to the next one. Each cell has the median of three
+interleaved rounds and, in brackets, the lowest and the highest; *CPU* is user and system time of one
+request. Rates depend on what else the machine does, CPU hardly. With `acks=all` Millrace answers after a
+flush, Apache Kafka with its one replica does not flush. Kafka's clients have 5 in flight unless told
+otherwise; 1,000 on one connection is no real client's pattern.
 """
+System = Millrace | ApacheKafka
+
+
+class Cell(NamedTuple):
+    """One row of the table, for every system."""
+
+    acks: int
+    per_request: int
+    partitions: int
+    connections: int
+    in_flight: int
+
+
+class Figures(NamedTuple):
+    """One run: requests a second, and µs of the CPU for each request on both sides."""
+
+    rate: float
+    broker_us: float
+    client_us: float
 
 
 def main() -> None:
-    """Measure both brokers, one after the other, and write the table."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    """Measure both brokers and print the table; write it if it is whole."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=lambda text: text.split(","), metavar="32x1,...")
+    parser.add_argument("--share", type=float, default=1.0)
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything started is ended
     busy, began = machine.busy_share(), time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    rows: list[list[str]] = []
-    version = []
-    for system in (Millrace(), ApacheKafka(flushed=False)):
-        with tempfile.TemporaryDirectory(prefix="bench-connections-", ignore_cleanup_errors=True) as folder:
-            try:
-                system.install()
-                system.start(Path(folder))
-                version.append(f"{system.title} {system.version}")
-                rows += _rows(system)
-            finally:
-                system.stop()
-    head = ["connections x in flight", "system", "thousand msgs/s", "broker CPU µs", "client CPU µs"]
+    patterns = [pair for pair in PATTERNS if options.only is None or "{}x{}".format(*pair) in options.only]
+    cells = [
+        Cell(acks, per_request, partitions, *pair)
+        for acks, per_request, partitions, pair in itertools.product((1, -1), (1, 50), (1, 32), patterns)
+    ]
+    systems: list[System] = [Millrace(), ApacheKafka(flushed=False)]
+    with ExitStack() as started:
+        for system in systems:
+            folder = started.enter_context(
+                tempfile.TemporaryDirectory(prefix="bench-connections-", ignore_cleanup_errors=True)
+            )
+            system.install()
+            started.callback(system.stop)
+            system.start(Path(folder))
+            _run(system, Cell(1, 1, 1, 1, 1000), int(WARM_UP_REQUESTS * options.share))
+        text = "\n\n".join(_tables(systems, cells, options.share))
+        versions = ", ".join(f"{system.title} {system.version}" for system in systems)
     conditions = (
         f"- Run: `python -m tests.bench.connections`, {began}; other processes used {busy:.0%} of all cores"
-        f" before it\n- Machine: {machine.in_words(machine.machine())}\n- Systems: {', '.join(version)}"
+        f" before it\n- Machine: {machine.in_words(machine.machine())}\n- Systems: {versions}"
     )
     if busy > BUSY:
         conditions += "\n- Other work ran on the same cores all the time: compare the CPU, not the rates"
-    ordered = sorted(rows, key=lambda row: [f"{a} x {b}" for a, b in PATTERNS].index(row[0]))
-    write_half(PAGE, "connections", f"{ABOUT}\n{conditions}\n\n{table(head, ordered)}")
-    print(table(head, ordered))
+    if patterns == PATTERNS and options.share == 1:
+        write_half(PAGE, "connections", f"{ABOUT}\n{conditions}\n\n{text}")
+    print(text)
 
 
-def _rows(system: Millrace | ApacheKafka) -> Iterator[list[str]]:
-    address = system.address
-    system.create(PLACE)
-    replay.produce(address, PLACE, per_request=1, requests=WARM_UP_REQUESTS)
-    system.delete(PLACE)
-    for connections, in_flight in PATTERNS:
-        rates, broker, client = [], [], []
-        for number in range(ROUNDS):
-            place = f"{PLACE}-{connections}-{in_flight}-{number}"
-            system.create(place)
-            before = meter.cpu_seconds(system.pids())
-            run = replay.produce(
-                address,
-                place,
-                per_request=1,
-                requests=REQUESTS // connections,
-                in_flight=in_flight,
-                connections=connections,
-            )
-            broker.append((meter.cpu_seconds(system.pids()) - before) / run.requests * 1e6)
-            client.append(run.client_cpu_s / run.requests * 1e6)
-            rates.append(run.messages_per_s / 1000)
-            system.delete(place)
-        yield [
-            f"{connections} x {in_flight}",
-            system.title,
-            *(f"{min(values):.0f} to {max(values):.0f}" for values in (rates, broker, client)),
-        ]
+def _tables(systems: Sequence[System], cells: Sequence[Cell], share: float) -> list[str]:
+    taken: dict[tuple[Cell, System], list[Figures]] = {pair: [] for pair in itertools.product(cells, systems)}
+    for _, (cell, system) in itertools.product(range(ROUNDS), taken):
+        requests = int(REQUESTS[cell.per_request] * share)
+        if cell.acks == -1:
+            requests = min(requests, WAITING_REQUESTS * cell.connections * cell.in_flight)
+        taken[cell, system].append(_run(system, cell, requests))
+    tables = []
+    for (acks, per_request, partitions), group in itertools.groupby(taken, key=lambda pair: pair[0][:3]):
+        named = "all" if acks == -1 else str(acks)
+        title = f"## acks={named}, {per_request} to a request, {partitions} partition{'s'[: partitions - 1]}"
+        rows = [_row(cell, system, taken[cell, system]) for cell, system in group]
+        tables.append(f"{title}\n\n{table(HEAD, rows)}")
+    return tables
+
+
+def _run(system: System, cell: Cell, requests: int) -> Figures:
+    place = f"bench-{time.time_ns()}"
+    _create(system.address, place, cell.partitions)
+    before = meter.cpu_seconds(system.pids())
+    try:
+        run = replay.produce(
+            system.address,
+            place,
+            per_request=cell.per_request,
+            requests=max(1, requests // cell.connections),
+            acks=cell.acks,
+            in_flight=cell.in_flight,
+            connections=cell.connections,
+            partitions=cell.partitions,
+        )
+        broker_us = (meter.cpu_seconds(system.pids()) - before) / run.requests * 1e6
+    finally:
+        system.delete(place)
+    return Figures(run.requests_per_s, broker_us, run.client_cpu_s / run.requests * 1e6)
+
+
+def _create(address: str, place: str, partitions: int) -> None:
+    """Create a topic and wait until every partition takes messages: Apache Kafka names a leader before."""
+    with ClusterClient(address) as client:
+        client.create_topic(place, partitions)
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            replay.produce(address, place, per_request=1, requests=partitions, partitions=partitions)
+            return
+        except ConnectionError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _row(cell: Cell, system: System, runs: Sequence[Figures]) -> list[str]:
+    rates, broker, client = zip(*runs, strict=True)
+    messages = statistics.median(rates) * cell.per_request
+    return [
+        f"{cell.connections} x {cell.in_flight}",
+        system.title,
+        _spread(rates),
+        f"{messages:,.0f}",
+        _spread(broker),
+        _spread(client),
+    ]
+
+
+def _spread(values: Sequence[float]) -> str:
+    low, middle, high = min(values), statistics.median(values), max(values)
+    digits = 0 if middle >= 100 else 1
+    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tests.bench.broker.millrace import Millrace
 from tests.bench.broker.rabbitmq import RabbitMq
 from tests.bench.broker.report import table
 from tests.bench.broker.system import System
+from tests.bench.connections import BUSY
 from tests.bench.halves import PAGE, write_half
 
 RATES = (100, 1_000, 10_000)
@@ -76,6 +77,8 @@ def main() -> None:
             f"- Run: `python -m tests.bench.latency`, {began}; other processes used {busy:.0%} of all cores"
             f" before it\n- Machine: {machine.in_words(machine.machine())}\n- Systems: {versions}"
         )
+        if busy > BUSY:
+            conditions += "\n- Other work ran on the same cores all the time: compare the rows of one rate"
         write_half(PAGE, "latency", f"{ABOUT}\n{conditions}\n\n{text}")
     print(text)
 

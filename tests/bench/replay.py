@@ -135,30 +135,32 @@ def produce(
     acks: int = 1,
     in_flight: int = 1000,
     connections: int = 1,
-    partition: int = 0,
+    partitions: int = 1,
 ) -> Run:
-    """Send one request so many times over each connection, at most `in_flight` ahead of the answers.
+    """Send so many requests over each connection, at most `in_flight` ahead of the answers.
 
-    With acks=0 nothing limits it; the time then ends with the answer to one more request with acks=1.
+    Each is for one partition, the next one for the next partition; connections begin at different ones. With
+    acks=0 nothing limits it; the time then ends with the answer to one more request with acks=1.
     """
-    batch = {partition: batch_of(per_request)}
-    request = produce_request(topic, batch, acks)
-    last = produce_request(topic, batch, 1)
+    batch = batch_of(per_request)
+    each = [produce_request(topic, {number: batch}, acks) for number in range(partitions)]
+    last = produce_request(topic, {0: batch}, 1)
     with ExitStack() as stack:
         sockets = [stack.enter_context(_connect(address)) for _ in range(connections)]
         started, cpu = time.monotonic(), time.process_time()
         if acks == 0:
-            chunk = request * max(1, CHUNK_BYTES // len(request))
-            for start in range(0, requests * len(request), len(chunk)):
+            size = len(each[0])
+            chunk = b"".join(each) * max(1, CHUNK_BYTES // size // partitions)
+            for start in range(0, requests * size, len(chunk)):
                 for one in sockets:
-                    one.sendall(memoryview(chunk)[: requests * len(request) - start])
-            _replay(sockets, last, 1, 1, _produced_bytes(topic))
+                    one.sendall(memoryview(chunk)[: requests * size - start])
+            _replay(sockets, [last], 1, 1, _produced_bytes(topic))
         else:
-            _replay(sockets, request, requests, in_flight, _produced_bytes(topic))
+            _replay(sockets, each, requests, in_flight, _produced_bytes(topic))
         return Run(
             requests=requests * connections,
             messages=requests * connections * per_request,
-            data_bytes=requests * connections * len(batch[partition]),
+            data_bytes=requests * connections * len(batch),
             seconds=time.monotonic() - started,
             client_cpu_s=time.process_time() - cpu,
         )
@@ -170,10 +172,14 @@ def _produced_bytes(topic: str) -> int:
 
 
 def _replay(
-    sockets: Sequence[socket.socket], request: bytes, count: int, in_flight: int, answer_bytes: int
+    sockets: Sequence[socket.socket], requests: Sequence[bytes], count: int, in_flight: int, answer_bytes: int
 ) -> None:
-    """Send the request `count` times over each connection at once, and receive the answers."""
-    open_ones = {one.fileno(): _Replayed(one, request, count, in_flight, answer_bytes) for one in sockets}
+    """Send `count` of the requests, all of one size, over each connection, and receive the answers."""
+    open_ones = {}
+    for index, connection in enumerate(sockets):
+        first = index % len(requests)
+        own = [*requests[first:], *requests[:first]]
+        open_ones[connection.fileno()] = _Replayed(connection, own, count, in_flight, answer_bytes)
     poll = select.poll()
     for descriptor, one in open_ones.items():
         poll.register(descriptor, one.events())
@@ -195,13 +201,19 @@ class _Replayed:
     """One connection. All answers are of one size; only their sizes and errors are looked at."""
 
     def __init__(
-        self, connection: socket.socket, request: bytes, count: int, in_flight: int, answer_bytes: int
+        self,
+        connection: socket.socket,
+        requests: Sequence[bytes],
+        count: int,
+        in_flight: int,
+        answer_bytes: int,
     ) -> None:
         connection.setblocking(False)
         self.answered = 0
         self._connection = connection
-        self._request_bytes = len(request)
-        self._chunk = memoryview(request * max(1, min(count, in_flight, CHUNK_BYTES // len(request))))
+        self._request_bytes = size = len(requests[0])
+        repeated = max(1, min(count, in_flight, CHUNK_BYTES // size) // len(requests))
+        self._chunk = memoryview(b"".join(requests) * repeated)
         self._count = count
         self._in_flight = in_flight
         self._answer_bytes = answer_bytes
