@@ -4,7 +4,7 @@ BIN := .venv/bin
 ROUNDS ?= 10
 # The newest of every minor version that pyproject.toml allows, but for the one in .venv.
 PYSPARKS := 4.0.5 4.1.4 4.2.1
-DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
+DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-deploy soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
@@ -12,7 +12,7 @@ DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n]
+demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1]
 	$(BIN)/millrace demo $(DEMO)
 
 # Three at a time also on two cores: tests wait more than they compute. The long files come first.

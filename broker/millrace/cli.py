@@ -32,6 +32,7 @@ COMMANDS = {
     "log": "millrace.commands.log:log",
     "mirror": "millrace.commands.mirror:mirror",
     "produce": "millrace.commands.clients:produce",
+    "security": "millrace.commands.security:security",
     "topics": "millrace.commands.topics:topics",
     "users": "millrace.commands.users:users",
     "zookeeper": "millrace.commands.zookeeper:zookeeper",

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,10 @@ _starter = _Starter()
 class Child:
     """One started command: its output goes to a file, its `ready:` line can be awaited."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment` is added to this process's own."""
         self.name = name
         self.log = log
         self.tail: deque[str] = deque(maxlen=20)
@@ -93,6 +96,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
+                env={**os.environ, **(environment or {})},
                 preexec_fn=ends_with_us,
             )
         )

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,23 +28,31 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OURS = "the one that comes with Millrace"
+_secure = click.option(
+    "--secure", is_flag=True, help="With TLS, and a user of its own for every process; see docs/security.md."
+)
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the file.")
-def up(file: Path | None, overrides: tuple[str, ...]) -> None:
+@_secure
+def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
     """Run every cluster of FILE with its ZooKeeper, registry and auditor; Ctrl-C or SIGTERM stops all.
 
     Without FILE it runs two datacenters and the offline one on this machine, their data in ./millrace-data.
     A process that dies is reported and started again; one that dies again and again ends the run with exit
     code 1.
 
+    With --secure brokers use TLS, and every process logs in as a user of its own.
+
     Example: millrace up --set data_dir=/tmp/millrace
     """
     from millrace_demo.up import Deployment, Supervisor, UpConfig
 
     config = settings.load(UpConfig, file or shipped("deploy/local.toml"), overrides)
+    if secure and not config.security:
+        config = replace(config, security=str(Path(config.data_dir) / "security"))
     supervisor = Supervisor(Path(config.data_dir) / "logs")
     ready = False
     try:
@@ -69,6 +78,8 @@ def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
     for name, cluster in config.clusters.items():
         for address in cluster.metrics:
             yield f"metrics    http://{address}/metrics of {name}"
+    if endpoints.security is not None:
+        yield f"clients    MILLRACE_CLIENT={endpoints.security.client_file('admin')}, and others beside it"
     yield f"registry   {endpoints.registry_url}"
     yield f"auditor    {endpoints.auditor_url}"
     yield f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}"
@@ -115,6 +126,7 @@ def _echo(*lines: str) -> None:
 @click.option(
     "--schemas", type=_FOLDER, default=shipped("schemas"), show_default=_OURS, help="The schemas to register."
 )
+@_secure
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder and leave it there.")
 def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from millrace.client.confluent import librdkafka_settings
 from millrace_audit import AuditedProducer
 from millrace_demo.access_log import check_log, read_log
 from millrace_demo.events import HOUR_MS, MadeEvent, made_events
@@ -75,12 +76,14 @@ def span_of_log(log: Path) -> Span:
 
 
 def _producer(endpoints: Endpoints, cluster: str, server: str) -> AuditedProducer:
+    client = endpoints.client("producer")
     return AuditedProducer(
         endpoints.bootstraps[cluster],
         endpoints.registry_url,
         cluster=cluster,
         server=f"{cluster}-{server}",
         service="site",
+        config={} if client is None else librdkafka_settings(client),
     )
 
 

@@ -23,8 +23,11 @@ from rich.console import Console
 from millrace import config as settings
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.transactions import batches_from
+from millrace.config import ClientSecurity
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import start_child
+from millrace.security.client import password
+from millrace.security.folder import SecurityFolder
 from millrace.wire.fetch import error_name
 from millrace_audit.answer import Completeness
 from millrace_audit.client import completeness
@@ -58,6 +61,8 @@ class DemoOptions:
     dags: Path
     schemas: Path
     scratch: Path
+    secure: bool
+    """With TLS and logins, whatever the deployment's file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +103,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
         dag_failure = _run_dag(options, endpoints, topics, span, print_step)
         print_step("the DAG failed" if dag_failure else "the DAG succeeded")
         answers = [completeness(endpoints.auditor_url, topic, *span) for topic in topics]
-        mirrored = sum(_count_records(endpoints.bootstraps[endpoints.aggregate], topic) for topic in topics)
+        mirrored = sum(_count_records(endpoints, topic) for topic in topics)
         print_step(f"read {mirrored:,} messages back from the aggregate cluster")
 
     print_step("stopped all processes")
@@ -171,19 +176,26 @@ def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
     """The deployment on free ports in the scratch folder; stopped again in any case."""
     config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
     faulty = (sys.executable, "-m", "millrace_demo.faulty_broker", options.fault) if options.fault else ()
+    if options.secure and not config.security:
+        config = replace(config, security=str(options.scratch / "security"))
+    security = None
+    if config.security:
+        folder = SecurityFolder(Path(config.security))
+        folder.make()
+        security = folder.client("admin")
     supervisor = Supervisor(options.scratch / "logs")
     try:
         for name in options.kafka:
-            _prepare(config.clusters[name], name)
+            _prepare(config.clusters[name], name, security)
         yield Deployment(config, supervisor, faulty).start()
         supervisor.check()
     finally:
         supervisor.stop()
 
 
-def _prepare(cluster: ClusterConfig, name: str) -> None:
+def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None) -> None:
     """Create what topics a cluster that runs already does not have; MillraceError when one holds messages."""
-    with ClusterClient(cluster.bootstrap) as client:
+    with ClusterClient(cluster.bootstrap, security=security) as client:
         existing = client.topics()
         for topic, partitions in cluster.topics.items():
             if topic not in existing:
@@ -285,8 +297,13 @@ def _end(airflow: subprocess.Popen[str]) -> None:
 
 
 def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, object]:
+    client, login, secured = endpoints.client("loads"), {}, {}
+    if client is not None:
+        login = {"login": client.user, "password": password(client)}
+        secured = {"protocol": client.protocol, "ca": client.ca}
     return {
         "conn_type": "millrace",
+        **login,
         "host": endpoints.bootstraps[endpoints.aggregate],
         "extra": {
             "registry": endpoints.registry_url,
@@ -294,14 +311,15 @@ def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, obje
             "warehouse": str(options.scratch / "warehouse"),
             "origins": dict(endpoints.origins),
             "spark_master": "local[2]",
+            **secured,
         },
     }
 
 
-def _count_records(bootstrap: str, topic: str) -> int:
-    """Messages of a topic in a cluster, by reading every batch to the end; control batches do not count."""
-    total = 0
-    with ClusterClient(bootstrap) as client:
+def _count_records(endpoints: Endpoints, topic: str) -> int:
+    """Messages of a topic in the aggregate cluster, by reading every batch; control batches do not count."""
+    total, bootstrap = 0, endpoints.bootstraps[endpoints.aggregate]
+    with ClusterClient(bootstrap, security=endpoints.client("consumer")) as client:
         ends = client.list_offsets(topic, LATEST)
         offsets = client.list_offsets(topic, EARLIEST)
         while pending := {p: offset for p, offset in offsets.items() if offset < ends[p]}:

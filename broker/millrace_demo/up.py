@@ -14,9 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.config import OFFLINE_AUDIT_TOPIC, LogConfig, parse_address
+from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, parse_address
+from millrace.coordination.session import Session
+from millrace.coordination.users import Users
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
+from millrace.security.client import VARIABLE
+from millrace.security.folder import HOSTS, SecurityFolder
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
 
@@ -71,6 +75,9 @@ class UpConfig:
     zookeeper: str = "127.0.0.1:2181"
     registry: str = "127.0.0.1:8081"
     auditor: str = "127.0.0.1:8082"
+    security: str = ""
+    """A folder of `millrace security init`, which is made where it is missing: brokers use TLS, and every
+    process logs in as a user of its own. Empty: neither."""
     warehouse: str = ""
     """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
@@ -92,6 +99,12 @@ class Endpoints:
     """HOST:PORT[,HOST:PORT] by cluster name."""
     aggregate: str
     """Name of the aggregate cluster."""
+    security: SecurityFolder | None = None
+    """What clients connect with; None: plainly."""
+
+    def client(self, user: str) -> ClientSecurity | None:
+        """How that user's processes connect; None: as the environment says."""
+        return self.security.client(user) if self.security is not None else None
 
     @property
     def origins(self) -> Mapping[str, str]:
@@ -107,6 +120,8 @@ class _Supervised:
     command: Sequence[str]
     again: Sequence[str]
     """Further words for the command to listen where it did: they may hold `{address}` and `{port}`."""
+    environment: Mapping[str, str]
+    """More of it."""
     ended_at: list[float] = field(default_factory=list)
 
 
@@ -123,10 +138,16 @@ class Supervisor:
                 f"{logs} cannot be made ({error.strerror}): give a data_dir that can be written"
             ) from None
 
-    def start(self, name: str, command: Sequence[str], again: Sequence[str] = ()) -> Child:
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        again: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
         """Start a program that prints a ready line as the servers do, its output in <logs>/<name>.log."""
-        child = Child(name, command, self._logs / f"{name}.log")
-        self._children.append(_Supervised(child, command, again))
+        child = Child(name, command, self._logs / f"{name}.log", environment)
+        self._children.append(_Supervised(child, command, again, environment or {}))
         return child
 
     def check(self) -> None:
@@ -157,7 +178,7 @@ class Supervisor:
             port = child.address.rpartition(":")[2]
             again = [word.format(address=child.address, port=port) for word in ended.again]
             ended.command, ended.again = [*ended.command, *again], ()
-        ended.child = Child(child.name, ended.command, child.log)
+        ended.child = Child(child.name, ended.command, child.log, ended.environment)
 
     def stop(self) -> None:
         """Stop every child, last started first; none is left when this returns."""
@@ -181,6 +202,7 @@ class Deployment:
         self._broker_command = broker_command
         self._aggregate = _aggregate(config)
         self._data = Path(config.data_dir)
+        self._security = SecurityFolder(Path(config.security)) if config.security else None
         self._bootstraps: dict[str, str] = {}
 
     def start(self) -> Endpoints:
@@ -189,6 +211,8 @@ class Deployment:
         MillraceError when something does not come up.
         """
         self._data.mkdir(parents=True, exist_ok=True)
+        if self._security is not None:
+            self._security.make(_hosts(self._config))
         _, port = parse_address(self._config.zookeeper, "zookeeper")
         options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
         zookeeper = self._run("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
@@ -198,13 +222,19 @@ class Deployment:
         for name, cluster in self._config.clusters.items():
             bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
             self._bootstraps[name] = bootstrap
-            _create_topics(bootstrap, cluster)
+            _create_topics(bootstrap, cluster, self._security)
         registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
         auditor_url = self._start_audit(registry_url, zookeeper_address)
-        return Endpoints(zookeeper_address, registry_url, auditor_url, self._bootstraps, self._aggregate)
+        return Endpoints(
+            zookeeper_address, registry_url, auditor_url, self._bootstraps, self._aggregate, self._security
+        )
 
-    def _run(self, name: str, command: str, *options: str, again: Sequence[str] = ()) -> Child:
-        return self._supervisor.start(name, [*_MILLRACE, command, *options], again)
+    def _run(
+        self, name: str, command: str, *options: str, again: Sequence[str] = (), user: str = ""
+    ) -> Child:
+        """Start a command of ours; one that connects to brokers does so as `user`."""
+        client = {VARIABLE: str(self._security.client_file(user))} if self._security and user else {}
+        return self._supervisor.start(name, [*_MILLRACE, command, *options], again, client)
 
     def _database(self, service: str) -> str:
         return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
@@ -212,19 +242,27 @@ class Deployment:
     def _start_brokers(self, name: str, zookeeper: str) -> str:
         """Start a cluster's brokers and wait for all; its bootstrap addresses."""
         cluster = self._config.clusters[name]
+        if self._security is not None:
+            _create_users(self._security, zookeeper, name)
         shared = self._broker_settings(name, zookeeper)
         metrics = cluster.metrics or [""] * len(cluster.brokers)
         brokers = []
         for broker_id, (listen, metrics_listen) in enumerate(zip(cluster.brokers, metrics, strict=True), 1):
             label = f"{name}-{broker_id}"
             file = self._data / f"{label}.toml"
-            own = _toml(broker_id=broker_id, listen=listen, metrics_listen=metrics_listen)
-            own += _toml(log_dir=str(self._data / label))
-            file.write_text("\n".join([*own, *shared]) + "\n")
+            own = _toml(broker_id=broker_id, metrics_listen=metrics_listen, log_dir=str(self._data / label))
+            listener, key = _toml(listen=listen), "listen"
+            if self._security is not None:
+                tls = _toml(certificate=str(self._security.broker))
+                key = "listeners.clients.listen"
+                listener = ["[listeners.clients]", *listener, *_toml(protocol="SASL_SSL"), "[tls]", *tls]
+            else:
+                own, listener = [*own, *listener], []
+            file.write_text("\n".join([*own, *shared, *listener]) + "\n")
             command = [*_MILLRACE, "broker", str(file)]
             if self._broker_command and name == self._aggregate:
                 command = [*self._broker_command, str(file)]
-            brokers.append(self._supervisor.start(label, command, again=("--set", "listen={address}")))
+            brokers.append(self._supervisor.start(label, command, again=("--set", f"{key}={{address}}")))
         return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
 
     def _broker_settings(self, name: str, zookeeper: str) -> list[str]:
@@ -236,6 +274,9 @@ class Deployment:
             topics = _toml(topics=mirror.topics, batch_topics=mirror.batch_topics)
             for origin in mirror.origins:
                 lines += [f"[mirror.{origin}]", *_toml(bootstrap=self._bootstraps[origin]), *topics]
+                if self._security is not None:
+                    values = asdict(self._security.client("mirror"))
+                    lines += [f"[mirror.{origin}.security]", *_toml(**values)]
         return lines
 
     def _start_audit(self, registry_url: str, zookeeper: str) -> str:
@@ -244,15 +285,15 @@ class Deployment:
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *registry]
         options += ["--bootstrap", self._bootstraps[self._aggregate], "--grace-s", str(config.grace_s)]
         options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
-        auditor = self._run("auditor", "auditor", *options, again=_LISTEN)
+        auditor = self._run("auditor", "auditor", *options, again=_LISTEN, user="auditor")
         for name, bootstrap in self._bootstraps.items():
             options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name, *registry]
             options += ["--bootstrap", bootstrap, "--interval-ms", str(config.audit_interval_ms)]
-            self._run(f"{name}-reader", "audit-reader", *options)
+            self._run(f"{name}-reader", "audit-reader", *options, user="reader")
         if config.warehouse:
             options = ["--warehouse", config.warehouse, "--bootstrap", self._bootstraps[self._aggregate]]
             options += [*registry, "--interval-ms", str(config.audit_interval_ms)]
-            self._run("warehouse-reader", "audit-warehouse", *options)
+            self._run("warehouse-reader", "audit-warehouse", *options, user="reader")
         return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
 
 
@@ -295,8 +336,26 @@ def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
             raise ConfigError(f"clusters.{name}.metrics needs an address for each of its brokers, or none")
 
 
-def _create_topics(bootstrap: str, cluster: ClusterConfig) -> None:
-    with ClusterClient(bootstrap) as client:
+def _hosts(config: UpConfig) -> list[str]:
+    """The names by which brokers of the deployment are found, each once."""
+    brokers = [parse_address(one)[0] for cluster in config.clusters.values() for one in cluster.brokers]
+    return list(dict.fromkeys([*HOSTS, *brokers]))
+
+
+def _create_users(security: SecurityFolder, zookeeper: str, cluster: str) -> None:
+    """Let the users of the folder log in to a cluster, which has no broker yet."""
+    session = Session.connect(zookeeper)
+    try:
+        users = Users(session, cluster)
+        for name, password in security.passwords().items():
+            users.set_password(name, password)
+    finally:
+        session.close()
+
+
+def _create_topics(bootstrap: str, cluster: ClusterConfig, security: SecurityFolder | None) -> None:
+    admin = security.client("admin") if security is not None else None
+    with ClusterClient(bootstrap, security=admin) as client:
         existing = client.topics()
         # A mirrored audit topic is made by the mirror, one target partition for each origin partition.
         for topic, partitions in {**cluster.topics, **dict.fromkeys(cluster.audit_topics, 1)}.items():

@@ -10,6 +10,8 @@ import pytest
 from confluent_kafka import Producer
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.confluent import librdkafka_settings
+from millrace.security.folder import SecurityFolder
 from tests.brokers import read_topic
 from tests.conftest import Start
 from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until
@@ -112,6 +114,43 @@ def test_children_end_with_a_supervisor_that_is_killed(up: Process) -> None:
     children = list(children_of(up.pid))
     up.kill()
     wait_until("all children are gone", lambda: not alive(children))
+
+
+def test_a_secure_start_is_one_option_and_no_secret_leaves_its_file(start: Start, tmp_path: Path) -> None:
+    process = start("up", str(REPOSITORY / "deploy" / "local.toml"), "--secure", *overrides(tmp_path))
+    process.ready()
+    addresses = dict(line.split() for line in process.lines if len(line.split()) == 2)
+    folder = SecurityFolder(tmp_path / "security")
+    for name in ("dc1", "dc2"):
+        producer = Producer(
+            {"bootstrap.servers": addresses[name], **librdkafka_settings(folder.client("producer"))}
+        )
+        producer.produce("PageView", name.encode())
+        assert producer.flush(WAIT_S) == 0
+    with ClusterClient(addresses["offline"], security=folder.client("consumer")) as client:
+
+        def copied() -> bool:
+            contents = read_topic(client, "PageView").values() if "PageView" in client.topics() else []
+            return sorted(value or b"" for each in contents for value in each.values) == [b"dc1", b"dc2"]
+
+        wait_until("the mirrors have copied both", copied)
+        wait_until("the readers have counted", lambda: "audit-counts" in client.topics())
+    refused = run_millrace("topics", "list", "--bootstrap", addresses["dc1"])
+    assert (refused.returncode, refused.stdout) == (1, "")
+
+    children = children_of(process.pid)
+    environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]
+    secrets = [*folder.passwords().values(), "PRIVATE KEY"]
+    kept = {folder.broker, tmp_path / "security" / "ca.key", *folder.path.glob("*.password")}
+    for secret in secrets:
+        assert secret not in process.output
+        assert not [command for command in children.values() if secret in command]
+        assert not [one for one in environments if secret.encode() in one]
+        files = {path for path in tmp_path.rglob("*") if path.is_file()}
+        assert {path for path in files if secret.encode() in path.read_bytes()} <= kept
+    assert {path for path in kept if path.stat().st_mode & 0o077} == set()
+    assert not [log for log in (tmp_path / "logs").iterdir() if "has failed" in log.read_text()]
+    assert process.stop() == 0
 
 
 def test_an_origin_that_is_no_cluster_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.errors import MillraceError
 from millrace.security.certificates import read_secret
-from millrace.security.scram import ITERATIONS, MECHANISMS, make_credential
+from millrace.security.scram import ITERATIONS, MECHANISMS
 
 zookeeper_option = click.option(
     "--zookeeper",
@@ -61,11 +61,9 @@ def create(
         password = read_secret(password_file, "the password")
     else:
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
-    credentials = {one: make_credential(one, password, iterations) for one in mechanisms}
-    with _open(zookeeper, cluster) as registry:
-        for mechanism, credential in credentials.items():
-            registry.put(name, mechanism, credential)
-    click.echo(f"user {name} of {cluster}: {', '.join(credentials)}")
+    with open_users(zookeeper, cluster) as registry:
+        registry.set_password(name, password, mechanisms, iterations)
+    click.echo(f"user {name} of {cluster}: {', '.join(mechanisms)}")
 
 
 @users.command(name="list")
@@ -77,7 +75,7 @@ def list_users(as_json: bool, zookeeper: str, cluster: str) -> None:
 
     Example: millrace users list --cluster dc1
     """
-    with _open(zookeeper, cluster) as registry:
+    with open_users(zookeeper, cluster) as registry:
         records = [
             {"user": name, "mechanism": mechanism, "iterations": one.iterations}
             for name in registry.names
@@ -95,7 +93,7 @@ def delete(name: str, zookeeper: str, cluster: str) -> None:
 
     Example: millrace users delete alice --cluster dc1
     """
-    with _open(zookeeper, cluster) as registry:
+    with open_users(zookeeper, cluster) as registry:
         try:
             registry.delete(name)
         except LookupError as error:
@@ -104,7 +102,8 @@ def delete(name: str, zookeeper: str, cluster: str) -> None:
 
 
 @contextmanager
-def _open(zookeeper: str, cluster: str) -> Iterator[Users]:
+def open_users(zookeeper: str, cluster: str) -> Iterator[Users]:
+    """The users of a cluster that is there; MillraceError when none is."""
     session = Session.connect(zookeeper)
     try:
         if session.get(f"/{cluster}/id") is None:

@@ -16,7 +16,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote
@@ -25,7 +25,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
-from millrace.security.scram import MECHANISMS, Credential, Credentials
+from millrace.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials, make_credential
 
 log = logging.getLogger(__name__)
 MAX_NAME_CHARACTERS = 249
@@ -147,6 +147,17 @@ class Users:
                     self._session.call(client.delete_async, path, version=node[1].version)
                 break
         self._read()
+
+    def set_password(
+        self,
+        name: str,
+        password: str,
+        mechanisms: Sequence[str] = tuple(MECHANISMS),
+        iterations: int = ITERATIONS,
+    ) -> None:
+        """Let a user, who may be new, log in with that password; ConfigError when it cannot be used."""
+        for mechanism, credential in [(m, make_credential(m, password, iterations)) for m in mechanisms]:
+            self.put(name, mechanism, credential)
 
     def delete(self, name: str) -> None:
         """Forget a user; LookupError when there is none."""

@@ -1,0 +1,94 @@
+"""`millrace security`: a folder with an authority, certificates, users and client files for a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from millrace.commands.help_texts import Group
+from millrace.commands.users import cluster_option, open_users, zookeeper_option
+from millrace.security.folder import DAYS, HOSTS, USERS, SecurityFolder
+
+folder_argument = click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+days_option = click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    default=DAYS,
+    show_default=True,
+    help="How long the brokers' certificate counts.",
+)
+
+
+@click.group(cls=Group)
+def security() -> None:
+    """Make an authority, certificates, users and client files, and renew them.
+
+    Example: millrace security init security --host kafka-1.dc1
+    """
+
+
+@security.command()
+@folder_argument
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    default=HOSTS,
+    show_default=True,
+    help="A name or an address by which clients find a broker; repeated for each.",
+)
+@click.option(
+    "--user",
+    "users",
+    multiple=True,
+    default=tuple(USERS),
+    show_default=True,
+    help="A user to make; repeated for each.",
+)
+@days_option
+def init(folder: Path, hosts: Sequence[str], users: Sequence[str], days: int) -> None:
+    """Make in DIR what is missing of an authority, a certificate for the brokers, users and client files.
+
+    What is there stays, so users can be added later. Create them in each cluster with `millrace security
+    users DIR`. Everything is explained in docs/security.md.
+
+    Example: millrace security init security --host kafka-1.dc1 --host kafka-2.dc1
+    """
+    made = SecurityFolder(folder).make(hosts, users, days)
+    for path in made:
+        click.echo(path)
+    if not made:
+        click.echo(f"nothing is missing in {folder}")
+
+
+@security.command()
+@folder_argument
+@days_option
+def renew(folder: Path, days: int) -> None:
+    """Give the brokers a new key and certificate in DIR/broker.pem, for the hosts of the old one.
+
+    A broker takes the file within 5 s; copy it to brokers on other machines, under a new name first, then
+    rename it.
+
+    Example: millrace security renew security
+    """
+    security_folder = SecurityFolder(folder)
+    security_folder.renew(days)
+    click.echo(security_folder.broker)
+
+
+@security.command(name="users")
+@folder_argument
+@zookeeper_option
+@cluster_option
+def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
+    """Create the users of DIR in a cluster, or give them the passwords that are in DIR now.
+
+    Example: millrace security users security --cluster dc1
+    """
+    with open_users(zookeeper, cluster) as registry:
+        for name, password in SecurityFolder(folder).passwords().items():
+            registry.set_password(name, password)
+            click.echo(f"user {name} of {cluster}")
