@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import struct
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import ErrorCode, TopicAlreadyExists, UnknownTopicOrPartition
@@ -483,3 +486,15 @@ def test_retention_deletes_old_segments_while_the_broker_serves(
         client.fetch("short", {0: 0}, max_bytes=1 << 20, max_wait_ms=0)[0].error
         == ErrorCode.OFFSET_OUT_OF_RANGE
     )
+
+
+def test_the_brokers_record_names_its_log_directory(broker: RunningBroker, zookeeper: str) -> None:
+    registry = KazooClient(hosts=zookeeper)
+    registry.start()
+    try:
+        record = json.loads(registry.get("/process/brokers/ids/1")[0])
+    finally:
+        registry.stop()
+        registry.close()
+    log_dir = tomllib.loads(Path(broker.config).read_text())["log_dir"]
+    assert record["directory"] == json.loads((Path(log_dir) / "owner.json").read_text())["directory"]

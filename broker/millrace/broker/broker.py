@@ -142,6 +142,10 @@ class Broker:
             raise errors.UnknownTopicOrPartition(
                 f"no partition {topic}-{number} in cluster {self.config.cluster}"
             )
+        if state.partitions[number].is_replicated:
+            raise errors.LeaderNotAvailable(
+                f"{topic}-{number} has several replicas: upgrade this broker, whose release serves one only"
+            )
         if state.partitions[number].leader != self.config.broker_id:
             raise errors.NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
         if hosted is not None and hosted.error is not None:
@@ -205,7 +209,7 @@ class Broker:
             (topic.name, number): topic
             for topic in self.cluster.topics.values()
             for number, state in topic.partitions.items()
-            if state.leader == self.config.broker_id
+            if state.leader == self.config.broker_id and not state.is_replicated
         }
 
     def _current(self, key: TopicPartition, topic_id: UUID) -> TopicState | None:

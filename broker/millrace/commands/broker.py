@@ -82,7 +82,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     try:
         users = _users(config, cluster, listeners)
         acls = _acls(config, cluster, listeners)
-        claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
+        directory = claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
@@ -98,7 +98,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         told = {listener.name: listener.advertised for listener in listeners}
         # Last: clients may come at once.
         cluster.register_broker(
-            config.broker_id, BrokerAddress(*first.advertised, told), (first.host, first.port)
+            config.broker_id, BrokerAddress(*first.advertised, told), (first.host, first.port), directory
         )
         # Until here nothing has to be ended.
         read_again = certificates.read_again if certificates is not None else None

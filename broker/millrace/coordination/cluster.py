@@ -10,6 +10,7 @@ missing: a ZooKeeper that was wiped or holds another cluster is refused, an unre
     /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port": where clients find it,
                                               "listeners": {name: [host, port]} for clients of each,
                                               "bound": [host, port] that it has on its machine,
+                                              "directory": id of its log directory,
                                               "machine", "boot": id of this registration,
                                               "partitions", "topics": see brokers.stored_partitions}
     /<cluster>/topics/<topic>    persistent  see state.py
@@ -133,13 +134,17 @@ class Cluster:
     # Brokers
 
     def register_broker(
-        self, broker_id: int, address: BrokerAddress, bound: tuple[str, int] | None = None
+        self,
+        broker_id: int,
+        address: BrokerAddress,
+        bound: tuple[str, int] | None = None,
+        directory: str = "",
     ) -> None:
         """List this broker as alive at an address it listens on already; stays so after lost sessions.
 
-        `bound` is the address on this machine, if that is another one. MillraceError when a live broker holds
-        the id. What a dead one left is taken over: at once when it ran on this machine, else when its session
-        has expired.
+        `bound` is the address on this machine, if that is another one; `directory` its log directory's id, if
+        it has one. MillraceError when a live broker holds the broker's id. What a dead one left is taken
+        over: at once when it ran on this machine, else when its session has expired.
         """
         host, port = address.host, address.port
         own = {
@@ -147,6 +152,7 @@ class Cluster:
             "port": port,
             "listeners": {name: list(at) for name, at in address.listeners.items()},
             "bound": list(bound or (host, port)),
+            "directory": directory,
             "machine": socket.gethostname(),
             "boot": uuid.uuid4().hex,
         }

@@ -8,6 +8,15 @@ Pure: values in, values out. Reading, writing and watching is cluster.py's.
                                  "origin": null | {"cluster": "dc1", "topic": "PageView",
                                                    "topic_id": "<32 hex digits>", "partition": 0}}, ...}}
 
+Version 2 is written for a topic of which a partition has several replicas. Brokers that know version 1 only
+can read all others:
+
+    {"version": 2, "topic_id": ..., "settings": ...,
+     "partitions": {"<number>": {"leader": 1 | -1, "replicas": [1, 2, 3],
+                                 "isr": {"<broker>": "<id of its log directory>", ...},
+                                 "eligible": {"<broker>": "<id of its log directory>", ...},
+                                 "leader_epoch": 7, "origin": ...}, ...}}
+
 Partition numbers start at 0 and are never given again, so a mirrored partition keeps its number for ever.
 """
 
@@ -26,10 +35,11 @@ from uuid import UUID
 from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLiveBroker, PolicyViolation
 from millrace.records.mirror_position import Origin
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, REPLICATED_VERSION = 1, 2
 NO_LEADER = -1
 MAX_ENTRY_BYTES = 1_000_000
-"""ZooKeeper takes requests of 1 MiB at most; a partition needs about 90 bytes, a mirrored one 220."""
+"""ZooKeeper takes requests of 1 MiB at most; a partition needs about 90 bytes, a mirrored one 220. With three
+replicas each needs 90 more."""
 
 
 class OriginRecreated(PolicyViolation):
@@ -65,6 +75,10 @@ class PartitionState:
     eligible: Mapping[int, str] = field(default_factory=dict)
     """Who left the in-sync replicas when they became too few: still has everything committed, as nothing is
     committed meanwhile. Directory by broker."""
+
+    @property
+    def is_replicated(self) -> bool:
+        return len(self.replicas) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +217,11 @@ def _leaders(topics: Iterable[TopicState]) -> Counter[int]:
 
 def encode_topic(topic: TopicState) -> bytes:
     """The JSON drawn above; InvalidPartitions when ZooKeeper would not take it."""
-    partitions = {number: _fields(state) for number, state in sorted(topic.partitions.items())}
+    is_replicated = any(state.is_replicated for state in topic.partitions.values())
+    fields = _replicated_fields if is_replicated else _fields
+    partitions = {number: fields(state) for number, state in sorted(topic.partitions.items())}
     value = {
-        "version": FORMAT_VERSION,
+        "version": REPLICATED_VERSION if is_replicated else FORMAT_VERSION,
         "topic_id": topic.topic_id,
         "settings": dict(topic.settings),
         "partitions": partitions,
@@ -228,12 +244,16 @@ def _fields(state: PartitionState) -> dict[str, Any]:
     }
 
 
+def _replicated_fields(state: PartitionState) -> dict[str, Any]:
+    return {**_fields(state), "isr": dict(state.isr), "eligible": dict(state.eligible)}
+
+
 def decode_topic(name: str, data: bytes) -> TopicState:
     """The topic in the JSON drawn above; MillraceError when it is none."""
     try:
         value = json.loads(data)
-        if value["version"] != FORMAT_VERSION:
-            raise ValueError(f"version {value['version']}, this broker knows {FORMAT_VERSION}")
+        if value["version"] not in (FORMAT_VERSION, REPLICATED_VERSION):
+            raise ValueError(f"version {value['version']}, this broker knows {REPLICATED_VERSION}")
         partitions = {int(number): _partition(state) for number, state in value["partitions"].items()}
         return TopicState(name, UUID(value["topic_id"]), value["settings"], partitions)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -245,5 +265,12 @@ def _partition(value: Mapping[str, Any]) -> PartitionState:
     if origin is not None:
         topic_id = UUID(origin["topic_id"])
         origin = Origin(origin["cluster"], origin["topic"], topic_id, int(origin["partition"]))
-    replicas, isr = tuple(value["replicas"]), dict.fromkeys(value["isr"], "")
-    return PartitionState(value["leader"], replicas, isr, value["leader_epoch"], origin)
+    replicas, isr = tuple(value["replicas"]), value["isr"]
+    # Version 1 has no directories, and nobody eligible: there is one replica.
+    directories = dict.fromkeys(isr, "") if isinstance(isr, list) else _directories(isr)
+    eligible = _directories(value.get("eligible", {}))
+    return PartitionState(value["leader"], replicas, directories, value["leader_epoch"], origin, eligible)
+
+
+def _directories(value: Mapping[str, str]) -> dict[int, str]:
+    return {int(broker): directory for broker, directory in value.items()}

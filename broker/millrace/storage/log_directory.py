@@ -1,7 +1,8 @@
 """The directory of all logs of one broker: locked, of one broker for ever, a sub-directory per partition.
 
     <log_dir>/lock                                    held by the broker that uses the directory
-    <log_dir>/owner.json                              {"cluster_id": "millrace-<32 hex>", "broker_id": 1}
+    <log_dir>/owner.json                              {"cluster_id": "millrace-<32 hex>", "broker_id": 1,
+                                                       "directory": "<16 hex>"}
     <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
     <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists; never served
     <log_dir>/....deleted                             being removed
@@ -12,6 +13,9 @@ aside is kept as long as the broker's own retention would have kept its messages
 
 The first broker that uses the directory owns it. Any other is refused: it would not find its own logs, begin
 them anew and set those that are there aside. So would the owner itself behind a wiped ZooKeeper.
+
+The directory's id is drawn once, and is told in the broker's record in ZooKeeper. A broker that lost its disk
+comes back with its number and another directory, so nobody takes the empty one for the one it had.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,21 +82,22 @@ def lock_directory(path: Path) -> int:
     return fd
 
 
-def claim(log_dir: Path, cluster_id: str, broker_id: int) -> None:
-    """Take the locked directory for this broker; MillraceError when it belongs to another."""
+def claim(log_dir: Path, cluster_id: str, broker_id: int) -> str:
+    """Take the locked directory for this broker and return its id; MillraceError when it belongs to another.
+
+    A directory of a version that drew no ids gets one.
+    """
     path = log_dir / OWNER_NAME
+    owner = {"cluster_id": cluster_id, "broker_id": broker_id}
     try:
-        if not path.exists():
-            owner = {"cluster_id": cluster_id, "broker_id": broker_id}
-            sealed.replace_file(path, json.dumps(owner).encode())
-            sync_directory(log_dir)
-        text = path.read_text()
+        text = path.read_text() if path.exists() else json.dumps(owner)
     except OSError as error:
         raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
     try:
         fields = json.loads(text)
         owner_cluster, owner_broker = fields["cluster_id"], fields["broker_id"]
-    except (ValueError, TypeError, KeyError):
+        directory = fields.get("directory")
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise MillraceError(f"{path} is unreadable: remove it if the directory is this broker's") from None
     if (owner_cluster, owner_broker) != (cluster_id, broker_id):
         raise MillraceError(
@@ -99,6 +105,14 @@ def claim(log_dir: Path, cluster_id: str, broker_id: int) -> None:
             f"broker {broker_id} of {cluster_id}: if ZooKeeper was wiped restore its data, else give another "
             "log_dir"
         )
+    if directory is None:
+        directory = secrets.token_hex(8)
+        try:
+            sealed.replace_file(path, json.dumps({**owner, "directory": directory}).encode())
+            sync_directory(log_dir)
+        except OSError as error:
+            raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
+    return str(directory)
 
 
 def _make_directory(path: Path) -> None:

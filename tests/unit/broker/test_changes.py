@@ -17,7 +17,7 @@ from millrace.broker import topic_changes
 from millrace.broker.broker import POOLS, Broker
 from millrace.config import LogConfig
 from millrace.coordination.state import PartitionState, TopicState
-from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
+from millrace.errors import BrokerError, LeaderNotAvailable, NotLeader, StorageError, UnknownTopicOrPartition
 from millrace.mailbox import Timer
 from millrace.storage.partition_log import PartitionLog
 from tests.support import WAIT_S
@@ -66,6 +66,21 @@ def test_a_partition_that_another_broker_leads_now_keeps_its_log(start: Start) -
     running.turn()
     assert isinstance(waiting.heard[0], NotLeader)
     with pytest.raises(NotLeader):
+        running.broker.partition("t", 0)
+    running.cluster.set(first)
+    running.until("it is back", lambda: ("t", 0) in running.broker.partitions)
+    assert running.high_watermark() == 1
+
+
+def test_a_partition_with_several_replicas_is_not_served_and_keeps_its_log(start: Start) -> None:
+    running = start()
+    first = running.cluster.topics["t"]
+    outcome = running.produce(acks_all=True)
+    running.until("the answer", lambda: outcome.heard)
+    several = PartitionState(1, (1, 2), {1: "a", 2: "b"}, 1)
+    running.cluster.set(dataclasses.replace(first, partitions={0: several}))
+    running.turn()
+    with pytest.raises(LeaderNotAvailable, match="t-0 has several replicas"):
         running.broker.partition("t", 0)
     running.cluster.set(first)
     running.until("it is back", lambda: ("t", 0) in running.broker.partitions)

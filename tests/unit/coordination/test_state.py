@@ -1,13 +1,17 @@
 """Topics as ZooKeeper holds them: what is written reads back, partitions are spread, none is reused."""
 
 import dataclasses
+import json
 from collections import Counter
 from uuid import UUID, uuid4
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.coordination.state import (
     OriginRecreated,
+    PartitionState,
     TopicState,
     check_topic_name,
     decode_topic,
@@ -35,7 +39,7 @@ def test_a_topic_reads_back_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"version": 2}', b'{"version": 1, "topic_id": "x"}', b"\xff\xfe"]
+    "data", [b"", b"[]", b"{}", b'{"version": 3}', b'{"version": 1, "topic_id": "x"}', b"\xff\xfe"]
 )
 def test_an_entry_nobody_can_read_is_an_error_that_names_the_topic(data: bytes) -> None:
     with pytest.raises(MillraceError, match="topic clicks is unreadable"):
@@ -117,3 +121,57 @@ def test_a_topic_that_zookeeper_would_not_take_is_refused() -> None:
     assert len(encode_topic(new_topic("t", 10_000, {}, [1], {}))) < 1_000_000
     with pytest.raises(InvalidPartitions, match="12000 partitions does not fit"):
         encode_topic(new_topic("t", 12_000, {}, [1], {}))
+
+
+DIRECTORIES = st.dictionaries(
+    st.integers(0, 2**31 - 1), st.text("0123456789abcdef", min_size=16, max_size=16)
+)
+REPLICATED = st.builds(
+    PartitionState,
+    leader=st.integers(-1, 2**31 - 1),
+    replicas=st.lists(st.integers(0, 2**31 - 1), min_size=2, max_size=5, unique=True).map(tuple),
+    isr=DIRECTORIES,
+    leader_epoch=st.integers(0, 2**31 - 1),
+    origin=st.none() | st.just(ORIGIN),
+    eligible=DIRECTORIES,
+)
+SINGLE = st.builds(
+    lambda leader, epoch: PartitionState(leader, (leader,), {leader: ""}, epoch),
+    st.integers(0, 99),
+    st.integers(0, 99),
+)
+
+
+@given(
+    st.dictionaries(st.integers(0, 9), REPLICATED, min_size=1), st.dictionaries(st.integers(10, 19), SINGLE)
+)
+def test_a_topic_with_several_replicas_reads_back_as_it_was_written(
+    replicated: dict[int, PartitionState], single: dict[int, PartitionState]
+) -> None:
+    topic = dataclasses.replace(
+        EMPTY, settings={"min.insync.replicas": "2"}, partitions={**replicated, **single}
+    )
+    data = encode_topic(topic)
+    assert json.loads(data)["version"] == 2
+    assert decode_topic(topic.name, data) == topic
+
+
+def test_a_topic_with_one_replica_is_written_as_version_1_byte_for_byte() -> None:
+    partitions = {
+        0: PartitionState(1, (1,), {1: "0123456789abcdef"}, 3),
+        1: PartitionState(2, (2,), {2: ""}, 0, ORIGIN),
+    }
+    topic = dataclasses.replace(EMPTY, settings={"retention.ms": "1"}, partitions=partitions)
+    assert encode_topic(topic) == (
+        b'{"version": 1, "topic_id": "00000000000000000000000000000001", "settings": {"retention.ms": "1"}, '
+        b'"partitions": {"0": {"leader": 1, "replicas": [1], "isr": [1], "leader_epoch": 3, "origin": null}, '
+        b'"1": {"leader": 2, "replicas": [2], "isr": [2], "leader_epoch": 0, "origin": {"cluster": "dc1", '
+        b'"topic": "PageView", "topic_id": "00000000000000000000000000000007", "partition": 0}}}}'
+    )
+
+
+def test_a_thousand_partitions_with_three_replicas_fit_into_a_node() -> None:
+    directories = {broker: f"{broker:016x}" for broker in (1, 2, 3)}
+    state = PartitionState(1, (1, 2, 3), directories, 12345, ORIGIN)
+    data = encode_topic(dataclasses.replace(EMPTY, partitions=dict.fromkeys(range(2000), state)))
+    assert len(data) < 2000 * 320

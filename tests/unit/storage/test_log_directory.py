@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -259,3 +260,28 @@ def test_an_owner_nobody_can_read_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "owner.json").write_text(text)
     with pytest.raises(MillraceError, match=r"owner\.json is unreadable"):
         claim(tmp_path, "millrace-1", 1)
+
+
+def test_a_directory_has_an_id_of_its_own_that_stays(tmp_path: Path) -> None:
+    first, other = tmp_path / "first", tmp_path / "other"
+    for path in (first, other):
+        path.mkdir()
+    directory = claim(first, "millrace-1", 1)
+    assert re.fullmatch("[0-9a-f]{16}", directory)
+    assert claim(first, "millrace-1", 1) == directory
+    assert claim(other, "millrace-1", 1) != directory
+
+
+def test_a_directory_of_a_version_without_ids_gets_one_that_stays(tmp_path: Path) -> None:
+    (tmp_path / "owner.json").write_text('{"cluster_id": "millrace-1", "broker_id": 1}')
+    directory = claim(tmp_path, "millrace-1", 1)
+    assert re.fullmatch("[0-9a-f]{16}", directory)
+    assert claim(tmp_path, "millrace-1", 1) == directory
+
+
+def test_a_directory_of_another_broker_gets_no_id(tmp_path: Path) -> None:
+    text = '{"cluster_id": "millrace-1", "broker_id": 1}'
+    (tmp_path / "owner.json").write_text(text)
+    with pytest.raises(MillraceError, match="belongs to broker 1"):
+        claim(tmp_path, "millrace-1", 2)
+    assert (tmp_path / "owner.json").read_text() == text
