@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts what the tests of deploy/ need into a folder: promtool, helm, kubeconform, ansible. What cannot be had is
-# said here, and its tests are skipped by name.
+# Puts what the tests of deploy/ need into a folder: promtool, helm, ansible, schemas of Kubernetes. What cannot
+# be had is said here, and its tests are skipped by name.
 #   install.sh FOLDER
 set -u
 folder=$(mkdir -p "$1/bin" && cd "$1" && pwd)
@@ -30,6 +30,5 @@ python_tools() {
 }
 
 [ -x "$folder/bin/promtool" ] || try promtool promtool
-[ -x "$folder/bin/kubeconform" ] || try kubeconform go_program github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0
 [ -x "$folder/bin/helm" ] || try helm go_program helm.sh/helm/v3/cmd/helm@v3.19.0
 try python python_tools
