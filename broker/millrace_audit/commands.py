@@ -197,7 +197,9 @@ def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
     show_default=True,
     help="How often it looks for new messages and publishes.",
 )
-@click.option("--metrics-listen", metavar="HOST:PORT", help="Serve /metrics for Prometheus there.")
+@click.option(
+    "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics for Prometheus there, and /healthz."
+)
 def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **named: Any) -> None:
     """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own.
 

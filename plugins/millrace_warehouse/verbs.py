@@ -312,6 +312,9 @@ class AuditWarehouse:
     interval_ms: int = option(
         "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
     )
+    metrics_listen: str = option(
+        "--metrics-listen HOST:PORT", "Serve /metrics for Prometheus there, and /healthz.", default=""
+    )
     catalog: str = option(*CATALOG, default="")
     new_warehouse: bool = option(
         "--new-warehouse",

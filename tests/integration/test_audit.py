@@ -669,7 +669,7 @@ def test_the_auditors_health_says_whether_it_reads(world: World) -> None:
     answer = httpx.get(f"{world.url}/v1/health")
     assert (answer.status_code, answer.json()["trouble"]) == (200, None)
     for said in ("counted_through", "behind_s"):
-        assert answer.json()[said].keys() == {"dc1", "dc2", "offline"}
+        assert answer.json()[said].keys() == {"dc1", "dc2", "offline", "warehouse"}
     numbers = httpx.get(f"{world.url}/metrics").text
     assert 'millrace_audit_windows{topic="mixed",verdict="carried"} 1.0' in numbers
     assert "millrace_audit_delay_seconds_bucket" in numbers

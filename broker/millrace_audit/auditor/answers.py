@@ -37,7 +37,7 @@ from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Circumstances, judge
 from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, NOTHING
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 
 _SETTLING = (Verdict.INCOMPLETE, Verdict.CARRIED, Verdict.COMPLETE)
 _AT_ONCE = 1000
@@ -279,7 +279,7 @@ def tidy(session: Session, rules: AuditRules) -> bool:
         session.execute(update(WindowRow), folded)
     still_open = select(func.min(WindowRow.window)).where(~WindowRow.settled, is_listed(WindowRow.topic))
     first_open = session.scalar(still_open)
-    heard = heartbeats(session).values()
+    heard = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]  # which has no beats
     if heard:
         beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
     return len(folded) == _AT_ONCE

@@ -37,7 +37,7 @@ from millrace_audit.auditor.console import GroupsLook, add_console
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import FOR_EVER, OFFLINE
+from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
 
 MOST_WINDOWS = 10_000
 """In one answer: about 69 days."""
@@ -138,11 +138,13 @@ def build_app(
         for tier in (*rules.origins, OFFLINE):
             if tier not in counted:
                 troubles.append(f"{tier} has sent no heartbeat: is its audit-reader running?")
-            elif behind[tier] > BEHIND_S:
-                troubles.append(
-                    f"{tier} is counted through {iso(counted[tier])}, {behind[tier]:.0f} s ago: look at its"
-                    " audit-reader"
+        for tier, seconds in behind.items():
+            if seconds > BEHIND_S and tier in (*rules.origins, OFFLINE, WAREHOUSE):
+                reader = "`millrace audit-warehouse`" if tier == WAREHOUSE else "its audit-reader"
+                line = (
+                    f"{tier} is counted through {iso(counted[tier])}, {seconds:.0f} s ago: look at {reader}"
                 )
+                troubles.append(line)
         answer = {
             "trouble": "; ".join(troubles) or None,
             "counted_through": {tier: iso(time) for tier, time in sorted(counted.items())},

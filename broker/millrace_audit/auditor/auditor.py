@@ -309,11 +309,15 @@ class Auditor:
     def _heard(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Heard:
         key, value, offset = message
         kind = self._codec.kind(value, fetch)
-        turn = None
+        turn, tier = None, WAREHOUSE if kind in OF_THE_WAREHOUSE else place.tier
         if kind in SIGNED and self._book is not None:
-            tier = WAREHOUSE if kind in OF_THE_WAREHOUSE else place.tier
             turn = self._book.signed(tier, key, value, fetch)
+            if turn is None and kind is Heartbeat and tier == OFFLINE:
+                tier = WAREHOUSE
+                turn = self._book.signed(tier, key, value, fetch)
         # Not before it is known that it counts: reading costs more than writing, for whoever means harm.
         counts = kind in place.takes and (kind not in SIGNED or turn is not None)
         record = self._codec.decode(value) if counts else None
+        if isinstance(record, Heartbeat) and WAREHOUSE in (tier, record.tier) and record.tier != tier:
+            turn = None  # who may speak for one of the two may not for the other
         return Heard(record, offset, value, at, turn, kind)

@@ -76,6 +76,9 @@ class Counted:
             self._warehouse(record, entry)
             return
         assert isinstance(record, Count | Heartbeat)
+        if isinstance(record, Heartbeat) and (record.tier, self._place.tier) == (WAREHOUSE, OFFLINE):
+            self._warehouse(record, entry)
+            return
         kind = type(record).__name__
         if record.tier != self._place.tier:
             self._strangers.add(entry, kind, f"it does not belong among those of {self._place.tier}")
@@ -266,7 +269,7 @@ class Counted:
         for row in known.values():
             self._session.delete(row)
 
-    def _warehouse(self, record: LoadCount | TableCount | Verified, entry: Heard) -> None:
+    def _warehouse(self, record: LoadCount | TableCount | Verified | Heartbeat, entry: Heard) -> None:
         assert entry.turn is not None
         warehouse = self._session.get(TierRow, WAREHOUSE)
         if warehouse is None:
@@ -283,8 +286,10 @@ class Counted:
             warehouse.beaten_turn, warehouse.beaten_number = entry.turn, record.number
             if isinstance(record, TableCount):
                 self._table(record, self._place.serial(entry.offset))
-            else:
+            elif isinstance(record, Verified):
                 self._verified(record)
+            else:
+                warehouse.heartbeat = record.time
 
     def _verified(self, verified: Verified) -> None:
         """Take what was found in place of what was found before; the windows it is about are judged again."""

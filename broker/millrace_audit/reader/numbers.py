@@ -1,16 +1,21 @@
-"""What a reader says of itself to Prometheus: how far behind it is, what it cannot read, how late events are.
+"""What a reader says of itself: to Prometheus how far behind it is and how late events are; what is wrong.
 
-Plain numbers where the work is done; they are read when Prometheus asks, in its own thread.
+Plain numbers where the work is done; they are read when somebody asks, in a thread of its own.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import numpy as np
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -23,6 +28,8 @@ from millrace_audit.reports.messages import now_ms
 PREFIX = "millrace_audit_reader_"
 DELAYS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
 """Upper bounds of the delays, from the next round to a day late."""
+BEHIND_S = 60.0
+"""A reader that holds its turn and has published no heartbeat for longer is not well."""
 _BOUNDS_MS = [int(1000 * bound) for bound in DELAYS_S]
 
 
@@ -32,13 +39,48 @@ class _Delays:
     total_s: float = 0.0
 
 
-class ReaderNumbers(Collector):
-    """The numbers of one reader, which fills them in from its thread."""
+class TierNumbers(Collector):
+    """The numbers of any reader, which fills them in from its thread."""
 
     def __init__(self, tier: str) -> None:
-        self._tier = tier
+        self.tier = tier
         self.turn: int | None = None
         self.heartbeat_at: float | None = None
+        self.trouble: str | None = None
+        """Why the last round failed; None when it did not."""
+
+    def troubles(self) -> list[str]:
+        """All that keeps it from counting everything now; none while it stands by."""
+        found = [] if self.trouble is None else [self.trouble]
+        if self.turn is not None and self.heartbeat_at is not None:
+            age_s = time.time() - self.heartbeat_at
+            if age_s > BEHIND_S:
+                found.append(f"no heartbeat was published for {age_s:.0f} s")
+        return found
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["tier"]
+        turn = GaugeMetricFamily(
+            PREFIX + "turn", "The turn this reader holds; absent while it stands by.", labels=labels
+        )
+        if self.turn is not None:
+            turn.add_metric([self.tier], self.turn)
+        yield turn
+        age = GaugeMetricFamily(
+            PREFIX + "heartbeat_age_seconds",
+            "Since the newest heartbeat that this reader published.",
+            labels=labels,
+        )
+        if self.heartbeat_at is not None:
+            age.add_metric([self.tier], time.time() - self.heartbeat_at)
+        yield age
+
+
+class ReaderNumbers(TierNumbers):
+    """The numbers of a cluster's reader."""
+
+    def __init__(self, tier: str) -> None:
+        super().__init__(tier)
         self.partitions: Iterable[Partition] = ()
         self._delays: dict[str, _Delays] = {}
         self._messages = {"audited": 0, "foreign": 0}
@@ -55,25 +97,18 @@ class ReaderNumbers(Collector):
             delays.cumulative[bucket] += int(np.count_nonzero(late <= bound))
         delays.cumulative[-1] += len(late)
 
+    def troubles(self) -> list[str]:
+        stuck = [(partition, partition.stuck) for partition in list(self.partitions)]
+        return [
+            *super().troubles(),
+            *(f"{p.topic}-{p.key.partition} is not counted: {why.cause}" for p, why in stuck if why),
+        ]
+
     def collect(self) -> Iterator[Metric]:
-        labels = ["tier"]
-        turn = GaugeMetricFamily(
-            PREFIX + "turn", "The turn this reader holds; absent while it stands by.", labels=labels
-        )
-        if self.turn is not None:
-            turn.add_metric([self._tier], self.turn)
-        yield turn
-        age = GaugeMetricFamily(
-            PREFIX + "heartbeat_age_seconds",
-            "Since the newest heartbeat that this reader published.",
-            labels=labels,
-        )
-        if self.heartbeat_at is not None:
-            age.add_metric([self._tier], time.time() - self.heartbeat_at)
-        yield age
+        yield from super().collect()
         messages = CounterMetricFamily(PREFIX + "messages", "Messages counted.", labels=["tier", "kind"])
         for kind, count in self._messages.items():
-            messages.add_metric([self._tier, kind], count)
+            messages.add_metric([self.tier, kind], count)
         yield messages
         names = ["tier", "topic", "partition"]
         lag = GaugeMetricFamily(
@@ -83,7 +118,7 @@ class ReaderNumbers(Collector):
             PREFIX + "unreadable", "1 for a partition that cannot be read on; else absent.", labels=names
         )
         for partition in list(self.partitions):
-            label = [self._tier, partition.topic, str(partition.key.partition)]
+            label = [self.tier, partition.topic, str(partition.key.partition)]
             lag.add_metric(
                 label, partition.high_watermark - partition.cursor.next_offset if partition.behind else 0
             )
@@ -98,20 +133,40 @@ class ReaderNumbers(Collector):
         bounds = [*map(str, DELAYS_S), "+Inf"]
         for topic, delays in list(self._delays.items()):
             buckets = list(zip(bounds, delays.cumulative, strict=True))
-            delay.add_metric([self._tier, topic], buckets, delays.total_s)
+            delay.add_metric([self.tier, topic], buckets, delays.total_s)
         yield delay
 
 
-def serve(numbers: ReaderNumbers, listen: str) -> str:
-    """Answer `/metrics` in threads of their own; HOST:PORT, where port 0 takes a free one."""
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are no news."""
+
+
+def serve(numbers: TierNumbers, listen: str) -> str:
+    """Answer `/metrics` and `/healthz` in threads of their own; HOST:PORT, where port 0 takes a free one."""
     host, port = parse_address(listen, "--metrics-listen")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(numbers)
     ProcessCollector(registry=registry)
+    metrics = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/healthz":
+            return list(metrics(environ, start))
+        troubles = numbers.troubles()
+        said = "503 Service Unavailable" if troubles else "200 OK"
+        start(said, [("Content-Type", "application/json")])
+        return [json.dumps({"tier": numbers.tier, "turn": numbers.turn, "troubles": troubles}).encode()]
+
     try:
-        server, _ = start_http_server(port, host, registry)
+        server = make_server(host, port, answer, _Server, _Silent)
     except OSError as error:
         raise MillraceError(
             f"cannot listen on {listen}: {error.strerror}; give another --metrics-listen"
         ) from error
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return f"{host}:{server.server_port}"

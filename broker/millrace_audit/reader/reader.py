@@ -13,8 +13,8 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
@@ -29,6 +29,7 @@ from millrace_audit.reader.brokers import Brokers
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
+from millrace_audit.reader.rounds import TierReader
 from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.event import has_header
 from millrace_audit.reports.messages import (
@@ -58,7 +59,6 @@ IDLE_HEARTBEAT_S = 5.0
 _PARTITIONS_PER_FETCH = 200
 GONE_S = 10.0
 """A partition that was counted is deleted when no listing has named it for so long."""
-_RETRY_S = 1.0
 _ASK_AGAIN_S = 20.0
 """A mirror is asked again how far it has come: what brings no message moves its position, too."""
 _CLUSTER_S = 10.0
@@ -90,11 +90,13 @@ class ReaderConfig:
         return OFFLINE_AUDIT_TOPIC if self.tier == OFFLINE else COUNTS_TOPIC
 
 
-class AuditReader:
+class AuditReader(TierReader):
     """Counts one cluster until `stop` is set. Raises MillraceError when it cannot begin to."""
 
+    _numbers: ReaderNumbers
+
     def __init__(self, config: ReaderConfig, stop: threading.Event, numbers: ReaderNumbers) -> None:
-        self._config, self._stop, self._numbers = config, stop, numbers
+        self._config = config
         self._client = ClusterClient(config.bootstrap, client_id=_CLIENT_ID, timeout_s=_CLUSTER_S)
         with ExitStack() as opened:
             opened.callback(self._client.close)
@@ -102,8 +104,9 @@ class AuditReader:
             self._session = Session.connect(config.zookeeper)
             opened.callback(self._session.close)
             self._seat = self._find_seat()
-            self._taker = TurnTaker(self._session, self._seat, cluster_id)
-            self._check_cluster()
+            taker = TurnTaker(self._session, self._seat, cluster_id)
+            super().__init__(taker, numbers, stop, interval_ms=config.interval_ms)
+            self.check_place()
             opened.pop_all()
         self._rules = OffsetRules.of_cluster(cluster_id, None)
         self._mirrors = Mirrors(self._session, self._client)
@@ -112,7 +115,6 @@ class AuditReader:
         self._codec = AuditCodec(self._registry)
         self._publisher = AuditPublisher(config.bootstrap, config.counts_topic, timeout_s=_CLUSTER_S)
         self._counter = BatchCounter(self._is_audited)
-        self._turn: Turn | None = None
         self._partitions: dict[PartitionKey, Partition] = {}
         numbers.partitions = self._partitions.values()
         self._covered: coverage.Ends = {}
@@ -123,39 +125,8 @@ class AuditReader:
         self._beat_due = self._all_positions_due = 0.0
         self._unlisted: dict[PartitionKey, float] = {}  # since when listings lack what was counted before
 
-    def run(self, ready: Callable[[], None]) -> None:
-        """Count until it is told to stop; `ready` is called when the first turn has begun.
-
-        What goes wrong is logged and tried again. The turn stays while its session with ZooKeeper does.
-        """
-        with closing(self):
-            self._run(ready)
-
-    def _run(self, ready: Callable[[], None]) -> None:
-        began_first = False
-        while not self._stop.is_set():
-            began, pause = time.monotonic(), self._config.interval_ms / 1000
-            try:
-                if self._turn is not None and self._taker.lost.is_set():
-                    log.warning(
-                        "the session with ZooKeeper has ended, and turn %d with it", self._turn.number
-                    )
-                    self._turn = self._numbers.turn = None
-                if self._turn is not None or self.begin_turn():
-                    if not began_first:
-                        ready()
-                    began_first = True
-                    self.count_once()
-            except MillraceError as error:
-                log.warning("%s; trying again", error)
-                pause = _RETRY_S
-            self._stop.wait(max(0.0, began + pause - time.monotonic()))
-
-    def close(self) -> None:
-        """Give the turn back and close every connection."""
-        if self._turn is not None and not self._taker.lost.is_set():
-            with suppress(MillraceError):
-                self._taker.release()
+    def disconnect(self) -> None:
+        """Close every connection."""
         for part in (self._session, self._client, self._brokers, self._publisher, self._registry):
             part.close()
 
@@ -169,28 +140,13 @@ class AuditReader:
             )
         return Seat.of(self._config.tier, name)
 
-    def _check_cluster(self) -> None:
+    def check_place(self) -> None:
+        """MillraceError when the tier's newest turn counted another cluster."""
         if not self._config.new_cluster:
             self._taker.check_cluster()
 
-    def begin_turn(self) -> bool:
-        """Wait for the turn, say that it has begun, and read where the counts before it end.
-
-        False when `stop` was set first.
-        """
-        self._turn = self._taker.await_turn(self._stop, self._check_cluster)
-        if self._turn is None:
-            return False
-        try:
-            self._go_on_from_counts(self._turn)
-        except MillraceError:
-            self._turn = None  # it is still ours to take
-            raise
-        self._numbers.turn = self._turn.number
-        log.info("turn %d of tier %s begins", self._turn.number, self._config.tier)
-        return True
-
-    def _go_on_from_counts(self, turn: Turn) -> None:
+    def prepare(self, turn: Turn) -> None:
+        """Say that the turn has begun, and read where the counts before it end."""
         tier, topic = self._config.tier, self._config.counts_topic
         self._ensure_topics()
         self._partitions.clear()

@@ -16,14 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pyiceberg.catalog import Catalog
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
+from millrace_audit.reader.numbers import PREFIX, TierNumbers
+from millrace_audit.reader.rounds import TierReader
 from millrace_audit.reader.turn_taker import TurnTaker
-from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Verified, now_ms
+from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Heartbeat, Verified, now_ms
 from millrace_audit.reports.mirrors import cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
 from millrace_audit.reports.turns import Seat, Turn, read_turns
@@ -40,28 +43,51 @@ from millrace_warehouse.verbs import AuditWarehouse
 log = logging.getLogger("millrace.audit.warehouse")
 
 _TIMEOUT_S = 10.0
-_RETRY_S = 1.0
 
 
-class WarehouseReader:
+class WarehouseNumbers(TierNumbers):
+    """The numbers of a warehouse's reader."""
+
+    def __init__(self) -> None:
+        super().__init__(WAREHOUSE)
+        self.rows = {"loads": 0, "table": 0}
+        self.problems: Sequence[str] = ()
+        """What cannot be counted now."""
+
+    def troubles(self) -> list[str]:
+        return [*super().troubles(), *self.problems]
+
+    def collect(self) -> Iterator[Metric]:
+        yield from super().collect()
+        rows = CounterMetricFamily(PREFIX + "rows", "Rows with a header counted.", labels=["tier", "of"])
+        for kind, count in self.rows.items():
+            rows.add_metric([self.tier, kind], count)
+        yield rows
+        problems = GaugeMetricFamily(PREFIX + "problems", "What cannot be counted now.", labels=["tier"])
+        problems.add_metric([self.tier], len(self.problems))
+        yield problems
+
+
+class WarehouseReader(TierReader):
     """Counts one warehouse until `stop` is set. Raises MillraceError when it cannot begin to."""
 
-    def __init__(self, request: AuditWarehouse, stop: threading.Event) -> None:
-        self._request, self._stop = request, stop
+    _numbers: WarehouseNumbers
+
+    def __init__(self, request: AuditWarehouse, stop: threading.Event, numbers: WarehouseNumbers) -> None:
+        self._request = request
         self._storage = open_storage(request.warehouse)
-        self._turn: Turn | None = None
         self._loads: dict[str, Loads] = {}
         self._tables: dict[str, PublishedTable] = {}
         self._found: dict[str, findings.Findings] = {}
-        self._problems: Sequence[str] = ()
-        self._numbers = itertools.count()
+        self._numbered = itertools.count(1)
         with ExitStack() as opened:
             self._session = Session.connect(request.zookeeper)
             opened.callback(self._session.close)
             with ClusterClient(request.bootstrap, timeout_s=_TIMEOUT_S) as client:
                 self._seat = Seat(cluster_name(self._session, client), WAREHOUSE)
-                self._taker = TurnTaker(self._session, self._seat, self._storage.root)
-                self._check_warehouse()
+                taker = TurnTaker(self._session, self._seat, self._storage.root)
+                super().__init__(taker, numbers, stop, interval_ms=request.interval_ms)
+                self.check_place()
                 if not self._storage.root.startswith("file://"):
                     # Else each round would say that it has none.
                     connect(self._storage, request.catalog).close()
@@ -72,39 +98,12 @@ class WarehouseReader:
             self._publisher = opened.enter_context(publisher)
             self._opened = opened.pop_all()
 
-    def run(self, ready: Callable[[], None]) -> None:
-        """Count until it is told to stop; `ready` is called when the first turn has begun.
-
-        What goes wrong is logged and tried again. The turn stays while its session with ZooKeeper does.
-        """
-        began_first = False
-        while not self._stop.is_set():
-            began, pause = time.monotonic(), self._request.interval_ms / 1000
-            try:
-                if self._turn is not None and self._taker.lost.is_set():
-                    ended, self._turn = self._turn, None
-                    log.warning("the session with ZooKeeper has ended, and turn %d with it", ended.number)
-                if self._turn is None:
-                    self._begin_turn()
-                if self._turn is not None:
-                    if not began_first:
-                        ready()
-                    began_first = True
-                    self.count_once()
-            except MillraceError as error:
-                log.warning("%s; trying again", error)
-                pause = _RETRY_S
-            self._stop.wait(max(0.0, began + pause - time.monotonic()))
-        self.close()
-
-    def close(self) -> None:
-        """Give the turn back and close every connection."""
-        if self._turn is not None and not self._taker.lost.is_set():
-            with suppress(MillraceError):
-                self._taker.release()
+    def disconnect(self) -> None:
+        """Close every connection."""
         self._opened.close()
 
-    def _check_warehouse(self) -> None:
+    def check_place(self) -> None:
+        """MillraceError when the tier's newest turn counted another warehouse."""
         turns = read_turns(self._session, self._seat)
         root = self._storage.root
         if not turns or self._request.new_warehouse or (newest := turns[max(turns)]).cluster_id == root:
@@ -114,17 +113,16 @@ class WarehouseReader:
             f" {root}: give the right --warehouse, or --new-warehouse if it was moved"
         )
 
-    def _begin_turn(self) -> None:
-        self._turn = self._taker.await_turn(self._stop, self._check_warehouse)
-        if self._turn is not None:
-            self._loads.clear()  # somebody else may have told on
-            self._tables.clear()
-            self._found.clear()
-            self._numbers = itertools.count()
-            log.info("turn %d of tier %s begins", self._turn.number, WAREHOUSE)
+    def prepare(self, turn: Turn) -> None:
+        """Forget what was told: somebody else may have told on."""
+        self._loads.clear()
+        self._tables.clear()
+        self._found.clear()
+        self._numbered = itertools.count(1)
 
     def count_once(self) -> None:
         """Count and tell what is new of every topic; one that cannot be counted is logged, no other waits."""
+        now = now_ms()
         topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
         problems = [*self._each(topics, self._count_loads), *self._each(topics, self._tell_findings)]
         if topics:
@@ -132,9 +130,11 @@ class WarehouseReader:
             with connect(self._storage, self._request.catalog, create=False) as catalog:
                 problems += self._each(topics, partial(self._count_table, catalog))
         for problem in problems:
-            if problem not in self._problems:  # once for each cause
+            if problem not in self._numbers.problems:  # once for each cause
                 log.warning("%s; it is looked at again in every round", problem)
-        self._problems = problems
+        self._numbers.problems = problems
+        self._tell([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
+        self._numbers.heartbeat_at = time.time()
 
     def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> Iterator[str]:
         for topic in topics:
@@ -159,6 +159,7 @@ class WarehouseReader:
             self._tell(loads.records(manifest, found.counts))
             loads.note(manifest, found.counts)
             path = edition_path(topic, manifest.load, manifest.edition)
+            self._numbers.rows["loads"] += found.counts.total
             took = time.monotonic() - began
             log.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
 
@@ -166,7 +167,7 @@ class WarehouseReader:
         found = findings.read(self._storage, topic)
         if found is not None and found != self._found.get(topic):
             problems = findings.told(found)
-            number = next(self._numbers)
+            number = next(self._numbered)
             self._tell([Verified(time=now_ms(), topic=topic, number=number, problems=problems)])
             self._found[topic] = found
 
@@ -178,7 +179,8 @@ class WarehouseReader:
         for found in self._tables[topic].news(catalog, self._loads[topic]):
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
-            self._tell(table_records(topic, found.snapshot, found.windows, found.counts, self._numbers))
+            self._tell(table_records(topic, found.snapshot, found.windows, found.counts, self._numbered))
+            self._numbers.rows["table"] += found.counts.total
             log.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
 
     def _tell(self, records: Sequence[AuditRecord]) -> None:

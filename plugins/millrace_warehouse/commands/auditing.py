@@ -12,6 +12,8 @@ from millrace.signals import stop_on_signals
 from millrace_warehouse.commands.options import Silent, command_of
 from millrace_warehouse.verbs import AuditWarehouse
 
+log = logging.getLogger("millrace.audit.warehouse")
+
 
 @command_of(AuditWarehouse, Silent)
 def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
@@ -23,7 +25,8 @@ def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
     Example: millrace audit-warehouse --warehouse /data/warehouse --bootstrap 127.0.0.1:9392
     --zookeeper 127.0.0.1:2181 --registry http://127.0.0.1:8081
     """
-    from millrace_warehouse.audit.reader import WarehouseReader
+    from millrace_audit.reader.numbers import serve
+    from millrace_warehouse.audit.reader import WarehouseNumbers, WarehouseReader
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     for chatty in ("httpx", "pyiceberg"):  # else lines for every request, and for every table
@@ -35,4 +38,7 @@ def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
         click.echo(f"ready: audit-warehouse of {request.warehouse}")
         sys.stdout.flush()
 
-    WarehouseReader(request, stop).run(ready)
+    numbers = WarehouseNumbers()
+    if request.metrics_listen:
+        log.info("metrics on http://%s/metrics", serve(numbers, request.metrics_listen))
+    WarehouseReader(request, stop, numbers).run(ready)

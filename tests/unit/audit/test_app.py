@@ -14,7 +14,8 @@ from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
-from tests.unit.audit.story import NOW, RULES, TOPIC, Story, found
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat
+from tests.unit.audit.story import NOW, OWN, RULES, TOPIC, Story, found
 
 SPAN = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T10:10Z"}
 
@@ -84,6 +85,16 @@ def test_health_says_how_far_behind_every_tier_is_and_which_one_stands(service: 
     answer = service.client.get("/v1/health")
     assert answer.status_code == 503
     assert "offline is counted through 2015-05-17T11:38:59Z, 61 s ago" in answer.json()["trouble"]
+    service.story.beat("offline", NOW)
+    service.story.say(OWN, OFFLINE, Heartbeat(time=NOW - 61_000, tier=WAREHOUSE, number=1), 1)
+    service.story.apply()
+    assert service.client.get("/v1/health").json()["trouble"] == (
+        "warehouse is counted through 2015-05-17T11:38:59Z, 61 s ago: look at `millrace audit-warehouse`"
+    )
+    service.story.say(OWN, OFFLINE, Heartbeat(time=NOW, tier=WAREHOUSE, number=2), 1)
+    service.story.say(OWN, OFFLINE, Heartbeat(time=NOW - 61_000, tier=WAREHOUSE, number=2), 1)  # again
+    service.story.beat("offline", NOW - 61_000)
+    service.story.apply()
     service.worker.trouble = "ZooKeeper does not answer"
     assert "ZooKeeper does not answer; offline is" in service.client.get("/v1/health").json()["trouble"]
 

@@ -14,10 +14,11 @@ from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace_audit.auditor import answers
 from millrace_audit.auditor.auditor import Auditor
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import AuditCodec
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, AuditCodec, Heartbeat
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
 from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, Story, W, found
 from tests.unit.audit.test_messages import Ids
@@ -361,3 +362,24 @@ def test_where_an_origin_has_lost_what_producers_said_nobody_is_called_unreporte
     assert story.verdict() == "complete"
     assert story.verdict(NOW) == ("unknown" if lost else "carried"), story.window(NOW)
     assert story.verdict(NOW + 4 * WINDOW_MS) == "complete"
+
+
+class Apart(Book):
+    """Turn 2 is the warehouse's, turn 1 is everybody else's."""
+
+    def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
+        turn = super().signed(tier, key, value, fetch)
+        return turn if (turn == 2) == (tier == WAREHOUSE) else None
+
+
+def test_the_warehouses_heartbeat_is_taken_of_its_own_reader_alone(story: Story) -> None:
+    cluster = Cluster()
+    for time, tier, turn in ((NOW, WAREHOUSE, 2), (NOW + 1, WAREHOUSE, 1), (NOW + 2, OFFLINE, 2)):
+        story.say(OWN, OFFLINE, Heartbeat(time=time, tier=tier, number=time), turn)
+    cluster.publish(story)
+    reading = auditor(story, cluster)
+    reading._book = Apart()  # type: ignore[assignment]
+    reading.apply_all()
+    with story.store.reading() as session:
+        assert answers.heartbeats(session) == {WAREHOUSE: NOW}
+    assert story.strangers() == 2 * [("Heartbeat", "no reader of the tier has signed it")]

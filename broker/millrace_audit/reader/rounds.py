@@ -1,0 +1,103 @@
+"""The rounds of whoever counts a tier, for as long as it holds the tier's turn.
+
+Takes the turn, or stands by until it is free; counts again and again while the session with ZooKeeper lasts,
+then takes another turn. What goes wrong is logged and tried again. Knows neither what is counted nor where.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import closing, suppress
+
+from millrace.errors import MillraceError
+from millrace_audit.reader.numbers import TierNumbers
+from millrace_audit.reader.turn_taker import TurnTaker
+from millrace_audit.reports.turns import Turn
+
+log = logging.getLogger("millrace.audit.reader")
+
+_RETRY_S = 1.0
+
+
+class TierReader(ABC):
+    """Counts one tier until `stop` is set."""
+
+    def __init__(
+        self, taker: TurnTaker, numbers: TierNumbers, stop: threading.Event, *, interval_ms: int
+    ) -> None:
+        self._taker, self._numbers, self._stop = taker, numbers, stop
+        self._interval_s = interval_ms / 1000
+        self._turn: Turn | None = None
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Count until it is told to stop; `ready` is called when the first turn has begun.
+
+        What goes wrong is logged and tried again. The turn stays while its session with ZooKeeper does.
+        """
+        with closing(self):
+            while not self._stop.is_set():
+                began, pause = time.monotonic(), self._interval_s
+                try:
+                    self._leave_lost_turn()
+                    if self._turn is not None or self._begin_turn():
+                        ready()
+                        ready = _nothing
+                        self.count_once()
+                    self._numbers.trouble = None
+                except MillraceError as error:
+                    log.warning("%s; trying again", error)
+                    self._numbers.trouble = str(error)
+                    pause = _RETRY_S
+                self._stop.wait(max(0.0, began + pause - time.monotonic()))
+
+    def close(self) -> None:
+        """Give the turn back and close every connection."""
+        if self._turn is not None and not self._taker.lost.is_set():
+            with suppress(MillraceError):
+                self._taker.release()
+        self.disconnect()
+
+    def _leave_lost_turn(self) -> None:
+        if self._turn is not None and self._taker.lost.is_set():
+            log.warning("the session with ZooKeeper has ended, and turn %d with it", self._turn.number)
+            self._turn = self._numbers.turn = None
+
+    def _begin_turn(self) -> bool:
+        """Wait for the turn and begin it; False when `stop` was set first."""
+        self._turn = self._taker.await_turn(self._stop, self.check_place)
+        if self._turn is None:
+            return False
+        try:
+            self.prepare(self._turn)
+        except MillraceError:
+            self._turn = None  # it is still ours to take
+            raise
+        self._numbers.turn = self._turn.number
+        log.info("turn %d of tier %s begins", self._turn.number, self._numbers.tier)
+        return True
+
+    # What a reader does.
+
+    @abstractmethod
+    def check_place(self) -> None:
+        """MillraceError when the tier's newest turn counted something else than this reader would."""
+
+    @abstractmethod
+    def prepare(self, turn: Turn) -> None:
+        """Begin a turn: find out where to go on, for somebody else may have counted meanwhile."""
+
+    @abstractmethod
+    def count_once(self) -> None:
+        """Count and tell what is new."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Close every connection."""
+
+
+def _nothing() -> None:
+    """It was ready before."""

@@ -1,0 +1,105 @@
+"""What every reader does: rounds in a turn, another turn when that is lost, and saying how it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from millrace.errors import MillraceError
+from millrace_audit.reader import rounds
+from millrace_audit.reader.numbers import TierNumbers, serve
+from millrace_audit.reader.rounds import TierReader
+from millrace_audit.reports.turns import Turn
+
+
+class Taker:
+    """Gives a new turn to whoever asks."""
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+        self.taken = self.released = 0
+
+    def await_turn(self, stop: threading.Event, check: Callable[[], None]) -> Turn:
+        check()
+        self.lost.clear()
+        self.taken += 1
+        return Turn(number=self.taken, secret=b"s", cluster_id="c", host="h", pid=1, began=0)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class Counting(TierReader):
+    """Does what its plan says, a round after the other, then stops."""
+
+    def __init__(self, taker: Any, *plan: str) -> None:
+        super().__init__(taker, TierNumbers("t"), threading.Event(), interval_ms=0)
+        self.plan, self.said = list(plan), list[str]()
+
+    def check_place(self) -> None:
+        self.said.append("checked")
+
+    def prepare(self, turn: Turn) -> None:
+        self.said.append(f"turn {turn.number}")
+        self.follow_plan("cannot begin")
+
+    def count_once(self) -> None:
+        self.said.append(f"counted in {self._numbers.turn}, trouble {self._numbers.trouble}")
+        self.follow_plan("fails", "is lost", "")
+
+    def follow_plan(self, *here: str) -> None:
+        if self.plan and self.plan[0] in here:
+            what = self.plan.pop(0)
+            if what == "is lost":
+                self._taker.lost.set()
+            elif what:
+                raise MillraceError(what)
+        if not self.plan:
+            self._stop.set()
+
+    def disconnect(self) -> None:
+        self.said.append("disconnected")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_RETRY_S", 0)
+
+
+def test_a_reader_keeps_its_turn_over_what_fails_and_takes_another_when_it_is_lost() -> None:
+    taker, ready = Taker(), list[str]()
+    reader = Counting(taker, "cannot begin", "", "fails", "is lost", "")
+    reader.run(lambda: ready.append("ready"))
+    assert reader.said == [
+        "checked",
+        "turn 1",
+        "checked",
+        "turn 2",
+        "counted in 2, trouble cannot begin",
+        "counted in 2, trouble None",
+        "counted in 2, trouble fails",
+        "checked",
+        "turn 3",
+        "counted in 3, trouble None",
+        "disconnected",
+    ]
+    assert (ready, taker.released) == (["ready"], 1)
+
+
+def test_a_reader_says_at_healthz_why_it_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = TierNumbers("t")
+    url = f"http://{serve(numbers, '127.0.0.1:0')}"
+    answer = httpx.get(f"{url}/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"tier": "t", "turn": None, "troubles": []})
+    numbers.turn, numbers.heartbeat_at = 3, 1000.0
+    monkeypatch.setattr(time, "time", lambda: 1061.0)
+    numbers.trouble = "no broker answers"
+    answer = httpx.get(f"{url}/healthz")
+    assert answer.status_code == 503
+    assert answer.json()["troubles"] == ["no broker answers", "no heartbeat was published for 61 s"]
+    assert 'millrace_audit_reader_turn{tier="t"} 3.0' in httpx.get(f"{url}/metrics").text
