@@ -41,15 +41,21 @@ class Door:
 def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
     """What admits a request to a route that needs the role."""
 
-    async def admit(request: Request) -> None:
-        door: Door = request.app.state.door
-        principal, subject = door.principal_of(request), await subject_or_global(request)
-        if not door.allows(principal, role, subject):
-            what = f"subject {subject!r}" if subject else "all subjects"
-            message = f"{principal} lacks the role {role} for {what}: ask an administrator for it"
-            raise RegistryError(ErrorCode.FORBIDDEN, message)
+    async def admit_by_path(request: Request) -> None:
+        admit(request, role, await subject_or_global(request))
 
-    return admit
+    return admit_by_path
+
+
+def admit(request: Request, role: Role, subject: str) -> str:
+    """The request's principal, who has the role for the subject; RegistryError when there is none."""
+    door: Door = request.app.state.door
+    principal = door.principal_of(request)
+    if not door.allows(principal, role, subject):
+        what = f"subject {subject!r}" if subject else "all subjects"
+        message = f"{principal} lacks the role {role} for {what}: ask an administrator for it"
+        raise RegistryError(ErrorCode.FORBIDDEN, message)
+    return principal
 
 
 OPEN = Door()

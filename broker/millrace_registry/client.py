@@ -143,6 +143,22 @@ class SchemaRegistryClient:
         except UnknownSchema:
             return []
 
+    def is_millrace(self) -> bool:
+        """True for a registry of Millrace, which takes what a folder holds in one request."""
+        try:
+            clusters = self.ask("/v1/metadata/id")["scope"]["clusters"]
+            return bool(clusters["schema-registry-cluster"] == "millrace")
+        except (MillraceError, LookupError, TypeError):
+            return False
+
+    def level(self, subject: str) -> tuple[str, bool]:
+        """The level that applies to a subject, and whether it is its own."""
+        path = f"/config/{quoted(subject)}"
+        try:
+            return str(self.ask(path, expected=("compatibilityLevel",))["compatibilityLevel"]), True
+        except UnknownSchema:
+            return str(self.ask("/config", expected=("compatibilityLevel",))["compatibilityLevel"]), False
+
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
         """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
         path = f"/compatibility/subjects/{quoted(subject)}/versions?verbose=true"

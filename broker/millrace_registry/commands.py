@@ -12,6 +12,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
+from millrace.client.cluster_client import ClusterClient
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import print_table
 from millrace.config import parse_addresses
@@ -20,6 +21,7 @@ from millrace_registry import directory as folder
 from millrace_registry import transfer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.directory import Change
+from millrace_registry.impact import with_retained
 from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 
 _SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
@@ -129,11 +131,21 @@ def check(
 @_PLAIN
 @_REGISTRY
 @_SUBJECTS
+@click.option(
+    "--bootstrap",
+    metavar="HOST:PORT",
+    help="Also count the messages there that could not be read, and name subjects that are not in DIR.",
+)
 @_JSON
-def plan(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
+def plan(
+    directory: Path, plain: bool, url: str, words: Sequence[str], bootstrap: str | None, as_json: bool
+) -> None:
     """Say what registering the schemas in DIR would do; changes nothing, exits 1 if one would be refused."""
     with SchemaRegistryClient(url) as client:
         changes = folder.plan(directory, client, plain=plain, subjects=Subjects.parse(words))
+        if bootstrap is not None:
+            with ClusterClient(bootstrap) as cluster:
+                changes = with_retained(changes, cluster, client)
     _show(changes, as_json)
     bad = sum(bool(change.reasons) for change in changes)
     if bad:
@@ -190,13 +202,13 @@ def import_(source: str, url: str, as_json: bool) -> None:
 
 def _show(changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([asdict(change) for change in changes]))
+        click.echo(json.dumps([change.as_json() for change in changes]))
         return
     table = Table("subject", "change", "version", "id", "reasons and fields", box=None, pad_edge=False)
     for change in changes:
         state = f"[{_COLOURS.get(change.state, 'red')}]{change.state}[/]"
         numbers = [str(number or "-") for number in (change.version, change.id)]
-        table.add_row(
-            change.subject, state, *numbers, "\n".join([*change.reasons, *map(escape, change.fields)])
-        )
+        level = [f"level {change.level}"] if change.level is not None else []
+        lines = map(escape, [*change.reasons, *change.fields, *level, *change.notes])
+        table.add_row(escape(change.subject), state, *numbers, "\n".join(lines))
     print_table(table)  # never cut outside a terminal: a reason must be whole in a CI log

@@ -10,9 +10,12 @@ asks no registry but a revision of git.
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import socket
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -21,12 +24,14 @@ from typing import Any, Literal
 
 from millrace.errors import MillraceError
 from millrace_registry.avro_schema import AvroSchema, parse
-from millrace_registry.client import SchemaRefused, SchemaRegistryClient
-from millrace_registry.compatibility import unreadable
+from millrace_registry.client import SchemaRefused, SchemaRegistryClient, quoted
+from millrace_registry.compatibility import Level, incompatibilities, unreadable
 from millrace_registry.errors import InvalidSchema, UnknownType
 from millrace_registry.fields import changed_fields
 from millrace_registry.subjects import LIKE_TOPICS, Subjects, full_name
 
+LEVELS = "levels.json"
+"""The file beside the schemas that holds the levels of subjects that have their own."""
 AUDIT_NAMESPACE = "millrace.audit"
 HEADER_NAME = "millrace.events.AuditHeader"
 _HEADER_FIELDS = (
@@ -57,6 +62,10 @@ class SchemaFile:
     json: Any
     """What is registered: the parsed JSON, with the types of other files written out."""
     problem: str | None
+    topic: str = ""
+    """The stem of its name."""
+    level: Level | None = None
+    """What the folder says of its subject; None for the registry's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Change:
 
     subject: str
     file: str
-    state: Literal["new", "unchanged", "new version", "incompatible", "invalid", "removed"]
+    state: Literal["new", "unchanged", "new version", "incompatible", "invalid", "removed", "ungated"]
     version: int | None = None
     """The version the subject has (unchanged) or would get; None when it cannot be registered."""
     id: int | None = None
@@ -74,6 +83,16 @@ class Change:
     """Why it cannot be registered; empty when it can."""
     fields: tuple[str, ...] = ()
     """Which fields differ from the version before."""
+    level: str | None = None
+    """The level that the subject gets; None when it stays."""
+    notes: tuple[str, ...] = ()
+    """What somebody should know before it is applied."""
+    topic: str = ""
+    schema: AvroSchema | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts: all but the schema."""
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("schema", "topic")}
 
 
 def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS) -> list[SchemaFile]:
@@ -86,15 +105,35 @@ def check(directory: Path, *, plain: bool = False, subjects: Subjects = LIKE_TOP
     paths = sorted(directory.rglob("*.avsc"))
     if not paths:
         raise MillraceError(f"no .avsc file in {directory}: give the folder that holds them")
-    return [_named(file, subjects) for file in _read({path: path.read_bytes for path in paths}, plain=plain)]
+    files = _read({path: path.read_bytes for path in paths}, plain=plain)
+    levels = _levels(directory, {file.subject for file in files})
+    return [_named(file, subjects, levels.get(file.subject)) for file in files]
 
 
-def _named(file: SchemaFile, subjects: Subjects) -> SchemaFile:
-    """The file with the subject of its topic."""
+def _levels(directory: Path, stems: Set[str]) -> dict[str, Level]:
+    """The levels in the folder's `levels.json`: {NAME: LEVEL} for files NAME.avsc; MillraceError if wrong."""
+    path = directory / LEVELS
+    if not path.exists():
+        return {}
+    try:
+        levels = {name: Level(level) for name, level in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise MillraceError(
+            f'{path} is not understood ({error}): write {{"NAME": "LEVEL"}} for NAME.avsc, with one of'
+            f" {', '.join(Level)}"
+        ) from None
+    if unknown := sorted(levels.keys() - stems):
+        raise MillraceError(f"{path} names {', '.join(unknown)}, and no such .avsc file is there")
+    return levels
+
+
+def _named(file: SchemaFile, subjects: Subjects, level: Level | None) -> SchemaFile:
+    """The file with its topic's subject, and with its level."""
+    file = replace(file, topic=file.subject, level=level)
     name = None if file.schema is None else full_name(file.schema.tree)
     if file.problem is not None or (name or "").startswith(f"{AUDIT_NAMESPACE}."):
         return file
-    return replace(file, subject=subjects.of(file.subject, name or file.subject))
+    return replace(file, subject=subjects.of(file.topic, name or file.topic))
 
 
 def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Change]:
@@ -150,16 +189,48 @@ def plan(
 def apply(
     directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
 ) -> list[Change]:
-    """Register every file of a folder; nothing at all when one of them cannot be registered.
+    """Register every file of a folder, with its level; nothing at all when one of them cannot be registered.
 
-    Raises SchemaRefused naming every such file. A repetition changes nothing.
+    A registry of Millrace does it in one transaction, and keeps commit and author. Another one is asked
+    file by file after all were checked, so a failure in between leaves some registered: repeat it then.
+    Raises SchemaRefused naming every refused file. A repetition changes nothing.
     """
     files = check(directory, plain=plain, subjects=subjects)
     changes = [_plan_file(file, client) for file in files]
     refused = [f"{change.file}: {', '.join(change.reasons)}" for change in changes if change.reasons]
     if refused:
         raise SchemaRefused(f"nothing was registered: {'; '.join(refused)}")
+    if client.is_millrace():
+        return _apply_at_once(directory, files, changes, client)
+    for change in changes:
+        if change.level is not None:
+            client.ask(f"/config/{quoted(change.subject)}", {"compatibility": change.level}, method="PUT")
     return [_register(file, change, client) for file, change in zip(files, changes, strict=True)]
+
+
+def _apply_at_once(
+    directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change], client: SchemaRegistryClient
+) -> list[Change]:
+    commit, author = _commit_and_author(directory)
+    schemas = [{"subject": file.subject, "schema": json.dumps(file.json)} for file in files]
+    levels = {change.subject: change.level for change in changes if change.level is not None}
+    body = {"schemas": schemas, "levels": levels, "commit": commit, "author": author}
+    applied = client.ask("/apply", body)
+    return [
+        replace(change, version=one["version"], id=one["id"])
+        for change, one in zip(changes, applied, strict=True)
+    ]
+
+
+def _commit_and_author(directory: Path) -> tuple[str, str]:
+    """The commit of a folder, `-dirty` behind it when files differ, and who made it; else who runs this."""
+    try:
+        commit = _git(directory, "rev-parse", "HEAD").decode().strip()
+        author = _git(directory, "log", "-1", "--format=%an <%ae>").decode(errors="replace").strip()
+        dirty = "-dirty" if _git(directory, "status", "--porcelain", "--", ".") else ""
+    except MillraceError:  # no repository, or no git: a worker has the folder from somewhere else
+        return "", f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"[:200]
+    return commit + dirty, author[:200]
 
 
 def _register(file: SchemaFile, change: Change, client: SchemaRegistryClient) -> Change:
@@ -176,20 +247,43 @@ def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
     subject, name = file.subject, str(file.path)
     if file.problem is not None or file.schema is None:
         return Change(subject, name, "invalid", reasons=(file.problem or "",))
+    level, is_own = client.level(subject) if file.level is not None else ("", True)
+    new_level = None if file.level is None or (is_own and level == file.level) else str(file.level)
+    change = Change(subject, name, "new", 1, level=new_level, topic=file.topic, schema=file.schema)
     registered = client.lookup(subject, file.json)
     if registered is not None:
-        return Change(subject, name, "unchanged", registered.version, registered.schema_id)
+        return replace(change, state="unchanged", version=registered.version, id=registered.schema_id)
     versions = client.versions(subject)
     if not versions:
-        return Change(subject, name, "new", 1)
+        return change
     try:
         latest = parse(json.dumps(client.latest(subject).schema), flawed_too=True)
         fields = tuple(changed_fields(latest, file.schema))
     except InvalidSchema:  # another registry may hold what is no schema here
         fields = ()
-    if reasons := client.incompatibilities(subject, file.json):
-        return Change(subject, name, "incompatible", reasons=tuple(reasons), fields=fields)
-    return Change(subject, name, "new version", max(versions) + 1, fields=fields)
+    if file.level is not None and level != file.level:  # the registry would ask by the level of before
+        reasons = _incompatible_by(file.level, file.schema, subject, versions, client)
+    else:
+        reasons = client.incompatibilities(subject, file.json)
+    if reasons:
+        return replace(change, state="incompatible", version=None, reasons=tuple(reasons), fields=fields)
+    return replace(change, state="new version", version=max(versions) + 1, fields=fields)
+
+
+def _incompatible_by(
+    level: Level, schema: AvroSchema, subject: str, versions: Sequence[int], client: SchemaRegistryClient
+) -> list[str]:
+    """What breaks a level that the subject is to get, one line each."""
+    compared = sorted(versions, reverse=True) if level.endswith("_TRANSITIVE") else [max(versions)]
+    reasons: list[str] = []
+    for number in compared:
+        path = f"/subjects/{quoted(subject)}/versions/{number}?format=resolved"
+        try:
+            old = parse(client.ask(path, expected=("schema",))["schema"], flawed_too=True)
+            reasons += incompatibilities(schema, old, number, level)
+        except InvalidSchema as error:
+            reasons.append(f"version {number} cannot be compared: {error}")
+    return reasons
 
 
 def _read(contents: Mapping[Path, Callable[[], bytes]], *, plain: bool) -> list[SchemaFile]:

@@ -14,6 +14,7 @@ import difflib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import quote
@@ -46,6 +47,7 @@ _HEADERS = {
 _templates = Environment(
     loader=FileSystemLoader(_PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
+_templates.filters["utc"] = lambda ms: f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 _templates.filters["segment"] = lambda subject: quote(subject, safe="")
 routes = APIRouter(prefix="/ui", dependencies=READ)
 
@@ -97,6 +99,7 @@ def subject(
         page = slice(offset, offset + ROWS + 1)
         versions = rows.versions(subject, deleted=None, newest_first=True, page=page)
         row, mode = _subject_row(rows, subject), service.MODE.of(rows, subject)
+        origins = rows.origins(subject)
     following = offset + ROWS if len(versions) > ROWS else None
     shown = versions[:ROWS]
     return _page(
@@ -104,6 +107,7 @@ def subject(
         subject=row,
         mode=mode,
         versions=shown,
+        origins=origins,
         newest=_pretty(shown[0]) if shown else "",
         offset=offset,
         next=following,

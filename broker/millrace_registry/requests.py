@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
@@ -17,9 +19,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millrace_registry.compatibility import Level
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
-from millrace_registry.service import GLOBAL, LATEST, Candidate
-from millrace_registry.store import Reference
+from millrace_registry.service import GLOBAL, LATEST, LEVEL, Candidate
+from millrace_registry.store import Origin, Reference
 
 LARGEST = 2**31 - 1
 """The largest id and version: both travel as 32-bit signed numbers."""
@@ -35,6 +38,7 @@ MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES
 MAX_SUBJECT_BYTES = 2600
 """Longest name of a subject: PostgreSQL indexes at most 2,704 bytes, the version's number included."""
 
+_MOST_CHARACTERS = {"commit": 100, "author": 200}
 MAX_METADATA_BYTES = 1 << 16
 """Largest `metadata` of a schema, as JSON."""
 
@@ -94,9 +98,12 @@ def _check_text(value: Any) -> None:
 
 def subject_name(subject: str) -> str:
     """The subject that a path's segment names, without the default context, the only one there is."""
-    name = unquote(subject)
+    return _checked_name(unquote(subject))
+
+
+def _checked_name(name: str) -> str:
     if name.startswith(":.") and not name.startswith(":.:"):
-        problem = f"subject {name!r}: contexts are not supported, register it without one"
+        problem = f"subject {name[:100]!r}: contexts are not supported, register it without one"
         raise RegistryError(ErrorCode.INVALID_SUBJECT, problem)
     name = name.removeprefix(":.:")
     if not name.strip() or not name.isprintable() or len(name.encode()) > MAX_SUBJECT_BYTES:
@@ -209,6 +216,38 @@ def candidate(body: Mapping[str, Any]) -> Candidate:
         _properties(body.get("metadata") or {}),
         _number(body, "id"),
         _number(body, "version"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Levels and schemas that are applied together."""
+
+    candidates: list[tuple[str, Candidate]]
+    levels: dict[str, Level]
+    origin: Origin
+
+
+def application(body: Mapping[str, Any]) -> Application:
+    """The body of `/apply`: {schemas: [{subject, schema}], levels: {subject: level}, commit, author}."""
+    schemas, levels = body.get("schemas"), body.get("levels") or {}
+    words = {key: body.get(key) or "" for key in _MOST_CHARACTERS}
+    if not (
+        isinstance(schemas, list)
+        and all(isinstance(one, dict) and isinstance(one.get("subject"), str) for one in schemas)
+        and isinstance(levels, dict)
+        and all(
+            isinstance(words[key], str) and len(words[key]) <= most for key, most in _MOST_CHARACTERS.items()
+        )
+    ):
+        raise RegistryError(
+            ErrorCode.BAD_REQUEST,
+            "the body must be {schemas: [{subject, schema}], levels: {subject: level}, commit, author}",
+        )
+    return Application(
+        [(_checked_name(one["subject"]), candidate(one)) for one in schemas],
+        {_checked_name(subject): LEVEL.parse(level) for subject, level in levels.items()},
+        Origin(words["commit"], words["author"], time.time_ns() // 1_000_000),
     )
 
 

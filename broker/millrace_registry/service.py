@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -21,6 +21,7 @@ from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.references import SchemaParser
 from millrace_registry.store import (
     ONE,
+    Origin,
     Reference,
     Store,
     StoredSchema,
@@ -221,8 +222,38 @@ def register(store: Store, subject: str, candidate: Candidate) -> StoredVersion:
         return existing or _add(rows, parser, subject, candidate)
 
 
+def apply(
+    store: Store, candidates: Sequence[tuple[str, Candidate]], levels: Mapping[str, Level], origin: Origin
+) -> list[StoredVersion]:
+    """Set levels and register schemas of subjects, all in one transaction or nothing; the versions, in order.
+
+    Each schema is checked by the level that its subject gets. A version that is there already keeps its
+    origin. Raises what `register` raises for the first that is refused.
+    """
+    parser = SchemaParser()
+    with store.read() as rows:  # what takes long, before the lock
+        for subject, candidate in candidates:
+            _check_candidate(rows, parser, subject, candidate, levels.get(subject))
+    with store.write() as rows:
+        for subject, level in levels.items():
+            if LEVEL.own(rows, subject) is not level:
+                LEVEL.write(rows, subject, level, force=False)
+        applied = []
+        for subject, candidate in candidates:
+            version = _check_candidate(rows, parser, subject, candidate)
+            if version is None:
+                version = _add(rows, parser, subject, candidate)
+                rows.note_origin(subject, version.version, origin)
+            applied.append(version)
+    return applied
+
+
 def _check_candidate(
-    rows: Transaction, parser: SchemaParser, subject: str, candidate: Candidate
+    rows: Transaction,
+    parser: SchemaParser,
+    subject: str,
+    candidate: Candidate,
+    new_level: Level | None = None,
 ) -> StoredVersion | None:
     """The version that holds the schema; None when none does and it may be registered, else this raises."""
     schema, content = candidate.parse(rows, parser)
@@ -239,7 +270,7 @@ def _check_candidate(
     if importing:
         raise _not_permitted(f"Subject {subject} is in import mode: send the schema's id")
     _check_no_flaw(schema)
-    level = LEVEL.of(rows, subject)
+    level = new_level or LEVEL.of(rows, subject)
     numbers = _compared(rows, subject, level)
     if reasons := _compare(rows, parser, schema, numbers, level):
         raise RegistryError(

@@ -84,6 +84,15 @@ _references = sa.Table(
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
 )
+_origins = sa.Table(
+    "version_origins",
+    _metadata,
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("commit", sa.String(100), nullable=False),
+    sa.Column("author", sa.String(200), nullable=False),
+    sa.Column("time", sa.BigInteger, nullable=False),  # ms since 1970
+)
 _settings = sa.Table(
     "settings",
     _metadata,
@@ -131,6 +140,17 @@ class StoredVersion:
     version: int
     deleted: bool
     schema: StoredSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a version comes from that was applied with others."""
+
+    commit: str
+    """The commit of its folder; empty where there was none."""
+    author: str
+    time: int
+    """When it was applied, in ms since 1970."""
 
 
 def fingerprint_of(content: str, properties: Mapping[str, str] | None) -> str:
@@ -284,7 +304,19 @@ class Transaction:
         change = change.where(_versions.c.subject == subject)
         self._execute(change if version is None else change.where(_versions.c.version == version))
         if permanent:
+            forget = _origins.delete().where(_origins.c.subject == subject)
+            self._execute(forget if version is None else forget.where(_origins.c.version == version))
             self.set(_REGISTRY, _DELETIONS, str(self.deletions() + 1))
+
+    def note_origin(self, subject: str, version: int, origin: Origin) -> None:
+        """Keep where a version comes from."""
+        row = {"commit": origin.commit, "author": origin.author, "time": origin.time}
+        self._execute(_origins.insert(), {"subject": subject, "version": version, **row})
+
+    def origins(self, subject: str) -> dict[int, Origin]:
+        """Where a subject's versions come from, by number; those that were applied."""
+        rows = self._execute(sa.select(_origins).where(_origins.c.subject == subject))
+        return {row.version: Origin(row.commit, row.author, row.time) for row in rows}
 
     def deletions(self) -> int:
         """How often something was deleted permanently: an id may have been forgotten since it was lower."""

@@ -92,3 +92,44 @@ def test_a_folder_is_registered_under_the_topics_subjects(site: TestSite, tmp_pa
         done = run_millrace("schemas", "apply", str(tmp_path), "--registry", site.registry, *words, "--json")
         assert done.returncode == 0, done.stderr
         assert [row["subject"] for row in json.loads(done.stdout)] == [subject]
+
+
+def test_a_plan_counts_what_could_not_be_read_and_names_what_nobody_gates(
+    site: TestSite, tmp_path: Path
+) -> None:
+    topic, other = created(site), created(site)
+    old = {**PAGE_VIEW, "name": "Seen", "fields": [*PAGE_VIEW["fields"], {"name": "n", "type": "int"}]}
+    with SchemaRegistryClient(site.registry) as registry:
+        first = registry.register(topic, old)
+        second = registry.register(topic, {**old, "fields": old["fields"][:-1]})
+        stray = registry.register(f"{other}-value", {**old, "doc": "of a default serializer"})
+        with AuditedProducer(
+            site.cluster.bootstrap, site.registry, cluster="c", server="s", service="w"
+        ) as producer:
+            for n in range(7):
+                producer.send(topic, registry.schema(first), {**EMPTY_EVENT, "n": n}, time_ms=START_MS + n)
+            for n in range(5):
+                producer.send(topic, registry.schema(second), EMPTY_EVENT, time_ms=START_MS + n)
+        with AuditedProducer(
+            site.cluster.bootstrap, site.registry, cluster="c", server="s", service="w",
+            subjects=["topic-value"],
+        ) as producer:  # fmt: skip
+            producer.send(other, None, {**EMPTY_EVENT, "n": 1}, time_ms=START_MS)
+    (tmp_path / f"{topic}.avsc").write_text(
+        json.dumps({**old, "fields": [*old["fields"][:-1], {"name": "n", "type": "string", "default": ""}]})
+    )
+    plan = ("schemas", "plan", str(tmp_path), "--plain", "--registry", site.registry)
+    shown = run_millrace(*plan, "--bootstrap", site.cluster.bootstrap, "--json")
+    assert shown.returncode == 0, shown.stderr  # the latest version, the second, can be read
+    rows = {row["subject"]: row for row in json.loads(shown.stdout)}
+    assert rows[topic]["state"] == "new version"
+    assert rows[topic]["fields"] == ['+ n: string = ""']
+    assert rows[topic]["notes"] == [
+        f"topic {topic}: 7 retained messages of schema id {first} could not be read:"
+        " n: string cannot read int"
+    ]
+    assert rows[f"{other}-value"]["state"] == "ungated"
+    assert f"topic {other} carries its schema id {stray}" in rows[f"{other}-value"]["notes"][0]
+    assert not any(name.startswith("Audit") for name in rows)
+    told = run_millrace(*plan, "--bootstrap", site.cluster.bootstrap).stdout
+    assert "7 retained messages" in told

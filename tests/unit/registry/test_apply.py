@@ -1,0 +1,191 @@
+"""Applying a folder: all schemas and levels or none, by one transaction, with commit and author."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from millrace.errors import MillraceError
+from millrace_registry import directory as folder
+from millrace_registry.app import create_app
+from millrace_registry.client import SchemaRefused, SchemaRegistryClient
+from millrace_registry.store import Store, Transaction
+from millrace_registry.subjects import Subjects
+from tests.brokers import free_port
+from tests.support import wait_until
+
+
+def record(name: str, *fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "namespace": "shop", "fields": list(fields)}
+
+
+A = {"name": "a", "type": "int"}
+B = {"name": "b", "type": "int"}
+B_OR_0 = {**B, "default": 0}
+
+
+def write(directory: Path, levels: dict[str, str] | None = None, **schemas: Any) -> None:
+    directory.mkdir(exist_ok=True)
+    for name, schema in schemas.items():
+        (directory / f"{name}.avsc").write_text(json.dumps(schema))
+    if levels is not None:
+        (directory / "levels.json").write_text(json.dumps(levels))
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[SchemaRegistryClient]:
+    port = free_port()
+    config = uvicorn.Config(
+        create_app(store), "127.0.0.1", port, log_level="error", lifespan="off", ws="none"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until("the registry", lambda: server.started)
+    with SchemaRegistryClient(f"http://127.0.0.1:{port}") as client:
+        yield client
+    server.should_exit = True
+    thread.join()
+
+
+def held(store: Store) -> tuple[list[str], list[str | None]]:
+    with store.read() as rows:
+        names = ["A", "B"]
+        return rows.subjects(deleted=None), [rows.setting(name, "compatibility") for name in names]
+
+
+def test_a_folder_is_registered_with_its_levels_its_commit_and_its_author(
+    client: SchemaRegistryClient, store: Store, tmp_path: Path
+) -> None:
+    directory = tmp_path / "schemas"
+    write(directory, {"A": "FULL"}, A=record("A", A), B=record("B", A))
+    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    changes = folder.apply(directory, client, plain=True)
+    assert [(c.subject, c.state, c.version, c.level) for c in changes] == [
+        ("A", "new", 1, "FULL"),
+        ("B", "new", 1, None),
+    ]
+    assert held(store) == (["A", "B"], ["FULL", None])
+    commit = subprocess.check_output(["git", "-C", str(tmp_path), "rev-parse", "HEAD"], text=True).strip()
+    with store.read() as rows:
+        first = rows.origins("A")[1]
+    assert (first.commit, first.author) == (commit, "Ada <ada@example.org>")
+    assert first.time > 1_700_000_000_000
+    # A repetition changes nothing; what is not committed is said.
+    assert [c.state for c in folder.apply(directory, client, plain=True)] == ["unchanged"] * 2
+    write(directory, A=record("A", A, B_OR_0))
+    folder.apply(directory, client, plain=True)
+    with store.read() as rows:
+        origins = rows.origins("A")
+        assert (origins[1], origins[2].commit) == (first, f"{commit}-dirty")
+        assert rows.origins("B").keys() == {1}
+
+
+def test_nothing_is_there_when_the_last_of_them_cannot_be_written(
+    client: SchemaRegistryClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"A": "NONE", "B": "NONE"}, A=record("A", A), B=record("B", A))
+    add = Transaction.add_version
+
+    def fail_at_b(rows: Transaction, subject: str, *arguments: Any) -> Any:
+        if subject == "B":
+            raise RuntimeError("the machine fails here")
+        return add(rows, subject, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "add_version", fail_at_b)
+        patched.setattr(client, "_timeout_s", 1)
+        with pytest.raises(MillraceError):
+            folder.apply(tmp_path, client, plain=True)
+    assert held(store) == ([], [None, None])
+    folder.apply(tmp_path, client, plain=True)
+    assert held(store) == (["A", "B"], ["NONE", "NONE"])
+
+
+def test_what_another_writer_made_incompatible_meanwhile_is_refused_whole(
+    client: SchemaRegistryClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, A=record("A", A), B=record("B", A))
+
+    def and_then(directory: Path) -> tuple[str, str]:
+        client.register("B", record("B", {"name": "a", "type": "string"}))
+        return "", "me"
+
+    monkeypatch.setattr(folder, "_commit_and_author", and_then)
+    with pytest.raises(SchemaRefused, match='incompatible with an earlier schema for subject "B"'):
+        folder.apply(tmp_path, client, plain=True)
+    assert held(store) == (["B"], [None, None])
+
+
+def test_a_schema_is_planned_and_applied_by_the_level_that_it_gets(
+    client: SchemaRegistryClient, store: Store, tmp_path: Path
+) -> None:
+    write(tmp_path, A=record("A", A))
+    folder.apply(tmp_path, client, plain=True)
+    write(tmp_path, A=record("A", A, B))
+    (change,) = folder.plan(tmp_path, client, plain=True)
+    assert (change.state, change.fields) == ("incompatible", ("+ b: int",))
+    write(tmp_path, {"A": "FORWARD"})
+    (change,) = folder.plan(tmp_path, client, plain=True)
+    assert (change.state, change.level, change.reasons) == ("new version", "FORWARD", ())
+    folder.apply(tmp_path, client, plain=True)
+    write(tmp_path, {"A": "FULL_TRANSITIVE"}, A=record("A", B))
+    (change,) = folder.plan(tmp_path, client, plain=True)
+    assert change.state == "incompatible"
+    assert all(any(f"version {n}" in reason for reason in change.reasons) for n in (1, 2))
+    with pytest.raises(SchemaRefused, match="nothing was registered"):
+        folder.apply(tmp_path, client, plain=True)
+    assert held(store)[1] == ["FORWARD", None]
+
+
+def test_another_registry_gets_levels_and_schemas_one_by_one(
+    client: SchemaRegistryClient, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "is_millrace", lambda: False)
+    write(tmp_path, {"A": "FULL"}, A=record("A", A), B=record("B", A))
+    changes = folder.apply(tmp_path, client, plain=True, subjects=Subjects.parse(["B=topic-value"]))
+    assert [(change.subject, change.id) for change in changes] == [("A", 1), ("B-value", 2)]
+    assert held(store) == (["A", "B-value"], ["FULL", None])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [('{"A": "SIDEWAYS"}', "with one of"), ("[]", "write"), ("{", "write"), ('{"X": "FULL"}', "names X")],
+)
+def test_levels_that_mean_nothing_are_refused_before_anything_is_asked(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    write(tmp_path, A=record("A", A))
+    (tmp_path / "levels.json").write_text(text)
+    with pytest.raises(MillraceError, match=says):
+        folder.check(tmp_path, plain=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"schemas": 1},
+        {"schemas": [{"schema": '"int"'}]},
+        {"schemas": [], "levels": [1]},
+        {"schemas": [], "author": "x" * 201},
+        {"schemas": [{"subject": " ", "schema": '"int"'}]},
+        {"schemas": [{"subject": "s", "schema": "{"}]},
+        {"schemas": [], "levels": {"s": "SIDEWAYS"}},
+    ],
+)
+def test_a_body_that_is_no_application_is_refused_and_changes_nothing(
+    client: SchemaRegistryClient, store: Store, body: Any
+) -> None:
+    with pytest.raises(MillraceError):
+        client.ask("/apply", body)
+    assert held(store) == ([], [None, None])
