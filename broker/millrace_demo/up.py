@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.commands.security import install
 from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, parse_address
 from millrace.coordination.session import Session
-from millrace.coordination.users import Users
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
 from millrace.security.client import VARIABLE
@@ -76,8 +76,8 @@ class UpConfig:
     registry: str = "127.0.0.1:8081"
     auditor: str = "127.0.0.1:8082"
     security: str = ""
-    """A folder of `millrace security init`, which is made where it is missing: brokers use TLS, and every
-    process logs in as a user of its own. Empty: neither."""
+    """A folder of `millrace security init`, which is made where it is missing: brokers use TLS, every process
+    logs in as a user of its own, and may do what it has to. Empty: none of it."""
     warehouse: str = ""
     """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
@@ -256,6 +256,7 @@ class Deployment:
                 tls = _toml(certificate=str(self._security.broker))
                 key = "listeners.clients.listen"
                 listener = ["[listeners.clients]", *listener, *_toml(protocol="SASL_SSL"), "[tls]", *tls]
+                listener += ["[security]", *_toml(authorizer=True)]
             else:
                 own, listener = [*own, *listener], []
             file.write_text("\n".join([*own, *shared, *listener]) + "\n")
@@ -343,12 +344,10 @@ def _hosts(config: UpConfig) -> list[str]:
 
 
 def _create_users(security: SecurityFolder, zookeeper: str, cluster: str) -> None:
-    """Let the users of the folder log in to a cluster, which has no broker yet."""
+    """Let the users of the folder log in to a cluster, which has no broker yet, and do what they have to."""
     session = Session.connect(zookeeper)
     try:
-        users = Users(session, cluster)
-        for name, password in security.passwords().items():
-            users.set_password(name, password)
+        install(session, cluster, security)
     finally:
         session.close()
 

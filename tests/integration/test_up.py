@@ -7,11 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.confluent import librdkafka_settings
+from millrace.config import ClientSecurity
+from millrace.errors import MillraceError
+from millrace.records.mirror_position import Origin
 from millrace.security.folder import SecurityFolder
+from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.brokers import read_topic
 from tests.conftest import Start
 from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until
@@ -116,6 +120,25 @@ def test_children_end_with_a_supervisor_that_is_killed(up: Process) -> None:
     wait_until("all children are gone", lambda: not alive(children))
 
 
+def refusals(logs: Path) -> list[str]:
+    """What brokers have refused for want of a right or a login."""
+    lines = [line for log in logs.iterdir() for line in log.read_text().splitlines()]
+    return [line for line in lines if '"what": "refused"' in line or "has failed" in line]
+
+
+def refused_to_write(bootstrap: str, security: ClientSecurity, topic: str) -> bool:
+    """Whether the brokers say that this user may not write there."""
+    outcomes: list[int] = []
+    producer = Producer({"bootstrap.servers": bootstrap, **librdkafka_settings(security)})
+
+    def delivered(error: KafkaError | None, _: object) -> None:
+        outcomes.append(error.code() if error else 0)
+
+    producer.produce(topic, b"forged", on_delivery=delivered)
+    producer.flush(WAIT_S)
+    return outcomes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
+
+
 def test_a_secure_start_is_one_option_and_no_secret_leaves_its_file(start: Start, tmp_path: Path) -> None:
     process = start("up", str(REPOSITORY / "deploy" / "local.toml"), "--secure", *overrides(tmp_path))
     process.ready()
@@ -135,6 +158,21 @@ def test_a_secure_start_is_one_option_and_no_secret_leaves_its_file(start: Start
 
         wait_until("the mirrors have copied both", copied)
         wait_until("the readers have counted", lambda: "audit-counts" in client.topics())
+    assert not refusals(tmp_path / "logs")
+    for user, topic in (("producer", "audit-counts"), ("reader", "PageView"), ("consumer", "PageView")):
+        assert refused_to_write(addresses["dc1"], folder.client(user), topic), (user, topic)
+    with ClusterClient(addresses["dc1"], security=folder.client("consumer")) as client:
+        with pytest.raises(MillraceError, match="no right"):
+            client.create_topic("Mine", 1)
+        origin = Origin("dc1", "PageView", client.topic("PageView").topic_id, 0)
+    describe = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
+    with ClusterClient(addresses["offline"], security=folder.client("loads")) as client:
+        assert client.mirror_append("PageView", describe).partition >= 0
+    with (
+        ClusterClient(addresses["offline"], security=folder.client("producer")) as client,
+        pytest.raises(MillraceError, match="no right"),
+    ):
+        client.mirror_append("PageView", MirrorAppend(mode=MirrorMode.APPEND, origin=origin))
     refused = run_millrace("topics", "list", "--bootstrap", addresses["dc1"])
     assert (refused.returncode, refused.stdout) == (1, "")
 
@@ -149,7 +187,6 @@ def test_a_secure_start_is_one_option_and_no_secret_leaves_its_file(start: Start
         files = {path for path in tmp_path.rglob("*") if path.is_file()}
         assert {path for path in files if secret.encode() in path.read_bytes()} <= kept
     assert {path for path in kept if path.stat().st_mode & 0o077} == set()
-    assert not [log for log in (tmp_path / "logs").iterdir() if "has failed" in log.read_text()]
     assert process.stop() == 0
 
 

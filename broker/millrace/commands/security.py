@@ -8,8 +8,12 @@ from pathlib import Path
 import click
 
 from millrace.commands.help_texts import Group
-from millrace.commands.users import cluster_option, open_users, zookeeper_option
+from millrace.commands.users import cluster_option, session_of, zookeeper_option
+from millrace.coordination.acls import AclStore
+from millrace.coordination.session import Session
+from millrace.coordination.users import Users
 from millrace.security.folder import DAYS, HOSTS, USERS, SecurityFolder
+from millrace.security.user_rules import rules_of_users
 
 folder_argument = click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 days_option = click.option(
@@ -84,11 +88,21 @@ def renew(folder: Path, days: int) -> None:
 @zookeeper_option
 @cluster_option
 def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
-    """Create the users of DIR in a cluster, or give them the passwords that are in DIR now.
+    """Create the users of DIR in a cluster, or give them the passwords that are in DIR now, and their rights.
+
+    The rights are rules for the users that `init` makes; they count where brokers have `authorizer = true`.
 
     Example: millrace security users security --cluster dc1
     """
-    with open_users(zookeeper, cluster) as registry:
-        for name, password in SecurityFolder(folder).passwords().items():
-            registry.set_password(name, password)
+    with session_of(zookeeper, cluster) as session:
+        for name in install(session, cluster, SecurityFolder(folder)):
             click.echo(f"user {name} of {cluster}")
+
+
+def install(session: Session, cluster: str, folder: SecurityFolder) -> list[str]:
+    """Create a folder's users in a cluster, and the rules of what they may do; the users' names."""
+    users, passwords = Users(session, cluster), folder.passwords()
+    for name, password in passwords.items():
+        users.set_password(name, password)
+    AclStore(session, cluster).change(lambda there: [*there, *rules_of_users()])
+    return list(passwords)

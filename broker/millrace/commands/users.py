@@ -104,12 +104,19 @@ def delete(name: str, zookeeper: str, cluster: str) -> None:
 @contextmanager
 def open_users(zookeeper: str, cluster: str) -> Iterator[Users]:
     """The users of a cluster that is there; MillraceError when none is."""
+    with session_of(zookeeper, cluster) as session:
+        yield Users(session, cluster)
+
+
+@contextmanager
+def session_of(zookeeper: str, cluster: str) -> Iterator[Session]:
+    """A session with the ensemble of a cluster that is there; MillraceError when none is."""
     session = Session.connect(zookeeper)
     try:
         if session.get(f"/{cluster}/id") is None:
             raise MillraceError(
                 f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start a broker of it first"
             )
-        yield Users(session, cluster)
+        yield session
     finally:
         session.close()

@@ -36,7 +36,6 @@ from millrace.wire.primitives import MAX_MESSAGE_CHARACTERS
 
 log = logging.getLogger(__name__)
 _V0 = range(1)
-_ALSO_NEEDED = {MirrorMode.DESCRIBE: Operation.DESCRIBE, MirrorMode.RESET: Operation.ALTER}
 
 
 class _Append:
@@ -64,8 +63,10 @@ class _Append:
             self._serve(append, target)
         elif append.mode is MirrorMode.APPEND:
             raise InvalidRequest(f"{append.origin} has no target partition here yet: describe it first")
-        else:
+        elif self._request.client.access.allows(Need(Operation.MIRROR_WRITE, rights.topic(name))):
             self._allocate_target(append)
+        else:  # who may only look gives no partition to anything
+            raise rights.refusal(rights.topic(name))
 
     def _allocate_target(self, append: MirrorAppend) -> None:
         cluster, origin = self._broker.cluster, append.origin
@@ -162,7 +163,9 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
 def _needs(asked: tuple[str, MirrorAppend]) -> list[Need]:
     """The right to forge positions is one of its own: Write gives it to nobody."""
     topic, mode = rights.topic(asked[0]), asked[1].mode
-    also = [Need(_ALSO_NEEDED[mode], topic)] if mode in _ALSO_NEEDED else []
+    if mode is MirrorMode.DESCRIBE:  # audit readers only look at positions
+        return [Need(Operation.DESCRIBE, topic)]
+    also = [Need(Operation.ALTER, topic)] if mode is MirrorMode.RESET else []
     return [Need(Operation.MIRROR_WRITE, topic), *also]
 
 

@@ -27,6 +27,7 @@ from millrace.handlers.table import Call, serves
 from millrace.mirror.states import MirrorStates
 from millrace.mirror.translation import TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch
+from millrace.records.mirror_position import Origin
 from millrace.security.acls import Acls, Pattern, Rule
 from millrace.security.login import Login
 from millrace.security.rights import NOBODY, Access, Operation, Resource, ResourceType
@@ -298,12 +299,7 @@ ROWS = [
     Row(ApiKey.DELETE_ACLS, {"filters": [_FILTER]}, [((ALTER, CLUSTER),)]),
     Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, [((DESCRIBE, CLUSTER),)]),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append"),
-    Row(
-        ApiKey.MIRROR_APPEND,
-        _mirror(MirrorMode.DESCRIBE),
-        [((MIRROR_WRITE, TOPIC), (DESCRIBE, TOPIC))],
-        "describe",
-    ),
+    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.DESCRIBE), [((DESCRIBE, TOPIC),)], "describe"),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.RESET), [((MIRROR_WRITE, TOPIC), (ALTER, TOPIC))], "reset"),
     Row(ApiKey.TRANSLATE_OFFSETS, encode(_TRANSLATE, 10_001, 0), [((DESCRIBE, TOPIC),)]),
 ]
@@ -382,6 +378,15 @@ def test_only_who_has_the_right_is_served_and_the_others_change_nothing(
         access = secured.granted.grant(f"enough {number}", needed)
         codes = secured.codes(access, row.api, version, body)
         assert not codes & {ErrorCode.UNKNOWN_SERVER_ERROR, *CODES.values()}
+
+
+def test_who_may_only_look_at_a_mirror_gives_no_partition_to_a_new_origin(secured: Secured) -> None:
+    access = secured.granted.grant("looks", {(DESCRIBE, TOPIC)})
+    other = Origin("dc9", "t", uuid.UUID(int=9), 0)
+    body = b"".join(encode_request("copy", MirrorAppend(mode=MirrorMode.DESCRIBE, origin=other)))
+    before = secured.effects()
+    assert secured.codes(access, ApiKey.MIRROR_APPEND, 0, body) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    assert secured.effects() == before
 
 
 EVERY_RIGHT = set(RIGHTS)
