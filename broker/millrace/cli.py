@@ -23,6 +23,7 @@ from millrace import __version__
 from millrace.commands.help_texts import WHOLE, Group, keep_examples_whole
 from millrace.errors import MillraceError
 from millrace.installation import missing_extra
+from millrace.logs import FORMATS
 
 COMMANDS = {
     "acls": "millrace.commands.acls:acls",
@@ -89,7 +90,15 @@ def _targets() -> dict[str, str]:
     metavar="FILE",
     help="How brokers are reached, and who you are to them (docs/security.md); or in MILLRACE_CLIENT.",
 )
-def cli(client: str | None) -> None:
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    envvar="MILLRACE_LOG_FORMAT",
+    default="text",
+    show_default=True,
+    help="How a server logs on standard error.",
+)
+def cli(client: str | None, log_format: str) -> None:
     """Carry event streams from every datacenter to the warehouse, and prove that nothing was lost.
 
     Example: millrace demo

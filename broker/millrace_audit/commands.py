@@ -17,6 +17,7 @@ import click
 
 from millrace.config import parse_time
 from millrace.errors import MillraceError
+from millrace.logs import start_logging
 from millrace.signals import stop_on_signals
 from millrace_audit import client
 from millrace_audit.answer import to_json
@@ -208,7 +209,7 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     from millrace_audit.reader.numbers import ReaderNumbers, serve
     from millrace_audit.reader.reader import AuditReader, ReaderConfig
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    start_logging()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
     config = ReaderConfig(tier=tier or named["cluster"], topics=_names(topics), **named)
     stop = threading.Event()
@@ -290,7 +291,7 @@ def agent(
     """Take events over HTTP and from files, for services that are not Python, and be their producer."""
     from millrace_audit.agent.agent import Agent, AgentConfig
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    start_logging()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
     config = AgentConfig(
         cluster=cluster,

@@ -21,6 +21,7 @@ from millrace.coordination.groups import ConsumerRegistry
 from millrace.coordination.state import BrokerAddress
 from millrace.groups import Groups
 from millrace.handlers import Handlers, Services, all_apis
+from millrace.logs import start_logging
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
@@ -57,9 +58,7 @@ def broker(config: Path, overrides: Sequence[str]) -> None:
 
     Example: millrace broker dc1.toml --set broker_id=2 --set listen=127.0.0.1:9093 --set log_dir=data2
     """
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start_logging("%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatedLines())
     run(load(BrokerConfig, config, overrides))

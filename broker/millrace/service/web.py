@@ -16,6 +16,7 @@ import uvicorn
 
 from millrace.config import parse_address
 from millrace.errors import MillraceError
+from millrace.logs import start_logging
 from millrace.signals import stop_on_signals
 
 _STOP_TIMEOUT_S = 5
@@ -37,7 +38,7 @@ class WebServer(uvicorn.Server):
         # without it the body of every answer waits 40 ms for the client to acknowledge the head.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._ready = f"ready: {what} on {shown_host}:{self._listener.getsockname()[1]}"
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+        start_logging()
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
             app,

@@ -8,6 +8,7 @@ import threading
 
 import click
 
+from millrace.logs import start_logging
 from millrace.signals import stop_on_signals
 from millrace_warehouse.commands.options import Silent, command_of
 from millrace_warehouse.verbs import AuditWarehouse
@@ -28,7 +29,7 @@ def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
     from millrace_audit.reader.numbers import serve
     from millrace_warehouse.audit.reader import WarehouseNumbers, WarehouseReader
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    start_logging()
     for chatty in ("httpx", "pyiceberg"):  # else lines for every request, and for every table
         logging.getLogger(chatty).setLevel(logging.WARNING)
     stop = threading.Event()

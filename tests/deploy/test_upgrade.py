@@ -1,0 +1,107 @@
+"""The version before on a real ZooKeeper and disk, then this one: all is still there, and everything goes on.
+
+The version before is the wheel of the last tag. Without a tag it is the last commit that changed what a
+broker writes into ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from tests.brokers import free_port
+from tests.conftest import Start
+from tests.support import REPOSITORY, run_millrace, wait_until
+
+BEFORE_THE_FIRST_TAG = "17a689c"
+SCHEMA = {"type": "record", "name": "Click", "fields": [{"name": "url", "type": "string"}]}
+
+
+def git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", *words], cwd=REPOSITORY, capture_output=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def version_before(tmp_path: Path) -> dict[str, str]:
+    """The environment in which `python -m millrace.cli` is the version before, from its wheel."""
+    tag = git("describe", "--tags", "--abbrev=0")
+    revision = tag.stdout.decode().strip() or BEFORE_THE_FIRST_TAG
+    archive = git("archive", revision)
+    if archive.returncode != 0:
+        pytest.skip(f"needs revision {revision}, which this clone has not: git fetch --unshallow")
+    source, folder = tmp_path / "source", tmp_path / "before"
+    source.mkdir()
+    subprocess.run(["tar", "--extract", "--directory", str(source)], input=archive.stdout, check=True)
+    words = ("wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source))
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as packed:
+        packed.extractall(folder)
+    return {"PYTHONPATH": str(folder)}
+
+
+def post(url: str, body: object) -> dict[str, int]:
+    data = json.dumps(body).encode()
+    headers = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=30) as answer:
+        found: dict[str, int] = json.loads(answer.read())
+    return found
+
+
+def test_this_version_goes_on_with_what_the_version_before_has_written(
+    version_before: dict[str, str], start: Start, zookeeper: str, tmp_path: Path
+) -> None:
+    file, database = tmp_path / "broker.toml", f"sqlite:///{tmp_path}/registry.db"
+    file.write_text(
+        f'broker_id = 1\ncluster = "upgraded"\nzookeeper = "{zookeeper}"\nlog_dir = "{tmp_path}/log"\n'
+        f'listen = "127.0.0.1:{free_port()}"\n'
+    )
+    code = "import millrace; print(millrace.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **version_before},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.startswith(version_before["PYTHONPATH"])
+    old = start("broker", str(file), env=version_before)
+    address = old.ready()
+    old_registry = start(
+        "registry", "--listen", "127.0.0.1:0", "--database-url", database, env=version_before
+    )
+    schema = {"schema": json.dumps(SCHEMA)}
+    number = post(f"http://{old_registry.ready()}/subjects/Click/versions", schema)["id"]
+    bootstrap = ("--bootstrap", address)
+    assert (
+        run_millrace(
+            "topics", "create", "Click", "--partitions", "2", *bootstrap, env=version_before
+        ).returncode
+        == 0
+    )
+    first = [str(n) for n in range(1000)]
+    sent = run_millrace("produce", "Click", *bootstrap, stdin="\n".join(first) + "\n", env=version_before)
+    assert sent.returncode == 0, sent.stderr
+    assert old.stop() == 0
+    assert old_registry.stop() == 0
+
+    new = start("broker", str(file))
+    wait_until("the broker of this version", lambda: new.ready() == address)
+    registry = start("registry", "--listen", "127.0.0.1:0", "--database-url", database)
+    assert post(f"http://{registry.ready()}/subjects/Click/versions", schema)["id"] == number
+    more = run_millrace("produce", "Click", *bootstrap, stdin="1000\n")
+    assert more.returncode == 0, more.stderr
+    read = run_millrace("consume", "Click", "--from-beginning", "--until-end", *bootstrap)
+    assert sorted(read.stdout.split(), key=int) == [*first, "1000"]
+    new.kill()
+    again = start("broker", str(file))
+    assert again.ready() == address
+    read = run_millrace("consume", "Click", "--from-beginning", "--until-end", *bootstrap)
+    assert sorted(read.stdout.split(), key=int) == [*first, "1000"]
