@@ -40,8 +40,9 @@ _FETCH_VERSION = 11
 _LIST_OFFSETS_VERSION = 5
 _LISTED_AT_ONCE = MAX_DECODED_ITEMS // 2
 """Partitions of one request, each perhaps of a topic of its own: a broker of ours takes no more."""
-# What an open transaction has written may yet be aborted: neither read, nor counted as there.
-_READ_COMMITTED = 1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+"""What an open transaction has written may yet be aborted: it is neither read, nor counted as there, unless
+somebody asks where the log itself ends."""
 T = TypeVar("T")
 
 
@@ -100,7 +101,7 @@ class BrokerFetcher:
         return {(topic, n): one for topic, partitions in topics.items() for n, one in partitions.items()}
 
     def list_offsets(
-        self, partitions: Iterable[TopicPartition], timestamp: int
+        self, partitions: Iterable[TopicPartition], timestamp: int, *, isolation_level: int = READ_COMMITTED
     ) -> dict[TopicPartition, ListOffsetsResponse.Partition]:
         """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST), or an error."""
         api, version, rest = ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, list(partitions)
@@ -111,7 +112,7 @@ class BrokerFetcher:
                 for topic, number in rest[:_LISTED_AT_ONCE]
             )
             del rest[:_LISTED_AT_ONCE]
-            request = ListOffsetsRequest(topics=topics, isolation_level=_READ_COMMITTED)
+            request = ListOffsetsRequest(topics=topics, isolation_level=isolation_level)
             self._send(api, version, encode(request, api, version))
             response = self._understood(partial(decode, ListOffsetsResponse, api, version, self._receive()))
             listed |= {(t.name, p.partition_index): p for t in response.topics for p in t.partitions}

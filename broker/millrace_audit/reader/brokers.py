@@ -10,7 +10,14 @@ from collections.abc import Collection, Mapping
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.connection import Connection
-from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits
+from millrace.client.fetcher import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    BrokerFetcher,
+    FetchLimits,
+)
 from millrace.errors import ErrorCode, MillraceError
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition, error_name
@@ -42,6 +49,12 @@ class Brokers:
         """The end of what can be read, likewise."""
         return self._offsets(leader, partitions, LATEST)
 
+    def written(
+        self, leader: int, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int | CannotRead]:
+        """The end of what is acknowledged, likewise: on Apache Kafka also behind an open transaction."""
+        return self._offsets(leader, partitions, LATEST, READ_UNCOMMITTED)
+
     def fetch(
         self, leader: int, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, FetchedPartition]:
@@ -63,12 +76,12 @@ class Brokers:
             raise self._away(leader, error) from error
 
     def _offsets(
-        self, leader: int, partitions: Collection[TopicPartition], when: int
+        self, leader: int, partitions: Collection[TopicPartition], when: int, level: int = READ_COMMITTED
     ) -> dict[TopicPartition, int | CannotRead]:
         if not partitions:
             return {}
         try:
-            answers = self._fetcher(leader).list_offsets(partitions, when)
+            answers = self._fetcher(leader).list_offsets(partitions, when, isolation_level=level)
         except MillraceError as error:
             raise self._away(leader, error) from error
         return {

@@ -25,6 +25,8 @@ from millrace_audit.reports.ranges import SequenceRanges
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 TRUNCATED_S = 60.0
 """A log that ends before what was counted of it is truncated, if that lasts: a new leader may lag behind."""
+OPEN_S = 60.0
+"""For so long a transaction may hold back the messages behind it, and heartbeats with them."""
 _DAMAGED = {ErrorCode.CORRUPT_MESSAGE, ErrorCode.STORAGE_ERROR}
 _DAMAGE = "it is damaged on its broker's disk"
 
@@ -61,6 +63,12 @@ class Partition:
     cursor: Cursor = field(init=False)
     """What is read next."""
     high_watermark: int = 0
+    """Where it ends for consumers: on Apache Kafka before the first transaction that is open."""
+    written: int = 0
+    """Where that ends which is acknowledged."""
+    awaited: int = 0
+    """A `written` that consumers are to come to, and since when."""
+    awaited_since: float = 0.0
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
     """Offsets since `told` that were gone before they could be read."""
@@ -118,8 +126,12 @@ class Partition:
         self.stuck = Stuck(cause, time.monotonic() + pause, pause)
         return before is None or before.cause != cause
 
-    def noted(self, high_watermark: int) -> None:
-        """The log ends there now; CannotRead when that is before what was counted, until it has stayed so."""
+    def noted(self, high_watermark: int, written: int = 0) -> None:
+        """Its end for consumers is there now, and `written` that of what is acknowledged.
+
+        CannotRead when it ends before what was counted, until it has stayed so, and when consumers have not
+        come to what is acknowledged for long: who has acknowledged messages there may report them.
+        """
         if high_watermark < self.end:
             now = time.monotonic()
             if self.shortest is None:
@@ -135,6 +147,14 @@ class Partition:
             # What lies there now may be what was counted, or something else in its place.
             self.lost = self.lost | SequenceRanges([(self.shortest, self.end - 1)])
         self.high_watermark, self.shortest = high_watermark, None
+        self.written = max(written, high_watermark)
+        if high_watermark >= min(self.awaited, self.written):
+            self.awaited, self.awaited_since = self.written, time.monotonic()
+        elif time.monotonic() >= self.awaited_since + OPEN_S:
+            raise CannotRead(
+                f"a transaction has been open in it for {OPEN_S:.0f} s: no consumer sees what lies behind"
+                f" {high_watermark}; look for who has left it open with Kafka's `kafka-transactions.sh`"
+            )
 
     def _truncate(self, end: int) -> None:
         assert self.told is not None

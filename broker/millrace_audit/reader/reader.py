@@ -90,6 +90,23 @@ class ReaderConfig:
         return OFFLINE_AUDIT_TOPIC if self.tier == OFFLINE else COUNTS_TOPIC
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What a heartbeat is to say; it waits until transactions that were open then have ended."""
+
+    time: int
+    reported_through: int
+    written: Mapping[PartitionKey, int]
+    """Where that ended which was acknowledged by then."""
+
+    def holds_for(self, partitions: Mapping[PartitionKey, Partition]) -> bool:
+        """True if all of it could be read, but for what is named as unreadable."""
+        return all(
+            one.high_watermark >= min(self.written.get(key, 0), one.written) or one.stuck is not None
+            for key, one in partitions.items()
+        )
+
+
 class AuditReader(TierReader):
     """Counts one cluster until `stop` is set. Raises MillraceError when it cannot begin to."""
 
@@ -122,6 +139,7 @@ class AuditReader(TierReader):
         self._changed: dict[PartitionKey, str] = {}  # the topic of partitions that began or went
         self._beats = 0
         self._reported_through = 0
+        self._claim: _Claim | None = None
         self._beat_due = self._all_positions_due = 0.0
         self._unlisted: dict[PartitionKey, float] = {}  # since when listings lack what was counted before
 
@@ -153,7 +171,7 @@ class AuditReader(TierReader):
         self._unsent.clear()
         self._changed.clear()
         self._unlisted.clear()
-        self._beats = 0
+        self._beats, self._claim = 0, None
         self._send([Heartbeat(time=NOTHING, tier=tier)])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
         book = TurnBook(self._session, self._seat.cluster)
@@ -175,14 +193,19 @@ class AuditReader(TierReader):
     def count_once(self) -> None:
         """Count all that is visible now, publish it, and beat when it is time or there was news."""
         self._send([])  # what the last round could not
-        # In this order: what is reported before that offset is visible now, so it is counted below; its topic
-        # may have begun a moment ago.
-        self._note_reported()
+        # In this order: what is reported before that offset is acknowledged now, so it is counted below; its
+        # topic may have begun a moment ago.
+        claim, self._claim = self._claim, None
+        if claim is None:
+            self._note_reported()
         now = now_ms()
         leaders = self._follow(self._topics())
         stuck = {key for key, partition in self._partitions.items() if partition.stuck is not None}
         for leader, partitions in leaders.items():
             self._note_ends(leader, partitions)
+        if claim is None:
+            written = {key: partition.written for key, partition in self._partitions.items()}
+            claim = _Claim(now, self._reported_through, written)
         self._read(leaders)
         if self._stop.is_set():
             return
@@ -194,7 +217,10 @@ class AuditReader(TierReader):
         # Nobody can tell what is deleted from what a broker that has just started does not know yet: until it
         # can be told, nothing is said to be counted.
         if is_due and not self._unlisted:
-            self._beat(now)
+            if claim.holds_for(self._partitions):
+                self._beat(claim)
+            else:
+                self._claim, self._beat_due = claim, 0.0
 
     def _topics(self) -> list[TopicMetadata]:
         wanted = self._config.topics
@@ -249,6 +275,7 @@ class AuditReader(TierReader):
             new = [name for name, partition in named.items() if partition.told is None]
             earliest = self._brokers.earliest(leader, new)
             latest = self._brokers.latest(leader, named)
+            written = latest if self._rules.byte_positions else self._brokers.written(leader, named)
         except CannotRead as error:
             for partition in partitions:
                 self._stick(partition, error)
@@ -262,7 +289,7 @@ class AuditReader(TierReader):
                     partition.place(log_start if is_new_tier else 0)
                     self._changed[partition.key] = partition.topic
                 before = partition.truncated
-                partition.noted(_said(latest, name))
+                partition.noted(_said(latest, name), _said(written, name))
                 if partition.truncated != before:
                     line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
                     log.error(line, self._config.cluster, *name, partition.truncated, partition.end)
@@ -380,7 +407,7 @@ class AuditReader(TierReader):
             foreign=partition.tally.foreign_counts(),
         )
 
-    def _beat(self, now: int) -> None:
+    def _beat(self, claim: _Claim) -> None:
         tell_all = time.monotonic() >= self._all_positions_due
         named = dict(self._changed)
         if tell_all:
@@ -388,10 +415,10 @@ class AuditReader(TierReader):
         told = {key: partition.told for key, partition in self._partitions.items()}
         self._beats += 1
         beat = Heartbeat(
-            time=now,
+            time=claim.time,
             tier=self._config.tier,
             number=self._beats,
-            reported_through=None if self._config.tier == OFFLINE else self._reported_through,
+            reported_through=None if self._config.tier == OFFLINE else claim.reported_through,
             positions=[ReaderPosition(topic, *key, told.get(key)) for key, topic in named.items()],
             unreadable=[
                 Unreadable(partition.topic, *partition.key, partition.end, partition.stuck.cause)

@@ -42,6 +42,8 @@ class Cluster:
     """There is another partition, which cannot be read."""
     published: list[AuditRecord] = field(default_factory=list)
     refuses: bool = False
+    open_at: int | None = None
+    """Where a transaction is open."""
 
     def append(self, *messages: Message) -> None:
         batch = build_batch(list(messages), base_offset=self.end)
@@ -58,8 +60,15 @@ class Cluster:
     def earliest(self, leader: int, partitions: Collection[TopicPartition]) -> Offsets:
         return dict.fromkeys(partitions, 0)
 
+    def written(self, leader: int, partitions: Collection[TopicPartition]) -> Offsets:
+        return dict.fromkeys(partitions, self.end)
+
     def latest(self, leader: int, partitions: Collection[TopicPartition]) -> Offsets:
-        return {name: CannotRead("its disk is broken") if name[1] else self.end for name in partitions}
+        return {name: CannotRead("its disk is broken") if name[1] else self.visible for name in partitions}
+
+    @property
+    def visible(self) -> int:
+        return self.end if self.open_at is None else self.open_at
 
     def fetch(
         self, leader: int, offsets: Mapping[TopicPartition, int]
@@ -67,7 +76,7 @@ class Cluster:
         answers = {}
         for name, at in offsets.items():
             error = ErrorCode.OFFSET_OUT_OF_RANGE if at > self.end else 0
-            batches = [batch for batch in self.log if BatchHeader.of(batch).next_offset > at]
+            batches = [batch for batch in self.log if at < BatchHeader.of(batch).next_offset <= self.visible]
             answers[name] = FetchedPartition(error, self.end, self.end, 0, memoryview(b"".join(batches)))
         return answers
 
@@ -224,6 +233,45 @@ def test_each_topic_has_its_own_time_to_be_listed_again(
     (beat,) = cluster.news()
     assert isinstance(beat, Heartbeat)
     assert [(position.topic, position.offset) for position in beat.positions] == [("b", None)]
+
+
+def test_nothing_is_said_to_be_counted_before_transactions_that_were_open_then_have_ended(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind an open one lie messages that are acknowledged, may be reported, and cannot be read."""
+    ends = iter(range(700, 800))
+    monkeypatch.setattr(cluster, "list_offsets", lambda *_: {0: next(ends)})
+    cluster.append(Message(0, None, b"plain"))
+    cluster.append(Message(0, None, b"of a transaction"))
+    cluster.append(Message(0, None, b"plain"))
+    cluster.open_at = 1
+    reading.count_once()
+    (first,) = cluster.news()
+    assert count(first) == (0, 1, 1)
+    cluster.open_at, cluster.end = 3, 3
+    cluster.append(Message(0, None, b"of the next one"))
+    reading.count_once()
+    second, beat = cluster.news()
+    assert count(second) == (1, 3, 2)
+    assert isinstance(beat, Heartbeat)
+    assert beat.reported_through == 700, "as it was when that transaction was open"
+    reading._beat_due = 0
+    reading.count_once()
+    assert cluster.news() == []
+    monkeypatch.setattr("millrace_audit.reader.partition.OPEN_S", 0)
+    reading.count_once()
+    (stuck,) = cluster.news()
+    assert isinstance(stuck, Heartbeat)
+    assert [(bad.offset, "a transaction has been open" in bad.cause) for bad in stuck.unreadable] == [
+        (3, True)
+    ]
+    monkeypatch.setattr(Partition, "is_due", lambda _: True)
+    cluster.open_at = None
+    reading.count_once()
+    third, free = cluster.news()
+    assert count(third) == (3, 4, 1)
+    assert isinstance(free, Heartbeat)
+    assert not free.unreadable
 
 
 def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
