@@ -309,7 +309,8 @@ class Auditor:
     def _heard(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Heard:
         key, value, offset = message
         kind = self._codec.kind(value, fetch)
-        turn, tier = None, WAREHOUSE if kind in OF_THE_WAREHOUSE else place.tier
+        turn = None
+        tier = WAREHOUSE if kind in OF_THE_WAREHOUSE else place.tier
         if kind in SIGNED and self._book is not None:
             turn = self._book.signed(tier, key, value, fetch)
             if turn is None and kind is Heartbeat and tier == OFFLINE:
