@@ -29,7 +29,7 @@ from millrace_audit.reader.brokers import Brokers
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
-from millrace_audit.reader.rounds import TierReader
+from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
 from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.event import has_header
 from millrace_audit.reports.messages import (
@@ -55,7 +55,6 @@ log = logging.getLogger("millrace.audit.reader")
 
 COUNT_BYTES = 1 << 20
 """A partition whose counts grow larger is published before the round is over."""
-IDLE_HEARTBEAT_S = 5.0
 _PARTITIONS_PER_FETCH = 200
 GONE_S = 10.0
 """A partition that was counted is deleted when no listing has named it for so long."""

@@ -20,6 +20,8 @@ from millrace_audit.reports.turns import Turn
 
 log = logging.getLogger("millrace.audit.reader")
 
+IDLE_HEARTBEAT_S = 5.0
+"""A reader that has no news publishes a heartbeat so often."""
 _RETRY_S = 1.0
 
 

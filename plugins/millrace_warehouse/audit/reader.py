@@ -24,7 +24,7 @@ from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace_audit.reader.numbers import PREFIX, TierNumbers
-from millrace_audit.reader.rounds import TierReader
+from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
 from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Heartbeat, Verified, now_ms
 from millrace_audit.reports.mirrors import cluster_name
@@ -80,6 +80,7 @@ class WarehouseReader(TierReader):
         self._tables: dict[str, PublishedTable] = {}
         self._found: dict[str, findings.Findings] = {}
         self._numbered = itertools.count(1)
+        self._beat_due = 0.0
         with ExitStack() as opened:
             self._session = Session.connect(request.zookeeper)
             opened.callback(self._session.close)
@@ -133,8 +134,10 @@ class WarehouseReader(TierReader):
             if problem not in self._numbers.problems:  # once for each cause
                 log.warning("%s; it is looked at again in every round", problem)
         self._numbers.problems = problems
-        self._tell([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
-        self._numbers.heartbeat_at = time.time()
+        if time.monotonic() >= self._beat_due:
+            self._tell([Heartbeat(time=now, tier=WAREHOUSE, number=next(self._numbered))])
+            self._numbers.heartbeat_at = time.time()
+            self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
 
     def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> Iterator[str]:
         for topic in topics:
