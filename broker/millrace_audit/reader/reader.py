@@ -121,7 +121,9 @@ class AuditReader(TierReader):
             opened.callback(self._session.close)
             self._seat = self._find_seat()
             taker = TurnTaker(self._session, self._seat, cluster_id)
-            super().__init__(taker, numbers, stop, interval_ms=config.interval_ms)
+            super().__init__(
+                taker, numbers, stop, interval_ms=config.interval_ms, may_replace=config.new_cluster
+            )
             self.check_place()
             opened.pop_all()
         self._rules = OffsetRules.of_cluster(cluster_id, None)
@@ -157,10 +159,13 @@ class AuditReader(TierReader):
             )
         return Seat.of(self._config.tier, name)
 
-    def check_place(self) -> None:
-        """MillraceError when the tier's newest turn counted another cluster."""
-        if not self._config.new_cluster:
-            self._taker.check_cluster()
+    def refusal(self, newest: Turn) -> str:
+        """Why it does not count another cluster for the tier."""
+        return (
+            f"tier {self._config.tier} is another cluster: {newest.host} counted {newest.cluster_id} for it,"
+            f" and this is {self._client.cluster_id}: give the right --cluster and --bootstrap, or"
+            " --new-cluster if the tier's cluster was replaced"
+        )
 
     def prepare(self, turn: Turn) -> None:
         """Say that the turn has begun, and read where the counts before it end."""

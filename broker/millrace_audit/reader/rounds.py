@@ -29,9 +29,17 @@ class TierReader(ABC):
     """Counts one tier until `stop` is set."""
 
     def __init__(
-        self, taker: TurnTaker, numbers: TierNumbers, stop: threading.Event, *, interval_ms: int
+        self,
+        taker: TurnTaker,
+        numbers: TierNumbers,
+        stop: threading.Event,
+        *,
+        interval_ms: int,
+        may_replace: bool,
     ) -> None:
+        """`may_replace`: count something else than the tier's newest turn did."""
         self._taker, self._numbers, self._stop = taker, numbers, stop
+        self._may_replace = may_replace
         self._interval_s = interval_ms / 1000
         self._turn: Turn | None = None
 
@@ -63,6 +71,12 @@ class TierReader(ABC):
                 self._taker.release()
         self.disconnect()
 
+    def check_place(self) -> None:
+        """MillraceError when the tier's newest turn counted something else, and that may not be replaced."""
+        other = None if self._may_replace else self._taker.counted_elsewhere()
+        if other is not None:
+            raise MillraceError(self.refusal(other))
+
     def _leave_lost_turn(self) -> None:
         if self._turn is not None and self._taker.lost.is_set():
             log.warning("the session with ZooKeeper has ended, and turn %d with it", self._turn.number)
@@ -85,8 +99,8 @@ class TierReader(ABC):
     # What a reader does.
 
     @abstractmethod
-    def check_place(self) -> None:
-        """MillraceError when the tier's newest turn counted something else than this reader would."""
+    def refusal(self, newest: Turn) -> str:
+        """Why it does not count: the tier's newest turn counted something else."""
 
     @abstractmethod
     def prepare(self, turn: Turn) -> None:

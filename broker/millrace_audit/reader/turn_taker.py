@@ -50,15 +50,11 @@ class TurnTaker:
         self.lost = threading.Event()
         session.client.add_listener(lambda state: self.lost.set() if state == KazooState.LOST else None)
 
-    def check_cluster(self) -> None:
-        """MillraceError if the tier's newest turn counted another cluster than this one."""
+    def counted_elsewhere(self) -> Turn | None:
+        """The tier's newest turn if that counted something else than this one would; else None."""
         turns = read_turns(self._session, self._seat)
-        if turns and (newest := turns[max(turns)]).cluster_id != self._cluster_id:
-            raise MillraceError(
-                f"tier {self._tier} is another cluster: {newest.host} counted {newest.cluster_id} for it, and"
-                f" this is {self._cluster_id}: give the right --cluster and --bootstrap, or --new-cluster"
-                " if the tier's cluster was replaced"
-            )
+        newest = turns[max(turns)] if turns else None
+        return None if newest is None or newest.cluster_id == self._cluster_id else newest
 
     def take(self) -> Turn | Holder:
         """A new turn, or who has it."""

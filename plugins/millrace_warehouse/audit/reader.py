@@ -29,7 +29,7 @@ from millrace_audit.reader.turn_taker import TurnTaker
 from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Heartbeat, Verified, now_ms
 from millrace_audit.reports.mirrors import cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
-from millrace_audit.reports.turns import Seat, Turn, read_turns
+from millrace_audit.reports.turns import Seat, Turn
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.audit import findings
 from millrace_warehouse.audit.loads import Loads
@@ -87,7 +87,9 @@ class WarehouseReader(TierReader):
             with ClusterClient(request.bootstrap, timeout_s=_TIMEOUT_S) as client:
                 self._seat = Seat(cluster_name(self._session, client), WAREHOUSE)
                 taker = TurnTaker(self._session, self._seat, self._storage.root)
-                super().__init__(taker, numbers, stop, interval_ms=request.interval_ms)
+                super().__init__(
+                    taker, numbers, stop, interval_ms=request.interval_ms, may_replace=request.new_warehouse
+                )
                 self.check_place()
                 if not self._storage.root.startswith("file://"):
                     # Else each round would say that it has none.
@@ -103,15 +105,11 @@ class WarehouseReader(TierReader):
         """Close every connection."""
         self._opened.close()
 
-    def check_place(self) -> None:
-        """MillraceError when the tier's newest turn counted another warehouse."""
-        turns = read_turns(self._session, self._seat)
-        root = self._storage.root
-        if not turns or self._request.new_warehouse or (newest := turns[max(turns)]).cluster_id == root:
-            return
-        raise MillraceError(
+    def refusal(self, newest: Turn) -> str:
+        """Why it does not count another warehouse."""
+        return (
             f"the auditor's warehouse is another one: {newest.host} counted {newest.cluster_id}, and this is"
-            f" {root}: give the right --warehouse, or --new-warehouse if it was moved"
+            f" {self._storage.root}: give the right --warehouse, or --new-warehouse if it was moved"
         )
 
     def prepare(self, turn: Turn) -> None:

@@ -22,6 +22,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.lost = threading.Event()
+        self.before: Turn | None = None
         self.taken = self.released = 0
 
     def await_turn(self, stop: threading.Event, check: Callable[[], None]) -> Turn:
@@ -30,6 +31,9 @@ class Taker:
         self.taken += 1
         return Turn(number=self.taken, secret=b"s", cluster_id="c", host="h", pid=1, began=0)
 
+    def counted_elsewhere(self) -> Turn | None:
+        return self.before
+
     def release(self) -> None:
         self.released += 1
 
@@ -37,12 +41,17 @@ class Taker:
 class Counting(TierReader):
     """Does what its plan says, a round after the other, then stops."""
 
-    def __init__(self, taker: Any, *plan: str) -> None:
-        super().__init__(taker, TierNumbers("t"), threading.Event(), interval_ms=0)
+    def __init__(self, taker: Any, *plan: str, may_replace: bool = False) -> None:
+        stop = threading.Event()
+        super().__init__(taker, TierNumbers("t"), stop, interval_ms=0, may_replace=may_replace)
         self.plan, self.said = list(plan), list[str]()
 
     def check_place(self) -> None:
         self.said.append("checked")
+        super().check_place()
+
+    def refusal(self, newest: Turn) -> str:
+        return f"{newest.cluster_id} was counted before"
 
     def prepare(self, turn: Turn) -> None:
         self.said.append(f"turn {turn.number}")
@@ -89,6 +98,18 @@ def test_a_reader_keeps_its_turn_over_what_fails_and_takes_another_when_it_is_lo
         "disconnected",
     ]
     assert (ready, taker.released) == (["ready"], 1)
+
+
+@pytest.mark.parametrize("may_replace", [False, True])
+def test_what_was_not_counted_before_is_counted_only_if_it_may_take_its_place(may_replace: bool) -> None:
+    taker = Taker()
+    taker.before = Turn(number=0, secret=b"s", cluster_id="another", host="h", pid=1, began=0)
+    reader = Counting(taker, may_replace=may_replace)
+    if may_replace:
+        reader.check_place()
+    else:
+        with pytest.raises(MillraceError, match="another was counted before"):
+            reader.check_place()
 
 
 def test_a_reader_says_at_healthz_why_it_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
