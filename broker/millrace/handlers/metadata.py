@@ -16,10 +16,11 @@ features, and what a client says about its software.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
@@ -28,7 +29,7 @@ from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send
 from millrace.security import rights
 from millrace.security.rights import Access, Need, Operation, Refused, ResourceType, open_to_all
-from millrace.server.request import Client, Request
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode, encode_error
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
@@ -40,8 +41,19 @@ _CACHED_REQUEST_BYTES = 1024
 """A longer list of topics is a client's own; its answer is not kept."""
 
 
+class _EncodedTopic(NamedTuple):
+    """What is said of a topic, as long as the topic and the brokers that live are these."""
+
+    topic: TopicState
+    live: Collection[int]
+    encoded: bytes
+
+
 class Metadata:
     """Answers from the cluster's snapshot, encoded once for all clients that may see the same.
+
+    A topic is encoded again only when it, or the list of brokers, has changed: with thousands of partitions
+    a change of one of them would else hold up the loop for every client that asks.
 
     An answer holds for one snapshot of cluster and rights, for one version and list of topics, for clients of
     one listener, and where rights decide for one client at one host.
@@ -50,6 +62,10 @@ class Metadata:
     def __init__(self) -> None:
         self._snapshot: tuple[object, object, int] = (None, None, 0)
         self._answers: dict[tuple[int, bytes, str, str, str], bytes] = {}
+        self._topics: dict[tuple[int, str, str], _EncodedTopic] = {}
+        """By version, listener and name."""
+        self._names: Mapping[UUID, str] | None = None
+        """The topics by id, once somebody has asked for one by it."""
         self._creating: set[str] = set()
         """Whoever waits for a topic asks again and again: it is created once."""
 
@@ -61,11 +77,14 @@ class Metadata:
         if brokers is not cluster.brokers or topics is not cluster.topics or rights_version != access.version:
             self._snapshot = (cluster.brokers, cluster.topics, access.version)
             self._answers.clear()
+            if topics is not cluster.topics:
+                self._names = None
+                self._topics = {key: one for key, one in self._topics.items() if key[2] in cluster.topics}
         whose = ("", "") if access.everything else (access.principal, access.host)
         key = (version, bytes(request.body), request.client.listener_name, *whose)
         answer = self._answers.get(key)
         if answer is None:
-            response = _describe(broker, asked, request.client, refused)
+            response = self._describe(broker, asked, request, refused)
             answer = encode(response, ApiKey.METADATA, version)
             created = self._create_missing(broker, response)
             keep = len(self._answers) < _CACHED_ANSWERS and len(key[1]) <= _CACHED_REQUEST_BYTES
@@ -73,11 +92,68 @@ class Metadata:
                 self._answers[key] = answer
         send(request, answer)
 
+    def _describe(
+        self, broker: Broker, asked: MetadataRequest, request: Request, refused: Refused
+    ) -> MetadataResponse:
+        """The response; what is said of a topic that is there is encoded already."""
+        cluster, listener, access = broker.cluster, request.client.listener_name, request.client.access
+        addresses = {number: address.at(listener) for number, address in cluster.brokers.items()}
+        live = {number: address for number, address in addresses.items() if address is not None}
+        topics: list[Any]
+        if asked.topics is None:
+            shown: Iterable[TopicState] = cluster.topics.values()
+            if not access.everything:
+                shown = [topic for topic in shown if access.allows(_may_describe(topic.name))]
+            topics = [self._encoded(topic, live.keys(), request) for topic in shown]
+        else:
+            topics = []
+            # Once each, so that a small request cannot ask for an answer of any size.
+            for wanted in dict.fromkeys(asked.topics):
+                if wanted.name is not None and rights.topic(wanted.name) in refused:
+                    topics.append(_unauthorized(wanted.name))
+                elif (topic := self._topic(broker, wanted, access)) is not None:
+                    topics.append(self._encoded(topic, live.keys(), request))
+                else:
+                    topics.append(_missing(broker, wanted, asked.allow_auto_topic_creation, access))
+        return MetadataResponse(
+            brokers=tuple(
+                MetadataResponse.Broker(node_id=number, host=host, port=port)
+                for number, (host, port) in live.items()
+            ),
+            cluster_id=cluster.cluster_id,
+            controller_id=min(live, default=-1),  # any broker creates topics; the lowest id is as good as any
+            topics=tuple(topics),
+        )
+
+    def _topic(self, broker: Broker, wanted: MetadataRequest.Topic, access: Access) -> TopicState | None:
+        """The topic that is asked for by name or by id, if it is there and the client may hear of it."""
+        topics = broker.cluster.topics
+        if wanted.name is not None:
+            return topics.get(wanted.name)
+        if self._names is None:
+            self._names = {topic.topic_id: topic.name for topic in topics.values()}
+        if wanted.topic_id is None or (name := self._names.get(wanted.topic_id)) is None:
+            return None
+        topic = topics.get(name)  # by now it may be another one of that name
+        if topic is None or topic.topic_id != wanted.topic_id or not access.allows(_may_describe(name)):
+            return None  # an id must not tell a name
+        return topic
+
+    def _encoded(self, topic: TopicState, live: Collection[int], request: Request) -> bytes:
+        version, listener = request.api_version, request.client.listener_name
+        kept = self._topics.get((version, listener, topic.name))
+        if kept is None or kept.topic is not topic or kept.live != live:
+            encoded = encode(_described(topic, live), ApiKey.METADATA, version)
+            kept = _EncodedTopic(topic, frozenset(live), encoded)
+            self._topics[version, listener, topic.name] = kept
+        return kept.encoded
+
     def _create_missing(self, broker: Broker, response: MetadataResponse) -> bool:
         """Begin to create what the response says is coming; True if there is anything."""
         names = {
             topic.name
             for topic in response.topics
+            if not isinstance(topic, bytes)
             if topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE and topic.name
         }
         for name in names - self._creating:
@@ -116,50 +192,13 @@ def _may_describe(name: str) -> Need:
     return Need(Operation.DESCRIBE, rights.topic(name))
 
 
-def _describe(broker: Broker, request: MetadataRequest, client: Client, refused: Refused) -> MetadataResponse:
-    cluster, access = broker.cluster, client.access
-    addresses = {number: address.at(client.listener_name) for number, address in cluster.brokers.items()}
-    live = {number: address for number, address in addresses.items() if address is not None}
-    if request.topics is None:
-        every = cluster.topics.values()
-        topics = [_topic(topic, live.keys()) for topic in every if access.allows(_may_describe(topic.name))]
-    else:
-        # Once each, so that a small request cannot ask for an answer of any size.
-        wanted = dict.fromkeys(request.topics)
-        topics = [
-            _unauthorized(topic.name)
-            if topic.name is not None and rights.topic(topic.name) in refused
-            else _wanted(broker, topic, request.allow_auto_topic_creation, access, live.keys())
-            for topic in wanted
-        ]
-    return MetadataResponse(
-        brokers=tuple(
-            MetadataResponse.Broker(node_id=number, host=host, port=port)
-            for number, (host, port) in live.items()
-        ),
-        cluster_id=cluster.cluster_id,
-        controller_id=min(live, default=-1),  # any broker creates topics; the lowest id is as good as any
-        topics=tuple(topics),
-    )
-
-
 def _unauthorized(name: str) -> MetadataResponse.Topic:
     return MetadataResponse.Topic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name)
 
 
-def _wanted(
-    broker: Broker, wanted: MetadataRequest.Topic, may_create: bool, access: Access, live: Collection[int]
+def _missing(
+    broker: Broker, wanted: MetadataRequest.Topic, may_create: bool, access: Access
 ) -> MetadataResponse.Topic:
-    topics = broker.cluster.topics
-    if wanted.name is None:
-        by_id = {topic.topic_id: topic for topic in topics.values()}
-        topic = by_id.get(wanted.topic_id) if wanted.topic_id is not None else None
-        if topic is not None and not access.allows(_may_describe(topic.name)):
-            topic = None  # an id must not tell a name
-    else:
-        topic = topics.get(wanted.name)
-    if topic is not None:
-        return _topic(topic, live)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if wanted.name is not None:
         try:
@@ -174,7 +213,7 @@ def _wanted(
     return MetadataResponse.Topic(error_code=error, name=wanted.name or "", topic_id=wanted.topic_id)
 
 
-def _topic(topic: TopicState, live: Collection[int]) -> MetadataResponse.Topic:
+def _described(topic: TopicState, live: Collection[int]) -> MetadataResponse.Topic:
     partitions = tuple(_partition(number, state, live) for number, state in topic.partitions.items())
     return MetadataResponse.Topic(
         error_code=0, name=topic.name, topic_id=topic.topic_id, partitions=partitions

@@ -43,7 +43,7 @@ def decode(message: type[M], api_key: int, version: int, body: Buffer) -> M:
 
 
 def encode(message: object, api_key: int, version: int) -> bytes:
-    """The body of `message` at `version`, without a header."""
+    """The body of `message` at `version`, without a header; or an item of the lists of such a message."""
     return _message(cast(Hashable, type(message)), api_key, version).write(message)
 
 
@@ -167,11 +167,11 @@ def _type(field: Field, api_key: int, version: int) -> _Type:
 
 
 def _items(item: _Type) -> _Type:
-    """How so many items of a list are read, and written."""
+    """How so many items of a list are read, and written; one that is bytes was encoded before."""
     read_item, write_item = item
     return _Type(
         lambda reader, count: tuple([read_item(reader) for _ in range(count)]),
-        lambda values: b"".join([write_item(value) for value in values]),
+        lambda values: b"".join([v if isinstance(v, bytes) else write_item(v) for v in values]),
     )
 
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +25,11 @@ from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
-from millrace.wire.codec import decode
-from millrace.wire.messages import ApiKey, ApiVersionsResponse
+from millrace.wire.codec import decode, encode, is_flexible
+from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MAX_DECODED_ITEMS
 from tests.unit.broker.asking import AskingClient, handlers_of
+from tests.unit.broker.running import topic
 
 
 class FakeClient:
@@ -176,6 +178,40 @@ def test_metadata_is_encoded_once_per_snapshot(broker: Broker) -> None:
     assert b"\0\x01t" in first
     broker.cluster.topics = {}
     assert b"\0\x01t" not in body_of(handlers.handle(FakeClient(), ask))
+
+
+@pytest.mark.parametrize("version", [1, 8, 12])
+def test_metadata_encodes_a_topic_again_when_it_or_the_brokers_change_and_no_other(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    encoded: list[str] = []
+
+    def encode_and_note(message: Any, *which: int) -> bytes:
+        if isinstance(message, MetadataResponse.Topic):
+            encoded.append(str(message.name))
+        return encode(message, *which)
+
+    monkeypatch.setattr(import_module("millrace.handlers.metadata"), "encode", encode_and_note)
+    handlers, cluster = handlers_of(broker), broker.cluster
+    request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+    flexible = b"\0" * is_flexible(ApiKey.METADATA, version)
+    ask = memoryview(frame(ApiKey.METADATA, version, flexible + encode(request, ApiKey.METADATA, version)))
+
+    def answer() -> MetadataResponse:
+        encoded.clear()
+        answered = body_of(handlers.handle(FakeClient(), ask)).removeprefix(flexible)
+        return decode(MetadataResponse, ApiKey.METADATA, version, answered)
+
+    cluster.brokers = dict.fromkeys((1, 2), BrokerAddress("127.0.0.1", 1))
+    cluster.topics = {name: topic(name, 1, 1) for name in ("t", "u")}
+    assert [told.name for told in answer().topics] == ["t", "u"]
+    assert encoded == ["t", "u"]
+    cluster.topics = {**cluster.topics, "u": topic("u", 1, 1, 2)}
+    assert [len(told.partitions) for told in answer().topics] == [2, 3]
+    assert encoded == ["u"]
+    cluster.brokers = {1: BrokerAddress("127.0.0.1", 1)}
+    assert [told.partitions[-1].leader_id for told in answer().topics] == [1, -1]
+    assert encoded == ["t", "u"]
 
 
 def test_errors_are_counted_by_api_and_code_whatever_clients_make_up(broker: Broker) -> None:
