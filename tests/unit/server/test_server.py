@@ -19,9 +19,10 @@ from millrace.records.file_slice import FileSlice
 from millrace.security.certificates import client_context
 from millrace.server.loop import Server
 from millrace.server.request import Request
+from millrace.server.transport import PlainTransport
 from millrace.storage.chain import LogFile
 from tests.certificates import Authority
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 from tests.unit.server.serving import (
     LIMIT,
     LIMITS,
@@ -103,6 +104,31 @@ def test_requests_that_arrive_together_are_served_in_few_turns(running: Running,
     client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(1000)))
     assert [client.receive()[0] for _ in range(1000)] == list(range(1000))
     assert running.turns < 100
+
+
+@PLAIN_ONLY
+def test_what_a_thousand_clients_send_at_once_is_read_and_answered_with_one_call_each(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, plain_send = list[PlainTransport](), PlainTransport.send
+
+    def send(self: PlainTransport, data: bytes | memoryview, *, more: bool) -> int:
+        sent.append(self)
+        return plain_send(self, data, more=more)
+
+    monkeypatch.setattr(PlainTransport, "send", send)
+    clients, all_sent = [running.client() for _ in range(1000)], threading.Event()
+    wait_until("all are connected", lambda: len(running.server._connections) == len(clients))
+    held = running.mailbox.call(lambda: all_sent.wait(WAIT_S))
+    for one in clients:
+        one.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(3)))
+    turns = running.turns
+    all_sent.set()
+    assert held.result(WAIT_S)
+    assert all([one.receive()[0] for _ in range(3)] == [0, 1, 2] for one in clients)
+    assert len(set(sent)) == len(clients)
+    assert len(sent) < 1.2 * len(clients)  # a few whose share of the time was up go on in the next turn
+    assert running.turns - turns < 100
 
 
 @pytest.mark.parametrize("size", [-5, 3, LIMIT + 1])
