@@ -8,7 +8,6 @@ brings; a wrong option ends it with click's exit code 2.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib
 import importlib.abc
 import importlib.util
@@ -55,14 +54,6 @@ class LazyGroup(Group):
         assert isinstance(command, click.Command)
         keep_examples_whole(command)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; an unknown name fails with the one that was probably meant."""
-        if args[0] not in _targets() and (close := difflib.get_close_matches(args[0], _targets(), n=1)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
-        return super().resolve_command(ctx, args)
 
     def summary(self, ctx: click.Context, name: str) -> str:
         """The first sentence of a command's docstring, read from its source: the list imports no command."""

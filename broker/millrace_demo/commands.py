@@ -82,6 +82,7 @@ def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
         yield f"clients    MILLRACE_CLIENT={endpoints.security.client_file('admin')}, and others beside it"
     yield f"registry   {endpoints.registry_url}"
     yield f"auditor    {endpoints.auditor_url}"
+    yield f"console    {endpoints.auditor_url}/console"
     yield f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}"
 
 

@@ -42,3 +42,12 @@ def test_the_list_of_commands_cuts_no_sentence_short() -> None:
         commands = CliRunner().invoke(cli, [*path, "--help"]).stdout.partition("Commands:\n")[2]
         assert commands
         assert "..." not in commands
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [(["tpics"], "topics"), (["topics", "lst"], "list"), (["init", "evnt"], "event")]
+)
+def test_a_mistyped_command_fails_with_the_one_that_was_meant(words: list[str], meant: str) -> None:
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2
+    assert f"Did you mean {meant!r}?" in result.output

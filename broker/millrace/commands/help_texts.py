@@ -6,6 +6,7 @@ only its first line. Knows nothing of what the commands do.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 
@@ -15,11 +16,20 @@ WHOLE = 10_000  # characters: longer than any sentence
 
 
 class Group(click.Group):
-    """Lists its commands with the whole first sentence of each."""
+    """Lists its commands with the whole first sentence of each, and names the one that was probably meant."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.summary(ctx, name)) for name in self.list_commands(ctx)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; an unknown name fails with the one that was probably meant."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and (close := difflib.get_close_matches(args[0], names, n=1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def summary(self, ctx: click.Context, name: str) -> str:
         command = self.get_command(ctx, name)

@@ -1,0 +1,212 @@
+"""`millrace init`: the files that a new event type, its DAG and a deployment begin with.
+
+Every file is made only if it is not there; of files that are there only `millrace.toml` and `airflow.env` are
+changed, by one entry each, and only where that leaves them as they were otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millrace.commands.help_texts import Group
+from millrace.errors import MillraceError
+from millrace.installation import shipped
+
+DEPLOYMENT = "millrace.toml"
+ENVIRONMENT = "airflow.env"
+PARTITIONS = 2
+_TOPICS = "MILLRACE_TOPICS="
+_HEADER = {
+    "name": "header",
+    "doc": "Filled in by the producer; every event starts with it, and the audit reads nothing else.",
+    "type": {
+        "type": "record",
+        "name": "AuditHeader",
+        "namespace": "millrace.events",
+        "fields": [
+            {"name": "time", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+            {"name": "server", "type": "string"},
+            {"name": "service", "type": "string"},
+            {"name": "instance", "type": "long"},
+            {"name": "sequence", "type": "long"},
+        ],
+    },
+}
+_PRODUCER = '''\
+"""Sends events of {name} that happened an hour ago: python {file} CLUSTER BOOTSTRAP [REGISTRY]"""
+
+import sys
+import time
+
+from millrace_audit import AuditedProducer
+
+cluster, bootstrap, *registry = sys.argv[1:]
+registry = registry[0] if registry else "http://127.0.0.1:8081"
+an_hour_ago = int(time.time() * 1000) - 3_600_000  # so its hour is over and can be proven now
+with AuditedProducer(
+    bootstrap, registry, cluster=cluster, server=f"{{cluster}}-host-1", service="{service}"
+) as producer:
+    for number in range(1000):
+        producer.send("{name}", "{name}", {{"id": number, "note": "the first ones"}}, time_ms=an_hour_ago)
+print(f"1000 events are in {{cluster}}")
+'''
+
+_folder_option = click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    show_default="this one",
+    help="Where the files are made.",
+)
+
+
+@click.group(cls=Group)
+def init() -> None:
+    """Make the files that an event type, a DAG or a deployment begins with.
+
+    Example: millrace init event OrderPlaced
+    """
+
+
+@init.command()
+@click.argument("name")
+@_folder_option
+def event(name: str, folder: Path) -> None:
+    """Make the schema of event NAME and a producer of it; NAME is also its topic.
+
+    The schema is schemas/NAME.avsc, with the audit's header and two fields to replace. A deployment in
+    millrace.toml gets the topic, and its mirror where that names its topics; airflow.env gets it, too. Then
+    the next commands are printed.
+
+    Example: millrace init event OrderPlaced
+    """
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,199}", name):
+        raise MillraceError(f"{name!r} is no name of an event: take letters and digits, like OrderPlaced")
+    service = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    schema = {
+        "type": "record",
+        "name": name,
+        "namespace": "example",
+        "doc": f"What happened when there is a {name}.",
+        "fields": [
+            _HEADER,
+            {"name": "id", "type": "long"},
+            {"name": "note", "type": ["null", "string"], "default": None},
+        ],
+    }
+    producer = folder / f"{service}.py"
+    _create(folder / "schemas" / f"{name}.avsc", json.dumps(schema, indent=2) + "\n")
+    _create(producer, _PRODUCER.format(name=name, file=producer.name, service=service))
+    bootstraps: Mapping[str, str] = {"dc1": "127.0.0.1:9192", "dc2": "127.0.0.1:9292"}
+    if (deployment := folder / DEPLOYMENT).exists():
+        bootstraps = _add_to_deployment(deployment, name)
+    if (environment := folder / ENVIRONMENT).exists():
+        _add_to_environment(environment, name)
+    click.echo(f"Edit its fields in {folder / 'schemas' / name}.avsc. Then, while `millrace up` runs:")
+    click.echo(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
+    for cluster, bootstrap in bootstraps.items():
+        click.echo(f"  millrace topics create {name} --partitions {PARTITIONS} --bootstrap {bootstrap}")
+        click.echo(f"  python {producer} {cluster} {bootstrap}")
+
+
+@init.command()
+@_folder_option
+def dag(folder: Path) -> None:
+    """Copy the DAGs of the warehouse, and make the environment in which Airflow runs them.
+
+    The topics are those of the schemas in the folder: make the first one with `millrace init event`.
+
+    Example: millrace init dag --folder pipeline
+    """
+    topics = sorted(file.stem for file in (folder / "schemas").glob("*.avsc"))
+    if not topics:
+        raise MillraceError(
+            f"{folder / 'schemas'} holds no schema: make one with `millrace init event OrderPlaced`"
+        )
+    lines = [f"{_TOPICS}{','.join(topics)}", f"MILLRACE_SCHEMAS={(folder / 'schemas').absolute()}"]
+    _create(folder / ENVIRONMENT, "\n".join(lines) + "\n")
+    for file in sorted(shipped("dags").glob("*.py")):
+        _create(folder / "dags" / file.name, file.read_text())
+    click.echo(
+        f"Set what {folder / ENVIRONMENT} says for Airflow, and put its dags folder where Airflow looks."
+    )
+
+
+@init.command()
+@_folder_option
+def deployment(folder: Path) -> None:
+    """Make millrace.toml: two datacenters and the offline one, which mirrors every topic, on this machine.
+
+    Example: millrace init deployment --folder pipeline
+    """
+    lines = []
+    for line in shipped("deploy/local.toml").read_text().splitlines(keepends=True):
+        if line.startswith("batch_topics"):
+            continue
+        lines.append("topics = {}\n" if line.startswith("topics = {") else line)
+    lines[0] = (
+        "# Two datacenters and the offline one on this machine: `millrace up millrace.toml` runs them.\n"
+    )
+    _create(folder / DEPLOYMENT, "".join(lines))
+    click.echo(f"Start it with `millrace up {folder / DEPLOYMENT}`.")
+
+
+def _create(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x") as new:
+            new.write(text)
+    except FileExistsError:
+        raise MillraceError(f"{file} is there already: move it away, or choose another name") from None
+    except OSError as error:
+        raise MillraceError(f"{file} cannot be made: {error.strerror}") from None
+    click.echo(f"made {file}")
+
+
+def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
+    """Give the topic to every cluster that is produced to; those clusters, with a broker of each."""
+    text = file.read_text()
+    try:
+        before = tomllib.loads(text)
+        clusters: Mapping[str, Any] = before["clusters"]
+        origins = {name: cluster for name, cluster in clusters.items() if "mirror" not in cluster}
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise MillraceError(f"{file} is no deployment of `millrace up`: {error}") from None
+    lines, section = text.splitlines(keepends=True), ""
+    for number, line in enumerate(lines):
+        if line.startswith("["):
+            section = line.strip().strip("[]")
+        elif section.removeprefix("clusters.") in origins:
+            entry = rf"\g<1>{topic} = {PARTITIONS}"
+            line = re.sub(r"^(topics = \{)\s*(?=\})", rf"\g<1> {topic} = {PARTITIONS} ", line)
+            lines[number] = re.sub(rf"^(topics = \{{ )(?!{topic} )(?=\S)", rf"{entry}, ", line)
+        elif section.endswith(".mirror") and line.startswith("topics = [") and '"*"' not in line:
+            lines[number] = line.replace("[", f'["{topic}", ', 1)
+    changed = "".join(lines)
+    # What is read back must be what was meant: a file that somebody has written otherwise stays as it is.
+    after = tomllib.loads(changed)["clusters"]
+    if all(topic in after[name].get("topics", {}) for name in origins):
+        file.write_text(changed)
+        click.echo(f"added the topic to {file}")
+    else:
+        click.echo(f"add {topic} = {PARTITIONS} to the `topics` of {', '.join(origins)} in {file} by hand")
+    return {
+        name: next(iter(cluster.get("brokers", ())), cluster.get("bootstrap", ""))
+        for name, cluster in origins.items()
+    }
+
+
+def _add_to_environment(file: Path, topic: str) -> None:
+    lines = file.read_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith(_TOPICS) and topic not in line.removeprefix(_TOPICS).split(","):
+            lines[number] = f"{line},{topic}"
+            file.write_text("\n".join(lines) + "\n")
+            click.echo(f"added the topic to {file}")

@@ -1,0 +1,98 @@
+"""`millrace init`: what is made can be used as it stands, and nothing of somebody's is overwritten."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from millrace import config
+from millrace.errors import MillraceError
+from millrace_demo.init import init
+from millrace_demo.up import UpConfig, _aggregate
+from millrace_registry.directory import check
+
+
+def run(folder: Path, *words: str) -> str:
+    result = CliRunner().invoke(init, [*words, "--folder", str(folder)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_an_event_has_a_schema_that_the_registry_takes_and_a_producer_that_compiles(tmp_path: Path) -> None:
+    said = run(tmp_path, "event", "OrderPlaced")
+    schema = json.loads((tmp_path / "schemas" / "OrderPlaced.avsc").read_text())
+    assert schema["name"] == "OrderPlaced"
+    assert schema["fields"][0]["name"] == "header"
+    assert check(tmp_path / "schemas")
+    ast.parse((tmp_path / "order_placed.py").read_text())
+    assert "millrace topics create OrderPlaced --partitions 2 --bootstrap 127.0.0.1:9192" in said
+    assert f"python {tmp_path}/order_placed.py dc2 127.0.0.1:9292" in said
+
+
+def test_a_deployment_mirrors_every_topic_and_gets_the_topic_of_a_new_event(tmp_path: Path) -> None:
+    run(tmp_path, "deployment")
+    file = tmp_path / "millrace.toml"
+    deployment = config.load(UpConfig, file)
+    mirror = deployment.clusters[_aggregate(deployment)].mirror
+    assert mirror is not None
+    assert [*mirror.topics] == ["*"]
+    for name in ("OrderPlaced", "Signup"):
+        run(tmp_path, "event", name)
+    deployment = config.load(UpConfig, file)
+    both = {"OrderPlaced": 2, "Signup": 2}
+    assert [cluster.topics for cluster in deployment.clusters.values()] == [both, both, {}]
+
+
+def test_a_mirror_that_names_its_topics_gets_the_new_one(tmp_path: Path) -> None:
+    run(tmp_path, "deployment")
+    file = tmp_path / "millrace.toml"
+    file.write_text(file.read_text().replace('topics = ["*"]', 'topics = ["Old"]'))
+    run(tmp_path, "event", "New")
+    mirror = config.load(UpConfig, file).clusters["offline"].mirror
+    assert mirror is not None
+    assert [*mirror.topics] == ["New", "Old"]
+
+
+def test_a_deployment_in_somebody_s_own_hand_stays_as_it_is_and_they_are_told(tmp_path: Path) -> None:
+    text = '[clusters.dc1]\nbrokers = ["h:1"]\ntopics.Old = 1\n[clusters.all.mirror]\norigins = ["dc1"]\n'
+    (tmp_path / "millrace.toml").write_text(text)
+    said = run(tmp_path, "event", "New")
+    assert (tmp_path / "millrace.toml").read_text() == text
+    assert "add New = 2 to the `topics` of dc1" in said
+    assert "--bootstrap h:1" in said
+
+
+def test_a_dag_loads_the_topics_of_the_schemas_and_those_that_come_later(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match="make one with `millrace init event"):
+        run(tmp_path, "dag")
+    run(tmp_path, "event", "OrderPlaced")
+    run(tmp_path, "dag")
+    assert {file.name for file in (tmp_path / "dags").iterdir()} == {
+        "warehouse_load.py",
+        "warehouse_upkeep.py",
+    }
+    run(tmp_path, "event", "Signup")
+    assert (tmp_path / "airflow.env").read_text().splitlines() == [
+        "MILLRACE_TOPICS=OrderPlaced,Signup",
+        f"MILLRACE_SCHEMAS={tmp_path}/schemas",
+    ]
+
+
+def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
+    run(tmp_path, "event", "OrderPlaced")
+    mine = tmp_path / "schemas" / "OrderPlaced.avsc"
+    mine.write_text("mine")
+    with pytest.raises(MillraceError, match="is there already"):
+        run(tmp_path, "event", "OrderPlaced")
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "order placed", "1st", "é", "a" * 201])
+def test_a_name_that_is_no_event_s_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MillraceError, match="is no name of an event"):
+        run(tmp_path, "event", name)
+    assert [*tmp_path.iterdir()] == []
