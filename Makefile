@@ -73,6 +73,12 @@ soak: setup ## The property tests on new examples, then kills, power cuts and th
 attack: setup ## Crafted and random requests for every API, counted in the broker's CPU time and memory [ROUNDS=n] [SEED=n]
 	$(BIN)/python -m tests.attack --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
+# Every block of these is run by `make docs-test`.
+PAGES := docs/getting-started.md docs/your-own-event.md docs/keep-your-kafka.md
+.PHONY: docs-test
+docs-test: setup ## Every code block of the pages that begin with nothing, typed as it stands (5 min)
+	$(BIN)/python -m tests.docs $(PAGES)
+
 mutants: setup ## Faults put into a copy, one at a time: the test of each row of the paper must notice its own [ONLY="row ..."]
 	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY))
 

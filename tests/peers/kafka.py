@@ -79,7 +79,8 @@ def kafka_tool(
 class KafkaBroker:
     """One broker that is its own controller; `folder` keeps its data and log over restarts.
 
-    `settings` are added to its server.properties, `java_options` to its command line. Ready when made.
+    `settings` are added to its server.properties, `java_options` to its command line. Without an `address` it
+    listens on a free port. Ready when made.
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class KafkaBroker:
         heap_mb: int = 512,
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
+        address: str | None = None,
     ) -> None:
         self.folder = folder
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = address or f"127.0.0.1:{free_port()}"
         self._command = [
             find_java(),
             f"-Xmx{heap_mb}m",
