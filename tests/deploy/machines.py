@@ -80,9 +80,10 @@ class Machine:
         for path in ("etc/millrace", "var/lib/millrace", "opt/millrace/bin", "srv/warehouse"):
             (folder / path).mkdir(parents=True)
         (folder / "etc/hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
-        program = folder / "opt/millrace/bin/millrace"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m millrace.cli "$@"\n')
-        program.chmod(0o755)
+        for name, command in (("millrace", "-m millrace.cli"), ("python", "")):
+            program = folder / "opt/millrace/bin" / name
+            program.write_text(f'#!/bin/sh\nexec {sys.executable} {command} "$@"\n')
+            program.chmod(0o755)
 
     def install(self, source: Path, target: str) -> None:
         """Copy a file to where it stands on this machine."""
@@ -105,6 +106,11 @@ class Machine:
     def millrace(self, *words: str) -> str:
         """What a `millrace` command prints that must succeed here."""
         return self.run("/opt/millrace/bin/millrace", *words)
+
+    def in_background(self, *command: str, log: str) -> Service:
+        """Start a command, its output in a file of the machine's folder."""
+        self._services[log] = Service(self._enter(*command), {}, self.folder / log)
+        return self._services[log]
 
     def get(self, url: str) -> str:
         """The body of an answer of 200."""

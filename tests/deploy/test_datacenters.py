@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -162,3 +164,96 @@ def test_the_second_reader_takes_over_and_a_machine_may_be_lost(machines: dict[s
     )
     first.service("zookeeper").end(9)  # two of three are left
     second.millrace("topics", "create", "SearchQuery", "--partitions", "3", "--bootstrap", "10.1.0.2:9092")
+
+
+PRODUCER = """
+import signal, sys, time
+from confluent_kafka import Producer
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+acknowledged = []
+def done(error, message):
+    assert error is None, error
+    acknowledged.append(message.value())
+producer = Producer({"bootstrap.servers": sys.argv[1], "enable.idempotence": True})
+number = 0
+while not stop:
+    producer.produce(sys.argv[2], b"%d" % number, on_delivery=done)
+    number += 1
+    producer.poll(0.002)
+producer.flush()
+print("acknowledged", len(acknowledged), "of", number, flush=True)
+"""
+
+
+def consumed(machine: Machine, topic: str, bootstrap: str) -> list[str]:
+    """Every message of a topic, sorted."""
+    words = ("--from-beginning", "--until-end", "--bootstrap", bootstrap)
+    return sorted(machine.millrace("consume", topic, *words).split())
+
+
+def test_brokers_are_restarted_one_by_one_under_traffic_and_nothing_is_lost_or_repeated(
+    machines: dict[str, Machine],
+) -> None:
+    shop, operator = machines["shop"], machines["offline-4"]
+    operator.millrace("topics", "create", "Rolling", "--partitions", "6", "--bootstrap", "10.1.0.2:9092")
+    brokers = "10.1.0.1:9092,10.1.0.2:9092,10.1.0.3:9092"
+    producer = shop.in_background(sys.executable, "-c", PRODUCER, brokers, "Rolling", log="producer.log")
+    for cluster in ("dc1", "offline"):
+        for number in (1, 2, 3):
+            machine = machines[f"{cluster}-{number}"]
+            assert machine.service("millrace-broker").end() == 0
+            _start_until_it_stays(machine, "millrace-broker")
+    assert producer.running, producer.output
+    assert producer.end() == 0, producer.output
+    _, acknowledged, _, sent = producer.output.splitlines()[-1].split()
+    assert int(acknowledged) == int(sent) > 1000
+    wanted = sorted(map(str, range(int(sent))))
+    assert consumed(operator, "Rolling", brokers) == wanted
+    wait_until("all of them offline", lambda: consumed(operator, "Rolling", OFFLINE) == wanted)
+
+
+def test_what_a_cluster_has_lost_is_restored_from_its_copies(
+    machines: dict[str, Machine], tmp_path: Path
+) -> None:
+    dc2 = [machines[f"dc2-{number}"] for number in (1, 2, 3)]
+    operator, brokers = machines["offline-4"], "10.2.0.1:9092,10.2.0.2:9092,10.2.0.3:9092"
+    operator.millrace("topics", "create", "Kept", "--partitions", "3", "--bootstrap", brokers)
+    sent = [str(number) for number in range(300)]
+    dc2[0].run(
+        "/opt/millrace/bin/millrace", "produce", "Kept", "--bootstrap", brokers, stdin="\n".join(sent) + "\n"
+    )
+    subjects = "http://10.9.0.4:8081/subjects"
+    registered = json.loads(operator.get(subjects))
+    assert "AuditHeartbeat" in registered
+    backup = str(DEPLOY / "backup.sh")
+    dc2[1].run(backup, "/srv/backup")  # while everything runs
+    operator.run(backup, "/srv/backup")
+    for machine in dc2:
+        assert machine.service("millrace-broker").end() == 0
+    log = dc2[0].folder / "var/lib/millrace/broker"
+    shutil.copytree(log, tmp_path / "log")
+
+    shutil.rmtree(log)  # a disk is lost, and every ZooKeeper of the cluster
+    for machine in dc2:
+        machine.service("zookeeper").end(9)
+        shutil.rmtree(machine.folder / "var/lib/zookeeper/version-2")
+    operator.service("millrace-registry").end(9)
+    registry = operator.folder / "var/lib/millrace/registry"
+    for file in registry.iterdir():
+        file.unlink()
+
+    shutil.copytree(tmp_path / "log", log)
+    for number, machine in enumerate(dc2, 1):
+        shutil.copytree(
+            dc2[1].folder / "srv/backup/zookeeper", machine.folder / "var/lib/zookeeper/version-2"
+        )
+        machine.start_zookeeper(number, DEPLOY / "datacenters/dc2/zoo.cfg")
+    for machine in dc2:
+        _start_until_it_stays(machine, "millrace-broker")
+    shutil.copy(operator.folder / "srv/backup/registry.db", registry)
+    operator.start("millrace-registry").ready()
+    assert consumed(operator, "Kept", brokers) == sorted(sent)
+    assert json.loads(operator.get(subjects)) == registered
+    dc2[0].run("/opt/millrace/bin/millrace", "produce", "Kept", "--bootstrap", brokers, stdin="300\n")
+    wait_until("the mirror goes on", lambda: consumed(operator, "Kept", OFFLINE) == sorted([*sent, "300"]))

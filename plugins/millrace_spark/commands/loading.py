@@ -51,6 +51,7 @@ def load(request: Load, invocation: Invocation) -> None:
     reason = "no schema is registered for it"
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
     invocation.print([*answer, *left_out], _show_loads)
+    invocation.measure("load", answer)
     for topic in without_schema:
         click.echo(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
     if reasons := _failures(answer, request.accept_rejected):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -31,6 +33,21 @@ class Output(Silent):
     """How a command prints its answer."""
 
     as_json: bool = option("--json", "Print the result as JSON.", default=False)
+    metrics_dir: str = option(
+        "--metrics-dir DIR",
+        "Folder of node_exporter's textfile collector, for what load and publish did.",
+        default="",
+        envvar="MILLRACE_METRICS_DIR",
+    )
+
+    def measure(self, command: str, answers: Iterable[Mapping[str, Any]]) -> None:
+        """Leave what became of each topic for Prometheus, where that is wanted; not of those that failed."""
+        if self.metrics_dir:
+            from millrace_warehouse.commands.textfile import write_metrics
+
+            for answer in answers:
+                if "error" not in answer:
+                    write_metrics(Path(self.metrics_dir), command, answer, time.time())
 
     def print(self, answer: Any, show: Callable[[Any], None]) -> None:
         """Print an answer as JSON, or let `show` print it for people."""

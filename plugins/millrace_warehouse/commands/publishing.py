@@ -84,6 +84,8 @@ def _each_topic(
             except MillraceError as error:
                 answers.append({"topic": topic, "error": str(error)})
     output.print(answers, lambda every: show_answers([answer for answer in every if "error" not in answer]))
+    if isinstance(request, Publish) and not request.dry_run:
+        output.measure(what, answers)
     if reasons := [answer["error"] for answer in answers if "error" in answer]:
         raise MillraceError("; ".join(reasons))
 

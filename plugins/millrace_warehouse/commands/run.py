@@ -55,7 +55,7 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
         result = replace(result, published=True, changes=newest.changes)
     answer = asdict(replace(result, publication=None))
     answer["publication"] = None if newest is None else newest.number
-    for name in ("sha256", "rows", "complete_from", "complete_until"):
+    for name in ("sha256", "created", "rows", "complete_from", "complete_until"):
         answer[name] = None if newest is None else getattr(newest, name)
     return answer
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +98,29 @@ def test_a_run_whose_answer_nobody_heard_tells_again_what_it_published(loaded: P
     assert again["published"]
     assert [change["hour"] for change in again["changes"]] == [HOURS[0]]
     assert again["sha256"] == first["sha256"]
+
+
+def test_a_publication_leaves_its_numbers_for_prometheus(loaded: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    words = (TOPIC, "--unasked", "--hour", HOURS[0], "--metrics-dir", str(folder))
+    refused = on(loaded, publish, *words)
+    assert refused.exit_code == 1
+    assert f"--metrics-dir {folder} cannot be written" in str(refused.exception)
+    folder.mkdir()
+    before = time.time()
+    assert on(loaded, publish, *words).exit_code == 0
+    on(loaded, publish, "Missing", "--unasked", "--metrics-dir", str(folder))  # fails, and leaves nothing
+    (file,) = folder.iterdir()
+    assert file.name == "millrace_publish_PageView.prom"
+    (answer,) = answers(loaded, publish, TOPIC, "--unasked")
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    numbers = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    done = numbers['millrace_job_success_seconds{command="publish",topic="PageView"}']
+    assert before <= done <= time.time()
+    assert numbers['millrace_table_rows{topic="PageView"}'] == answer["rows"] > 0
+    assert numbers['millrace_table_waiting_hours{topic="PageView"}'] == len(answer["waiting"])
+    committed = numbers['millrace_table_committed_seconds{topic="PageView"}']
+    assert committed == datetime.fromisoformat(answer["created"]).timestamp()
 
 
 def test_late_rows_need_no_option(tmp_path: Path) -> None:

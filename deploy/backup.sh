@@ -1,0 +1,27 @@
+#!/bin/sh
+# Copies what this machine alone holds, but for logs, into FOLDER, while everything runs:
+#   backup.sh FOLDER
+# Databases of registry and auditor in SQLite, and ZooKeeper's data. docs/deployment.md says how to restore them.
+set -eu
+to=$1
+umask 077
+mkdir -p "$to"
+for service in registry auditor; do
+  database=/var/lib/millrace/$service/$service.db
+  [ ! -e "$database" ] || /opt/millrace/bin/python - "$database" "$to/$service.db" << 'END'
+import sqlite3
+import sys
+
+source, target = map(sqlite3.connect, sys.argv[1:])
+source.backup(target)
+END
+done
+if [ -d /var/lib/zookeeper/version-2 ]; then
+  mkdir -p "$to/zookeeper"
+  # Snapshots first: what changes meanwhile is in the logs behind them. A torn last entry is left out at the start.
+  for kind in snapshot log; do
+    cp /var/lib/zookeeper/version-2/$kind.* "$to/zookeeper/"
+  done
+  cp /var/lib/zookeeper/version-2/*Epoch "$to/zookeeper/"
+fi
+echo "copied to $to"

@@ -1,0 +1,63 @@
+"""What a command has done with a topic, as a file for the textfile collector of Prometheus' node_exporter.
+
+A job is over before Prometheus could ask it. A topic that failed keeps the file of its last success, which
+grows old.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.hours import start_of
+
+METRICS: Mapping[str, Mapping[str, tuple[str, str, Callable[[Any], float]]]] = {
+    "load": {
+        "rows": ("millrace_load_rows", "Rows of the last load.", float),
+        "rejected": ("millrace_load_rejected_rows", "Records that it could not decode.", float),
+        "left_bytes": ("millrace_load_left_bytes", "Bytes of the log that it left for the next one.", float),
+    },
+    "publish": {
+        "rows": ("millrace_table_rows", "Rows of the table.", float),
+        "created": (
+            "millrace_table_committed_seconds",
+            "When the table's newest publication was committed, in Unix time.",
+            lambda text: datetime.fromisoformat(text).timestamp(),
+        ),
+        "complete_until": (
+            "millrace_table_complete_until_seconds",
+            "Until when every hour of the table is complete, in Unix time.",
+            lambda hour: start_of(hour).timestamp(),
+        ),
+        "waiting": ("millrace_table_waiting_hours", "Loaded hours that are not published.", len),
+    },
+}
+"""Command -> field of its answer -> (metric, help, value)."""
+SUCCESS = "millrace_job_success_seconds"
+
+
+def write_metrics(folder: Path, command: str, answer: Mapping[str, Any], now: float) -> None:
+    """Replace the file of a command and a topic; MillraceError when the folder cannot be written."""
+    registry = CollectorRegistry()
+    topic = answer["topic"]
+    Gauge(
+        SUCCESS,
+        "When the command last did a topic's work, in Unix time.",
+        ["command", "topic"],
+        registry=registry,
+    ).labels(command, topic).set(now)
+    for field, (name, text, value) in METRICS[command].items():
+        if answer.get(field) is not None:
+            Gauge(name, text, ["topic"], registry=registry).labels(topic).set(value(answer[field]))
+    try:
+        write_to_textfile(str(folder / f"millrace_{command}_{topic}.prom"), registry)
+    except OSError as error:
+        raise MillraceError(
+            f"--metrics-dir {folder} cannot be written: {os.strerror(error.errno or 0)}"
+        ) from error
