@@ -107,7 +107,7 @@ def test_a_service_takes_its_options_and_finds_what_it_needs(
     registry = next(other for other in SERVICES if other.unit == "millrace-registry")
     if "listen" in options:
         assert str(options["listen"]).startswith(f"{row.address}:")
-    if "bootstrap" in options:
+    if options.get("bootstrap"):
         bootstrap = options["bootstrap"]
         assert parse_addresses(bootstrap if isinstance(bootstrap, str) else "") == _inside(cluster)
         assert options["registry"] == f"http://{registry.address}:8081"
