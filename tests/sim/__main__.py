@@ -77,7 +77,7 @@ def _run_mutants() -> int:
         if outcome is None:
             print(f"SURVIVED  {mutant.what}")
         else:
-            print(f"caught by seed {outcome[0]:<4} {mutant.what}: {outcome[1].partition(': Snapshot')[0]}")
+            print(f"caught by seed {outcome[0]:<4} {mutant.what}: {outcome[1].partition(': ')[0]}")
     return outcomes.count(None)
 
 

@@ -415,7 +415,7 @@ class World:
                 raise Violation(str(error)) from error
             self.counts["cuts"] += 1
             if cut is None:
-                log.reset(leader_start)
+                log.reset(max(log.start, leader_start))
             else:
                 log.cut(cut)
             self._check_replicas()

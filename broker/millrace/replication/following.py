@@ -44,19 +44,19 @@ class Following:
     def cut_at(self, diverging: EpochEnd) -> int | None:
         """Where to cut, now that the leader's log ends its part of this log's epochs at `diverging`.
 
-        Both logs have the same bytes up to there; the next fetch may be told an earlier end. None: they have
-        nothing in common, so the log begins anew, empty, where the leader's starts. ReplicaDiverged when the
-        cut would take something committed.
+        Both logs have the same bytes up to there; the next fetch may be told an earlier end. None: they share
+        nothing of what this log still holds, so it begins anew, empty, at the later of the two logs' starts.
+        Not before its own: what retention dropped was committed, and who counts must not lack it.
+        ReplicaDiverged when the cut would take something committed.
         """
         self.is_in_step = False
-        if diverging.epoch == NO_EPOCH:
-            kept = None
-        else:
-            own = self._log.epochs.end_of(diverging.epoch, self._log.end)
-            cut = min(own.end, diverging.end)
-            kept = cut if own.epoch != NO_EPOCH and cut >= self._log.start else None
-        lost_from = max(self._log.start, diverging.end if kept is None else kept)
-        if lost_from < min(self._log.committed, self._log.end):
+        log = self._log
+        own = log.epochs.end_of(diverging.epoch, log.end)
+        shared = min(own.end, diverging.end)
+        kept = shared if own.epoch != NO_EPOCH and shared >= log.start else None
+        anew_at = diverging.end if diverging.epoch == NO_EPOCH else log.start
+        lost_from = max(log.start, anew_at if kept is None else kept)
+        if lost_from < min(log.committed, log.end):
             raise ReplicaDiverged(
                 f"the leader {self.leader} of epoch {self.epoch} ends at {lost_from}, below the committed"
                 f" {self._log.committed}: it was elected by hand, or a disk was brought back from an old copy"

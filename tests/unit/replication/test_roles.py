@@ -168,6 +168,15 @@ def test_a_follower_cuts_where_both_logs_end_their_part_of_an_epoch() -> None:
     assert follower.flushed == -1
 
 
+def test_a_follower_never_begins_anew_before_its_own_start() -> None:
+    log = log_of((0, 1), (2, 2), (3, 3))
+    log.drop_below(20)
+    follower = Following(1, 7, log)
+    assert follower.cut_at(EpochEnd(2, 20)) is None  # its own part of epoch 2 is dropped
+    log.reset(max(log.start, 0))
+    assert leader(log_of((0, 1), (2, 2), (5, 4))).check(*follower.position) is None
+
+
 def test_a_follower_stops_rather_than_cut_what_is_committed() -> None:
     log = log_of((0, 1), (1, 2))
     follower = Following(1, 7, log)
