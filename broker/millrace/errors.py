@@ -60,6 +60,9 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_COMPRESSION_TYPE = 76
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
     FENCED_INSTANCE_ID = 82
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
@@ -208,6 +211,22 @@ class ClusterAuthorizationFailed(BrokerError, code=ErrorCode.CLUSTER_AUTHORIZATI
 
 class SecurityDisabled(BrokerError, code=ErrorCode.SECURITY_DISABLED):
     """Rights are asked about or changed, and the broker has no authorizer."""
+
+
+class UnsupportedSaslMechanism(BrokerError, code=ErrorCode.UNSUPPORTED_SASL_MECHANISM):
+    """Nobody logs in that way here."""
+
+
+class ResourceNotFound(BrokerError, code=ErrorCode.RESOURCE_NOT_FOUND):
+    """There is no such user, or it has no such credential."""
+
+
+class DuplicateResource(BrokerError, code=ErrorCode.DUPLICATE_RESOURCE):
+    """A request names a user more than once."""
+
+
+class UnacceptableCredential(BrokerError, code=ErrorCode.UNACCEPTABLE_CREDENTIAL):
+    """A user may not have this name, salt or number of iterations."""
 
 
 class InvalidRequiredAcks(BrokerError, code=ErrorCode.INVALID_REQUIRED_ACKS):

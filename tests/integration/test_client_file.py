@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.confluent import librdkafka_settings
 from millrace.client.login import LoginRefused
 from millrace.security.client import load_client
+from millrace_audit.producer import AuditedProducer
+from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import free_port, wait_for_values
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker
-from tests.support import Process, wait_until
+from tests.support import REPOSITORY, Process, wait_until
+from tests.warehouses import EMPTY_EVENT
 
 PASSWORD = "canary-52d1ab-in-no-log"
 
@@ -37,7 +41,7 @@ class Closed:
         return client_file(self.folder / f"{name}.toml", **changed)
 
     def run(
-        self, *words: str, stdin: str = "", client: Path | None = None
+        self, *words: str, stdin: str = "", client: Path | None = None, timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "MILLRACE_CLIENT": str(client)} if client else None
         return subprocess.run(
@@ -45,7 +49,7 @@ class Closed:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=timeout_s,
             check=False,
             env=environment,
         )
@@ -200,3 +204,39 @@ def test_a_mirror_reads_its_origin_as_its_section_says(
     with copy.client() as client:
         wait_for_values(client, "Written", 100)
     assert PASSWORD not in copy.process.output
+
+
+def test_a_load_logs_in_and_no_secret_is_in_what_spark_writes(
+    closed: Closed, start: Callable[..., Process], tmp_path: Path
+) -> None:
+    file = closed.client_file()
+    database = f"sqlite:///{tmp_path / 'registry.db'}"
+    process = start("registry", "--listen", "127.0.0.1:0", "--database-url", database)
+    registry = f"http://{process.ready()}"
+    with SchemaRegistryClient(registry) as schemas:
+        schemas.register("PageView", json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text()))
+    with ClusterClient(closed.bootstrap, security=load_client(str(file))) as client:
+        for topic in ("PageView", "audit"):
+            client.create_topic(topic, 1)
+    with AuditedProducer(
+        closed.bootstrap,
+        registry,
+        cluster="closed",
+        server="web",
+        service="shop",
+        config=librdkafka_settings(load_client(str(file))),
+    ) as producer:
+        for number in range(50):
+            producer.send("PageView", "PageView", EMPTY_EVENT, time_ms=1_431_856_800_000 + number)
+    events, warehouse = tmp_path / "events", tmp_path / "warehouse"
+    events.mkdir()
+    conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{events}"}
+    words = [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
+    words += ["--bootstrap", closed.bootstrap, "--registry", registry, "--warehouse", str(warehouse)]
+    done = closed.run("--client", str(file), "load", "PageView", *words, "--json", timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    assert sum(newest["rows"] for newest in json.loads(done.stdout)) == 50
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in written if path.is_relative_to(events)]
+    assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
+    assert PASSWORD not in done.stdout + done.stderr

@@ -88,7 +88,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         registry = ConsumerRegistry(cluster.session, config.cluster)
         groups = Groups(config, cluster, registry, mailbox, standstills=broker.standstills)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
-        handlers = Handlers(Services(broker, groups, mirror.states, acls), all_apis())
+        handlers = Handlers(Services(broker, groups, mirror.states, acls, users), all_apis())
         metrics = _serve_metrics(config, broker, server, groups, mirror) if config.metrics_listen else None
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.handlers import acls, configs, group_admin, group_membership, mirror, offsets, sasl, topics
+from millrace.handlers import (
+    acls,
+    configs,
+    group_admin,
+    group_membership,
+    mirror,
+    offsets,
+    sasl,
+    topics,
+    users,
+)
 from millrace.handlers.fetch import FETCH
 from millrace.handlers.metadata import api_versions, metadata
 from millrace.handlers.produce import PRODUCE, init_producer_id
@@ -14,7 +24,7 @@ __all__ = ["Api", "Handlers", "Services", "all_apis"]
 
 
 def all_apis() -> list[Api[Any]]:
-    families = (topics, configs, offsets, group_membership, group_admin, mirror, sasl, acls)
+    families = (topics, configs, offsets, group_membership, group_admin, mirror, sasl, acls, users)
     apis: list[Api[Any]] = [
         PRODUCE,
         FETCH,

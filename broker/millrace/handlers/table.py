@@ -21,6 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from millrace.broker.broker import Broker
 from millrace.coordination.acls import AclStore
+from millrace.coordination.users import Users
 from millrace.errors import BrokerError, ErrorCode
 from millrace.groups import Groups
 from millrace.mirror.states import MirrorStates
@@ -55,6 +56,8 @@ class Services(NamedTuple):
     mirrors: MirrorStates
     acls: AclStore | None = None
     """Who may do what; None: everybody everything."""
+    users: Users | None = None
+    """Who logs in; None: nobody has to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +106,12 @@ class Api(Generic[A]):
 class Call(Generic[M]):
     """A decoded request, what it is served with, and the way its answer takes."""
 
-    __slots__ = ("_api", "_lists", "acls", "broker", "groups", "received", "refused", "request")
+    __slots__ = ("_api", "_lists", "acls", "broker", "groups", "received", "refused", "request", "users")
 
     def __init__(
         self, api: Api[M], services: Services, received: Request, request: M, refused: Refused, lists: bool
     ) -> None:
-        self.broker, self.groups, _, self.acls = services
+        self.broker, self.groups, _, self.acls, self.users = services
         self.received, self.request = received, request
         self.refused = refused
         """What the request names and its client may not use, of the types that the API answers `by_item`."""

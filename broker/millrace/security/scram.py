@@ -6,6 +6,7 @@ and fails at the proof, so that names cannot be found out. The exchange itself i
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ MECHANISMS = {
     "SCRAM-SHA-256": ScramMechanism("SCRAM-SHA-256"),
     "SCRAM-SHA-512": ScramMechanism("SCRAM-SHA-512"),
 }
+MECHANISM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+"""As Kafka's messages count them."""
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 ITERATIONS = 8_192
 MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 1_000_000
 _SALT_BYTES = 16
@@ -38,12 +42,24 @@ Credentials = Mapping[str, Credential]
 """A user's, by mechanism."""
 
 
-def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS) -> Credential:
-    """What to keep of a password; ConfigError when it or the number of iterations cannot be."""
+def check_iterations(iterations: int) -> None:
+    """ConfigError when a password may not be hashed so often."""
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise ConfigError(
             f"{iterations} iterations: between {MIN_ITERATIONS} and {MAX_ITERATIONS} are allowed"
         )
+
+
+def credential_of_salted(mechanism: str, salt: bytes, salted_password: bytes, iterations: int) -> Credential:
+    """What to keep of a password that somebody else has hashed (RFC 5802, section 3)."""
+    hashed = _HASHES[mechanism]
+    stored_key = hashlib.new(hashed, hmac.digest(salted_password, b"Client Key", hashed)).digest()
+    return Credential(salt, stored_key, hmac.digest(salted_password, b"Server Key", hashed), iterations)
+
+
+def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS) -> Credential:
+    """What to keep of a password; ConfigError when it or the number of iterations cannot be."""
+    check_iterations(iterations)
     if not password:
         raise ConfigError("the password is empty: give one of at least one character")
     try:
@@ -87,8 +103,8 @@ class ScramExchange:
             return kept.salt, kept.stored_key, kept.server_key, kept.iterations
 
         def drawn(what: str) -> bytes:
-            hashed = "sha512" if self._mechanism == "SCRAM-SHA-512" else "sha256"
-            return hmac.digest(self._secret, f"{what} {self._mechanism} {user}".encode(), hashed)
+            text = f"{what} {self._mechanism} {user}".encode()
+            return hmac.digest(self._secret, text, _HASHES[self._mechanism])
 
         return drawn("salt")[:_SALT_BYTES], drawn("stored key"), drawn("server key"), ITERATIONS
 

@@ -99,3 +99,53 @@ class DeleteAclsResponse(Message):
 
     throttle_time: int = i32(default=0)
     filter_results: tuple[FilterResult, ...] = array(FilterResult)
+
+
+class DescribeUserScramCredentialsRequest(Message):
+    class User(Message):
+        name: str = string()
+
+    users: tuple[User, ...] | None = array(User, null_since=0)  # None: all
+
+
+class DescribeUserScramCredentialsResponse(Message):
+    class Result(Message):
+        class CredentialInfo(Message):
+            mechanism: int = i8()
+            iterations: int = i32()
+
+        user: str = string()
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0, default=None)
+        credential_infos: tuple[CredentialInfo, ...] = array(CredentialInfo, default=())
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0, default=None)
+    results: tuple[Result, ...] = array(Result, default=())
+
+
+class AlterUserScramCredentialsRequest(Message):
+    class Deletion(Message):
+        name: str = string()
+        mechanism: int = i8()
+
+    class Upsertion(Message):
+        name: str = string()
+        mechanism: int = i8()
+        iterations: int = i32()
+        salt: bytes = data()
+        salted_password: bytes = data()
+
+    deletions: tuple[Deletion, ...] = array(Deletion)
+    upsertions: tuple[Upsertion, ...] = array(Upsertion)
+
+
+class AlterUserScramCredentialsResponse(Message):
+    class Result(Message):
+        user: str = string()
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0, default=None)
+
+    throttle_time: int = i32(default=0)
+    results: tuple[Result, ...] = array(Result)

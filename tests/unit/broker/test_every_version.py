@@ -59,6 +59,8 @@ TOLD = {
     42: (0, 1),
     44: (0, 0),
     47: (0, 0),
+    50: (0, 0),
+    51: (0, 0),
 }
 """API -> versions: what the clients we know need, and nothing flexible but ApiVersions v3."""
 

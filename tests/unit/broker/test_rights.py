@@ -297,6 +297,12 @@ ROWS = [
         [((ALTER, CLUSTER),)],
     ),
     Row(ApiKey.DELETE_ACLS, {"filters": [_FILTER]}, [((ALTER, CLUSTER),)]),
+    Row(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None}, [((DESCRIBE, CLUSTER),)]),
+    Row(
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        {"deletions": [{"name": "nobody", "mechanism": 1}], "upsertions": []},
+        [((ALTER, CLUSTER),)],
+    ),
     Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, [((DESCRIBE, CLUSTER),)]),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append"),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.DESCRIBE), [((DESCRIBE, TOPIC),)], "describe"),

@@ -55,8 +55,11 @@ SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: (admin_messages, [0]),
     ApiKey.DELETE_GROUPS: (group_messages, [0, 1]),
     ApiKey.OFFSET_DELETE: (group_messages, [0]),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (security_messages, [0]),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (security_messages, [0]),
 }
 FLEXIBLE = {(ApiKey.METADATA, 12), (ApiKey.API_VERSIONS, 3), (ApiKey.LIST_GROUPS, 3), (ApiKey.LIST_GROUPS, 4)}
+FLEXIBLE |= {(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0), (ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0)}
 _BITS = {"b": 8, "h": 16, "i": 32, "q": 64}
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
