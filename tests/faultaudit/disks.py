@@ -329,6 +329,7 @@ def _lost(stage: Stage, topic: str) -> None:
 def _reports_lost_at_home(stage: Stage) -> None:
     place = stage.place
     place.alter(HOME, AUDIT_TOPIC, **{**_as_words(AUDIT_TOPIC_SETTINGS), "segment_bytes": "1024"})
+    stage.before()  # a mirror that has copied nothing yet would begin with what is there
     with place.holding(AUDIT_TOPIC):
         stage.traffic()
         with stage.without(f"{HOME}-1"):

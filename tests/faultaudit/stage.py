@@ -172,6 +172,18 @@ class Stage:
         send(producer, self.topic, first, self.start if start is None else start)
         producer.flush()
 
+    def before(self) -> None:
+        """Ten messages of dc1 in the window before, once their report is applied."""
+        start = self.start - WINDOW_MS
+        with self.place.producer("dc1") as producer:
+            self.send(producer, 0, start)
+
+        def reported() -> bool:
+            asked = completeness(self.place.auditor_url, self.topic, utc(start), utc(self.start))
+            return asked.windows[0].acknowledged == BATCH
+
+        wait_until(f"{self.topic} is reported before", reported)
+
     def elsewhere(self) -> None:
         """The messages of dc2."""
         with self.place.producer("dc2") as producer:
