@@ -329,9 +329,12 @@ def _lost(stage: Stage, topic: str) -> None:
 def _reports_lost_at_home(stage: Stage) -> None:
     place = stage.place
     place.alter(HOME, AUDIT_TOPIC, **{**_as_words(AUDIT_TOPIC_SETTINGS), "segment_bytes": "1024"})
-    stage.before()  # a mirror that has copied nothing yet would begin with what is there
+    stage.before()
+    stage.await_before()  # a mirror that has copied nothing yet would begin with what is there
     with place.holding(AUDIT_TOPIC):
         stage.traffic()
+        for _ in range(3):
+            stage.before()  # whose words are what is left
         with stage.without(f"{HOME}-1"):
             logs.delete_all_but_the_last(place.log_folder(HOME, AUDIT_TOPIC))
     place.await_mirror_stopped(AUDIT_TOPIC)

@@ -173,13 +173,16 @@ class Stage:
         producer.flush()
 
     def before(self) -> None:
-        """Ten messages of dc1 in the window before, once their report is applied."""
-        start = self.start - WINDOW_MS
+        """Ten messages of another instance of dc1, in the window before."""
         with self.place.producer("dc1") as producer:
-            self.send(producer, 0, start)
+            self.send(producer, 0, self.start - WINDOW_MS)
+
+    def await_before(self) -> None:
+        """Until the report of those is applied."""
+        start, end = utc(self.start - WINDOW_MS), utc(self.start)
 
         def reported() -> bool:
-            asked = completeness(self.place.auditor_url, self.topic, utc(start), utc(self.start))
+            asked = completeness(self.place.auditor_url, self.topic, start, end)
             return asked.windows[0].acknowledged == BATCH
 
         wait_until(f"{self.topic} is reported before", reported)
