@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from millrace.cli import cli
@@ -215,3 +216,25 @@ def test_the_ready_made_checks_call_commands_that_there_are(committed: Path, fil
         )
         result = CliRunner().invoke(cli, words)
         assert result.exit_code == 0, (words, result.output, result.exception)
+
+
+@pytest.mark.parametrize("file", ["github-actions.yml", "gitlab-ci.yml", "pre-commit-config.yaml"])
+def test_the_ready_made_checks_have_the_parts_that_each_service_reads(file: str) -> None:
+    parsed = yaml.safe_load((CI / file).read_text())
+    if file == "github-actions.yml":
+        assert set(parsed[True]) == {"pull_request", "push"}  # YAML 1.1 reads the key `on` as true
+        (job,) = parsed["jobs"].values()
+        assert job["runs-on"]
+        commands = [step["run"] for step in job["steps"] if "run" in step]
+        assert all(set(step) & {"uses", "run"} for step in job["steps"])
+    elif file == "gitlab-ci.yml":
+        jobs = [job for name, job in parsed.items() if not name.startswith(".")]
+        assert all(job["extends"] == ".schemas" and job["rules"] for job in jobs)
+        commands = [command for job in jobs for command in job["script"]]
+    else:
+        (hook,) = parsed["repos"][0]["hooks"]
+        assert parsed["repos"][0]["repo"] == hook["language"].replace("system", "local")
+        assert re.search(hook["files"], "schemas/sub/A.avsc")
+        commands = [hook["entry"]]
+    verbs = [command.split()[2] for command in commands if command.startswith("millrace schemas")]
+    assert verbs == (["check"] if file.startswith("pre-commit") else ["check", "plan", "apply"])
