@@ -38,6 +38,8 @@ MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES
 MAX_SUBJECT_BYTES = 2600
 """Longest name of a subject: PostgreSQL indexes at most 2,704 bytes, the version's number included."""
 
+MAX_APPLIED = 2000
+"""Most schemas and levels in one application: it holds the write lock for about a millisecond for each."""
 _MOST_CHARACTERS = {"commit": 100, "author": 200}
 MAX_METADATA_BYTES = 1 << 16
 """Largest `metadata` of a schema, as JSON."""
@@ -243,6 +245,12 @@ def application(body: Mapping[str, Any]) -> Application:
         raise RegistryError(
             ErrorCode.BAD_REQUEST,
             "the body must be {schemas: [{subject, schema}], levels: {subject: level}, commit, author}",
+        )
+    # Each subject once: everything is then compared before the write lock is taken.
+    if len({one["subject"] for one in schemas}) < len(schemas) or len(schemas) + len(levels) > MAX_APPLIED:
+        raise RegistryError(
+            ErrorCode.BAD_REQUEST,
+            f"name each subject once, and at most {MAX_APPLIED} schemas and levels: apply sub-folders alone",
         )
     return Application(
         [(_checked_name(one["subject"]), candidate(one)) for one in schemas],

@@ -177,6 +177,8 @@ def test_levels_that_mean_nothing_are_refused_before_anything_is_asked(
         {"schemas": 1},
         {"schemas": [{"schema": '"int"'}]},
         {"schemas": [], "levels": [1]},
+        {"schemas": [{"subject": "s", "schema": '"int"'}] * 2},
+        {"schemas": [{"subject": f"s{n}", "schema": '"int"'} for n in range(2001)]},
         {"schemas": [], "author": "x" * 201},
         {"schemas": [{"subject": " ", "schema": '"int"'}]},
         {"schemas": [{"subject": "s", "schema": "{"}]},

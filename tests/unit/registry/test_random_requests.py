@@ -45,7 +45,17 @@ fields = {
     "compatibility": st.sampled_from([str(level) for level in Level]) | values,
     "mode": st.sampled_from([str(mode) for mode in Mode]) | values,
 }
+application = st.fixed_dictionaries(
+    {
+        "schemas": values
+        | st.lists(st.fixed_dictionaries({"subject": texts, "schema": schemas | texts}), max_size=3),
+        "levels": values | st.dictionaries(texts, st.sampled_from(list(map(str, Level))) | texts, max_size=2),
+        "commit": texts | values,
+        "author": texts | values,
+    }
+)
 bodies = st.one_of(
+    application.map(json.dumps),
     st.fixed_dictionaries({"schema": schemas, "references": st.lists(reference, max_size=2)}).map(json.dumps),
     st.fixed_dictionaries({"schema": schemas | values.map(json.dumps) | texts}, optional=fields).map(
         json.dumps
@@ -61,7 +71,7 @@ segments = st.one_of(
     st.binary(max_size=6).map(lambda value: quote(value, safe="")),
 )
 NAMES = ["subjectPrefix", "subject", "deleted", "deletedOnly", "latestOnly", "permanent", "force", "verbose"]
-NAMES += ["format", "offset", "limit", "defaultToGlobal"]
+NAMES += ["format", "offset", "limit", "defaultToGlobal", "prefix", "old", "new"]
 queries = st.dictionaries(
     st.sampled_from(NAMES) | segments,
     st.sampled_from(["true", "false", "resolved", "0", "1", "-1", "9" * 30]) | segments,
