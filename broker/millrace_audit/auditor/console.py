@@ -331,7 +331,7 @@ def _partitions(session: Session) -> Iterator[PartitionLine]:
             cluster, name, at = row.origin
             line.source = f"{cluster}-{name.rpartition('-')[2]}"
             there = ends.get((cluster, name))
-            line.lag = None if there is None else max(there - at, 0)
+            line.lag = None if there is None or at is None else max(there - at, 0)  # before its first append
         elif row.tier == WAREHOUSE:
             there = ends.get((OFFLINE, f"{row.topic_id}-{row.partition}"))
             line.source, line.lag = OFFLINE, None if there is None else max(there - row.end, 0)

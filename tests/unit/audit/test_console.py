@@ -18,7 +18,7 @@ from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.console import MARKS
 from millrace_audit.auditor.heat import hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.store import AuditStore, WindowRow
+from millrace_audit.auditor.store import AuditStore, CoverageRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE
 from tests.unit.audit.story import NOW, RULES, TOPIC, Story, W, found
@@ -209,6 +209,17 @@ def test_partitions_say_how_far_mirror_and_load_are_behind(console: Console) -> 
     assert f"<td>{TOPIC}</td>" in topics
     assert '<td class="n">50</td><td class="n">50</td></tr>' in topics, "not mirrored, not loaded"
     assert "<td>1 of 1 part</td>" in page
+
+
+def test_a_mirror_whose_position_is_not_known_yet_has_no_lag(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    with console.store.writing() as session:
+        here = update(CoverageRow).where(CoverageRow.tier == OFFLINE)
+        session.execute(here.values(origin=["dc1", "dc1-PageView-0", None]))
+    answer = console.get(topic=TOPIC, at=AT)
+    assert answer.status_code == 200
+    assert '<td>dc1-0</td><td class="n">not known</td>' in answer.text
 
 
 def test_a_database_from_before_the_console_gets_what_it_reads_by(tmp_path: Path) -> None:
