@@ -80,7 +80,7 @@ class KafkaBroker:
     """One broker that is its own controller; `folder` keeps its data and log over restarts.
 
     `settings` are added to its server.properties, `java_options` to its command line. Without an `address` it
-    listens on a free port. Ready when made.
+    listens on a free port; `listeners` are more of them, as NAME://HOST:PORT. Ready when made.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class KafkaBroker:
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
         address: str | None = None,
+        listeners: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.address = address or f"127.0.0.1:{free_port()}"
@@ -106,7 +107,7 @@ class KafkaBroker:
         self._properties = folder / "server.properties"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        lines = _server_properties(self.address, folder / "data") | dict(settings or {})
+        lines = _server_properties(self.address, folder / "data", listeners) | dict(settings or {})
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         self._format()
         self.start()
@@ -180,13 +181,13 @@ class KafkaBroker:
         return True
 
 
-def _server_properties(address: str, data: Path) -> dict[str, str]:
+def _server_properties(address: str, data: Path, listeners: Sequence[str]) -> dict[str, str]:
     controller = f"127.0.0.1:{free_port()}"
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@{controller}",
-        "listeners": f"PLAINTEXT://{address},CONTROLLER://{controller}",
+        "listeners": ",".join([f"PLAINTEXT://{address}", f"CONTROLLER://{controller}", *listeners]),
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",
