@@ -14,6 +14,7 @@ from millrace.config import (
     BrokerConfig,
     ListenerConfig,
     LogConfig,
+    SecurityConfig,
     TlsConfig,
     from_mapping,
     load,
@@ -97,10 +98,11 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
         ("log.", LogConfig),
         ("listeners.NAME.", ListenerConfig),
         ("tls.", TlsConfig),
+        ("security.", SecurityConfig),
     )
     for prefix, settings in groups:
         for field in dataclasses.fields(settings):
-            if field.name not in ("log", "mirror", "listeners", "tls"):
+            if field.name not in ("log", "mirror", "listeners", "tls", "security"):
                 default = "required" if field.default is dataclasses.MISSING else field.default
                 if isinstance(default, tuple):
                     default = json.dumps(default).partition(", ")[0]
