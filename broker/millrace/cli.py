@@ -25,6 +25,7 @@ from millrace.installation import missing_extra
 from millrace.logs import FORMATS
 
 COMMANDS = {
+    "access": "millrace.commands.access:access",
     "acls": "millrace.commands.acls:acls",
     "broker": "millrace.commands.broker:broker",
     "consume": "millrace.commands.clients:consume",

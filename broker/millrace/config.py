@@ -300,8 +300,10 @@ class BrokerConfig(ClientLimits):
     """Addresses from which a mirror may be reset and its offsets translated, besides this machine itself and
     the addresses that the cluster's brokers are registered with."""
     metrics_listen: str = ""
-    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. It tells topic and group names to
-    whoever asks."""
+    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` it tells
+    topic and group names to whoever asks."""
+    metrics_access: str = ""
+    """A file of tokens (`millrace access`), of which one with the role `metrics` must be shown."""
     group_min_session_timeout_ms: int = 6_000
     """A consumer group's member may not ask to be given up sooner than this after its last heartbeat."""
     group_max_session_timeout_ms: int = 1_800_000

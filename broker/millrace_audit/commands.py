@@ -18,6 +18,8 @@ import click
 from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
+from millrace.service.access import AccessList
+from millrace.service.options import door_options, tls_of
 from millrace.signals import stop_on_signals
 from millrace_audit import client
 from millrace_audit.answer import to_json
@@ -104,6 +106,7 @@ _zookeeper_option = click.option(
     show_default=True,
     help="A window that has not changed for so many days is deleted.",
 )
+@door_options
 def auditor(
     listen: str,
     database_url: str,
@@ -116,6 +119,9 @@ def auditor(
     hello_patience_s: int,
     fold_after_h: int,
     keep_days: int,
+    access_file: str,
+    certificate: str,
+    key: str,
 ) -> None:
     """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
     from millrace.service.web import WebServer
@@ -146,8 +152,9 @@ def auditor(
         closing(Auditor(store, rules, bootstrap, registry, zookeeper)) as worker,
     ):
         worker.check()
-        app = build_app(store, rules, worker, GroupsLook(bootstrap))
-        server = WebServer(app, listen, "auditor")
+        access = AccessList(access_file) if access_file else None
+        app = build_app(store, rules, worker, GroupsLook(bootstrap), access)
+        server = WebServer(app, listen, "auditor", tls_of(certificate, key))
         _serve_while_applying(server, worker)
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from fastapi import Depends
 from starlette.requests import Request
 
+from millrace.service.access import AccessList, NotKnown
 from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.requests import subject_or_global
 
@@ -36,6 +37,21 @@ class Door:
     """`User:NAME`; RegistryError for a request that does not prove what it claims."""
     allows: Callable[[str, Role, str], bool] = lambda *_: True
     """Whether a principal has a role for a subject; GLOBAL stands for all subjects."""
+
+
+def door_of(known: AccessList) -> Door:
+    """The door of a registry that wants tokens."""
+
+    def principal_of(request: Request) -> str:
+        try:
+            return "User:" + known.name_of(request.headers.get("authorization"))
+        except NotKnown as error:
+            raise RegistryError(ErrorCode.UNAUTHENTICATED, str(error)) from None
+
+    def allows(principal: str, role: Role, subject: str) -> bool:
+        return known.allows(principal.removeprefix("User:"), role, subject)
+
+    return Door(principal_of, allows)
 
 
 def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:

@@ -17,6 +17,8 @@ from millrace.commands.help_texts import Group
 from millrace.commands.printing import print_table
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
+from millrace.service.access import AccessList
+from millrace.service.options import door_options, tls_of
 from millrace_registry import directory as folder
 from millrace_registry import transfer
 from millrace_registry.client import SchemaRegistryClient
@@ -64,18 +66,24 @@ _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
 @click.option(
     "--bootstrap", metavar="HOST:PORT", help="Brokers whose topics the page at /ui names beside each schema."
 )
-def registry(listen: str, database_url: str, bootstrap: str | None) -> None:
+@door_options
+def registry(
+    listen: str, database_url: str, bootstrap: str | None, access_file: str, certificate: str, key: str
+) -> None:
     """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
     from millrace.service.web import WebServer
+    from millrace_registry.access import OPEN, door_of
     from millrace_registry.app import create_app
     from millrace_registry.store import Store
     from millrace_registry.usage import Usage
 
     if bootstrap is not None:
         parse_addresses(bootstrap, "--bootstrap")
+    door = door_of(AccessList(access_file)) if access_file else OPEN
+    tls = tls_of(certificate, key)
     store, usage = Store.open(database_url), Usage(bootstrap)
     try:
-        server = WebServer(create_app(store, usage=usage), listen, "registry")
+        server = WebServer(create_app(store, door, usage), listen, "registry", tls)
         usage.start()
         server.serve_until_stopped()
     finally:

@@ -170,10 +170,12 @@ def _serve_metrics(
     from millrace.metrics import MetricsServer
     from millrace.metrics.lag import GroupOffsets
     from millrace.metrics.numbers import Numbers
+    from millrace.service.access import AccessList
 
     offsets = GroupOffsets(ConsumerRegistry(broker.cluster.session, config.cluster), broker)
     numbers = Numbers(broker=broker, server=server, groups=groups, offsets=offsets, mirrors=mirror.states)
-    metrics = MetricsServer(*parse_address(config.metrics_listen, "metrics_listen"), numbers)
+    access = AccessList(config.metrics_access) if config.metrics_access else None
+    metrics = MetricsServer(*parse_address(config.metrics_listen, "metrics_listen"), numbers, access)
     metrics.start()
     log.info("metrics on http://%s/metrics, health on /healthz", metrics.address)
     return metrics

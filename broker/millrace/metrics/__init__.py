@@ -1,7 +1,8 @@
 """A broker's numbers and health over HTTP: `/metrics` for Prometheus, `/healthz` for a supervisor.
 
 The numbers are plain integers where the work is done; they are read when Prometheus asks, in its thread, so
-that the loop does not notice. Owns names and units. Answers to anybody: listen where only operators reach.
+that the loop does not notice. Owns names and units. Answers to anybody, or to who shows a token of a file
+with the role `metrics`; health is open, and tells a stranger only whether it is well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from millrace.broker.broker import Broker
 from millrace.errors import MillraceError
 from millrace.metrics import health
 from millrace.metrics.numbers import Numbers
+from millrace.service.access import AccessList, NotKnown
 
 __all__ = ["MetricsServer"]
 
@@ -67,14 +69,15 @@ class _Server6(_Server):
 class MetricsServer:
     """Serves in threads of its own from `start` to `close`."""
 
-    def __init__(self, host: str, port: int, numbers: Numbers) -> None:
+    def __init__(self, host: str, port: int, numbers: Numbers, access: AccessList | None = None) -> None:
         self._offsets = numbers.offsets
         registry = CollectorRegistry(auto_describe=False)
         registry.register(numbers)
         ProcessCollector(registry=registry)
         server_class = _Server6 if ":" in host else _Server
         try:
-            self._http = make_server(host, port, _routes(registry, numbers.broker), server_class, _Handler)
+            routes = _routes(registry, numbers.broker, access)
+            self._http = make_server(host, port, routes, server_class, _Handler)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise MillraceError(
@@ -94,12 +97,17 @@ class MetricsServer:
         self._thread.join()
 
 
-def _routes(registry: CollectorRegistry, broker: Broker) -> Wsgi:
+def _routes(registry: CollectorRegistry, broker: Broker, access: AccessList | None) -> Wsgi:
     metrics = make_wsgi_app(registry)
     one_at_a_time = threading.Lock()
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
+        refusal = _refusal(access, environ.get("HTTP_AUTHORIZATION"))
+        if path == "/metrics" and refusal:
+            headers = [("Content-Type", "application/json"), ("WWW-Authenticate", 'Basic realm="millrace"')]
+            start_response("401 Unauthorized", headers)
+            return [json.dumps({"error": refusal}).encode() + b"\n"]
         if path == "/metrics":
             with one_at_a_time:
                 return metrics(environ, start_response)  # type: ignore[no-any-return]
@@ -107,8 +115,20 @@ def _routes(registry: CollectorRegistry, broker: Broker) -> Wsgi:
         if path == "/healthz":
             problems = health.problems(broker)
             start_response("503 Service Unavailable" if problems else "200 OK", json_header)
-            return [json.dumps({"healthy": not problems, "problems": problems}).encode() + b"\n"]
+            told = {"healthy": not problems} | ({} if refusal else {"problems": problems})
+            return [json.dumps(told).encode() + b"\n"]
         start_response("404 Not Found", json_header)
         return [b'{"paths": ["/metrics", "/healthz"]}\n']
 
     return answer
+
+
+def _refusal(access: AccessList | None, authorization: str | None) -> str:
+    """Why the numbers are not for who sends this header; empty when they are."""
+    if access is None:
+        return ""
+    try:
+        name = access.name_of(authorization)
+    except NotKnown as error:
+        return str(error)
+    return "" if access.allows(name, "metrics") else f"{name} lacks the role metrics"

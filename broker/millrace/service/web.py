@@ -14,9 +14,10 @@ from typing import Any
 import click
 import uvicorn
 
-from millrace.config import parse_address
+from millrace.config import TlsConfig, parse_address
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
+from millrace.security.certificates import server_context
 from millrace.signals import stop_on_signals
 
 _STOP_TIMEOUT_S = 5
@@ -25,7 +26,9 @@ _STOP_TIMEOUT_S = 5
 class WebServer(uvicorn.Server):
     """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
 
-    def __init__(self, app: Any, listen: str, what: str) -> None:
+    def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
+        """With `tls` every connection uses it; ConfigError when its files cannot be used."""
+        context = server_context(tls, "none") if tls is not None else None
         host, port = parse_address(listen, "--listen")
         shown_host = f"[{host}]" if ":" in host else host
         try:
@@ -52,6 +55,8 @@ class WebServer(uvicorn.Server):
             server_header=False,
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         )
+        config.load()
+        config.ssl = context  # one of ours: uvicorn's own takes older versions of TLS, and tickets
         super().__init__(config)
 
     def serve_until_stopped(self) -> None:

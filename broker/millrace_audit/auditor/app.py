@@ -28,9 +28,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from millrace import __version__
 from millrace.config import parse_time
 from millrace.errors import MillraceError
+from millrace.service.access import AccessList
 from millrace.service.database import reason_of
 from millrace_audit.answer import iso, to_json
 from millrace_audit.auditor import answers
+from millrace_audit.auditor.access import Admission, check_roles, who_asks
 from millrace_audit.auditor.answers import Acceptance
 from millrace_audit.auditor.circumstances import AuditRules
 from millrace_audit.auditor.console import GroupsLook, add_console
@@ -70,10 +72,19 @@ class Worker(Protocol):
 
 
 def build_app(
-    store: AuditStore, rules: AuditRules, worker: Worker, groups: GroupsLook | None = None
+    store: AuditStore,
+    rules: AuditRules,
+    worker: Worker,
+    groups: GroupsLook | None = None,
+    access: AccessList | None = None,
 ) -> FastAPI:
-    """The application on a database that a worker fills; the console shows `groups` where they are given."""
-    app = FastAPI(title="Millrace auditor", version=__version__)
+    """The application on a database that a worker fills; the console shows `groups` where they are given.
+
+    With `access` it answers who has the route's role only.
+    """
+    app = FastAPI(
+        title="Millrace auditor", version=__version__, openapi_url="/openapi.json" if access is None else None
+    )
     _say_errors_in_one_line(app)
 
     add_console(app, store, rules, worker.numbers, groups)
@@ -160,12 +171,14 @@ def build_app(
         return Response(worker.numbers.text(), media_type="text/plain; version=0.0.4")
 
     @app.post("/v1/instances/{instance}/accept")
-    def accept(instance: int, said: Reason) -> dict[str, Any]:
+    def accept(request: Request, instance: int, said: Reason) -> dict[str, Any]:
         """Go on without the word of an instance; the reason stays visible beside its windows."""
         if not -(1 << 63) <= instance < 1 << 63:
             raise MillraceError(f"{instance} is no instance number")
         reason = _reason(said)
-        acceptance = Acceptance(instance=instance, disown=said.disown, reason=reason, who=said.who)
+        acceptance = Acceptance(
+            instance=instance, disown=said.disown, reason=reason, who=who_asks(request) or said.who
+        )
         with store.writing() as session:
             if not answers.accept(session, rules, acceptance):
                 raise MillraceError(
@@ -176,7 +189,7 @@ def build_app(
         return {"instance": instance, "accepted": reason}
 
     @app.post("/v1/accept")
-    def accept_service(said: ServiceReason) -> dict[str, Any]:
+    def accept_service(request: Request, said: ServiceReason) -> dict[str, Any]:
         """Go on without the word of a service's silent instances that were last heard of before a time."""
         reason = _reason(said)
         before = FOR_EVER if said.before is None else _ms(said.before, "before")
@@ -186,13 +199,16 @@ def build_app(
             before=before,
             disown=said.disown,
             reason=reason,
-            who=said.who,
+            who=who_asks(request) or said.who,
         )
         with store.writing() as session:
             accepted = answers.accept(session, rules, acceptance)
             answers.settle(session, rules)
         return {"instances": [instance.instance for instance in accepted], "accepted": reason}
 
+    check_roles(app)
+    if access is not None:
+        app.add_middleware(Admission, routes=app.routes, access=access)
     return app
 
 

@@ -33,12 +33,12 @@ class Client:
         self._transport = httpx.ASGITransport(app=app)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return self._ask("GET", path, **options)
+        return self.ask("GET", path, **options)
 
     def post(self, path: str, **options: Any) -> httpx.Response:
-        return self._ask("POST", path, **options)
+        return self.ask("POST", path, **options)
 
-    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
             async with httpx.AsyncClient(transport=self._transport, base_url="http://auditor") as client:
                 return await client.request(method, path, **options)

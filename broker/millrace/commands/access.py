@@ -1,0 +1,34 @@
+"""`millrace access`: makes tokens for the web services."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from millrace.commands.help_texts import Group
+from millrace.service.access import add_entry
+
+
+@click.group(cls=Group)
+def access() -> None:
+    """Make tokens for registry, auditor and metrics.
+
+    Example: millrace access add registry-access.toml loads read
+    """
+
+
+@access.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("name")
+@click.argument("roles", nargs=-1, required=True)
+def add(file: Path, name: str, roles: Sequence[str]) -> None:
+    """Add a client NAME with ROLES to FILE, and print its token: this once, because FILE keeps a hash only.
+
+    Roles of the registry: read, register, admin, also for subjects (register:web-*). Of the auditor: read,
+    accept, metrics. Of a broker's metrics: metrics.
+
+    Example: millrace access add registry-access.toml web read "register:web-*"
+    """
+    click.echo(add_entry(file, name, roles))

@@ -1,0 +1,98 @@
+"""Who may ask the auditor what: every route has a role, and nothing is answered without it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from millrace.service.access import AccessList, add_entry
+from millrace_audit.auditor import answers
+from millrace_audit.auditor.access import ROLES, check_roles
+from millrace_audit.auditor.app import build_app
+from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.store import AuditStore
+from tests.unit.audit.story import RULES
+from tests.unit.audit.test_app import Client, Worker
+
+OPEN = {"/", "/v1/health"}
+VALUES = {"{topic}": "t", "{instance}": "5"}
+BODY = {"reason": "it is gone", "who": "mallory", "service": "s"}
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> dict[str, str]:
+    file = tmp_path / "access.toml"
+    return {role: add_entry(file, f"the-{role}", [role]) for role in ("read", "metrics", "accept", "other")}
+
+
+@pytest.fixture
+def auditor(tmp_path: Path, tokens: dict[str, str]) -> Iterator[Client]:
+    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    access = AccessList(str(tmp_path / "access.toml"))
+    yield Client(build_app(store, RULES, Worker(AuditNumbers(store, RULES)), access=access))
+    store.close()
+
+
+def ask(auditor: Client, method: str, path: str, token: str | None = None) -> Any:
+    for name, value in VALUES.items():
+        path = path.replace(name, value)
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    params = {"from": "2015-05-17T10:00:00Z", "to": "2015-05-17T11:00:00Z"}
+    options: dict[str, Any] = {"json": BODY} if method == "POST" else {"params": params}
+    return auditor.ask(method, path, headers=headers, **options)
+
+
+ROUTES = [*ROLES, ("GET", "/console/console.js"), ("GET", "/console/console.css")]
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_route_is_answered_for_its_own_role_only(
+    auditor: Client, tokens: dict[str, str], method: str, path: str
+) -> None:
+    role = ROLES.get((method, path), "read")
+    assert (role == "") is (path in OPEN)
+    answers = {name: ask(auditor, method, path, token).status_code for name, token in tokens.items()}
+    stranger = ask(auditor, method, path)
+    if not role:
+        assert 401 not in (stranger.status_code, *answers.values())
+        return
+    assert stranger.status_code == ask(auditor, method, path, "guess").status_code == 401
+    assert stranger.headers["www-authenticate"].startswith("Basic")
+    assert answers.pop(role) not in (401, 403, 404, 405)
+    assert set(answers.values()) == {403}
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/redoc", "/console/../v1/topics", "/v1/nothing"])
+def test_what_is_no_route_is_nobodys(auditor: Client, tokens: dict[str, str], path: str) -> None:
+    assert ask(auditor, "GET", path).status_code == 401
+    assert ask(auditor, "PUT", "/v1/accept", tokens["accept"]).status_code == 403
+
+
+def test_who_accepts_is_who_has_shown_the_token(
+    auditor: Client, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def accept(_session: object, _rules: object, acceptance: answers.Acceptance) -> list[Any]:
+        said.append(acceptance.who)
+        return []
+
+    monkeypatch.setattr(answers, "accept", accept)
+    token = base64.b64encode(f"the-accept:{tokens['accept']}".encode()).decode()
+    answer = auditor.post("/v1/accept", json=BODY, headers={"authorization": f"Basic {token}"})
+    assert (answer.status_code, said) == (200, ["the-accept"])
+
+
+def test_a_route_without_a_role_does_not_start() -> None:
+    app = FastAPI(openapi_url=None)
+
+    @app.get("/v1/secrets")
+    def secrets() -> None: ...
+
+    with pytest.raises(RuntimeError, match="route /v1/secrets has no role"):
+        check_roles(app)
