@@ -28,6 +28,7 @@ TOOLS = {
     "ConsumerGroupCommand": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
     "TopicCommand": "org.apache.kafka.tools.TopicCommand",
     "ConfigCommand": "kafka.admin.ConfigCommand",
+    "AclCommand": "org.apache.kafka.tools.AclCommand",
     "GetOffsetShell": "org.apache.kafka.tools.GetOffsetShell",
     "DeleteRecordsCommand": "org.apache.kafka.tools.DeleteRecordsCommand",
     "ProducerPerformance": "org.apache.kafka.tools.ProducerPerformance",
