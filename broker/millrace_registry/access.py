@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fastapi import Depends
+from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 
 from millrace.service.access import AccessList, NotKnown
@@ -77,3 +78,14 @@ def admit(request: Request, role: Role, subject: str) -> str:
 OPEN = Door()
 READ, REGISTER, ADMIN = ([Depends(needs(role))] for role in Role)
 """A route's `dependencies`."""
+_ROLES = [dependency.dependency for (dependency,) in (READ, REGISTER, ADMIN)]
+_OPEN_PATHS = ("/", "/healthz")
+
+
+def check_roles(app: FastAPI) -> None:
+    """RuntimeError unless every route but those that are open to all says the role that it needs."""
+    for route in app.routes:
+        told = [one.dependency for one in route.dependencies] if isinstance(route, APIRoute) else []
+        path = getattr(route, "path", "")
+        if path not in _OPEN_PATHS and not any(role in told for role in _ROLES):
+            raise RuntimeError(f"route {path} has no role: give it READ, REGISTER or ADMIN")

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from millrace import __version__
 from millrace.service.database import reason_of
 from millrace_registry import page, requests, service
-from millrace_registry.access import ADMIN, OPEN, READ, REGISTER, Door, Role, admit
+from millrace_registry.access import ADMIN, OPEN, READ, REGISTER, Door, Role, admit, check_roles
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.metrics import MEDIA_TYPE, Counted, Numbers
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
@@ -44,6 +44,7 @@ def create_app(store: Store, door: Door = OPEN, usage: Usage | None = None) -> F
     app.include_router(page.routes)
     app.state.store, app.state.door, app.state.numbers = store, door, numbers
     app.state.usage = usage or Usage(None)
+    check_roles(app)
     return app
 
 
@@ -366,4 +367,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case _:
             code, message = ErrorCode.FAILED, "the registry failed; its log says why"
             _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return Response(json.dumps({"error_code": code, "message": message}), status_code=int(str(code)[:3]))
+    # A browser at the page asks for name and token then.
+    headers = {"WWW-Authenticate": 'Basic realm="millrace"'} if code == ErrorCode.UNAUTHENTICATED else None
+    content = json.dumps({"error_code": code, "message": message})
+    return Response(content, status_code=int(str(code)[:3]), headers=headers)

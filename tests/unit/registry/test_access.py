@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from millrace_registry.access import Door, Role
+from millrace_registry.access import Door, Role, check_roles
 from millrace_registry.app import create_app
 from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.store import Store
@@ -111,3 +112,14 @@ def test_a_door_may_give_roles_by_principal_and_subject(store: Store, user: str,
     with TestClient(create_app(store, Door(principal_of, lambda *asked: asked in granted))) as client:
         answer = client.get("/subjects/s/versions", headers={"x-user": user})
         assert answer.status_code == status
+
+
+def test_a_route_without_a_role_does_not_start() -> None:
+    app = FastAPI(openapi_url=None)
+    check_roles(app)
+
+    @app.get("/secrets")
+    def secrets() -> None: ...
+
+    with pytest.raises(RuntimeError, match="route /secrets has no role"):
+        check_roles(app)
