@@ -162,7 +162,7 @@ def register(store: Database, subject: Subject, body: Body) -> dict[str, Any]:
     return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
-@_routes.post("/apply")
+@_routes.post("/apply", dependencies=READ)
 def apply(request: Request, store: Database, body: Body) -> list[dict[str, Any]]:
     """Levels and schemas of several subjects, in one transaction: Millrace's own, for `schemas apply`."""
     application = requests.application(body)
