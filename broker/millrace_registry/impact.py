@@ -12,7 +12,6 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.compatibility import unreadable
 from millrace_registry.directory import AUDIT_NAMESPACE, Change
 from millrace_registry.errors import InvalidSchema
-from millrace_registry.retained import ids_in
 from millrace_registry.subjects import full_name
 
 _CHANGED = ("new", "new version", "incompatible")
@@ -27,6 +26,8 @@ def with_retained(
     the others the end is looked at. A subject whose ids a topic carries, and which the folder does not
     hold, is a row of its own, `ungated`. The audit's own records are left out.
     """
+    from millrace_registry.retained import ids_in  # numpy, which no other command on schemas needs
+
     notes: dict[str, list[str]] = {change.subject: [] for change in changes}
     ungated: dict[str, list[str]] = {}
     changed = {c.subject: c for c in changes if c.state in _CHANGED and c.schema is not None}

@@ -7,7 +7,6 @@ import threading
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace_registry.retained import ids_in
 
 _log = logging.getLogger("millrace.registry")
 _LOOK_AGAIN_S = 60.0
@@ -44,6 +43,8 @@ class Usage:
 
     def look(self) -> None:
         """Look once; MillraceError when the brokers do not answer."""
+        from millrace_registry.retained import ids_in  # numpy, which a registry without brokers does not need
+
         assert self._bootstrap is not None
         topics: dict[int, list[str]] = {}
         with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:

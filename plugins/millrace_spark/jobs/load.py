@@ -90,11 +90,12 @@ def _other_subjects(storage: Storage, request: Load, result: LoadResult) -> list
     if result.load is None or not result.published:
         return []
     topic = result.topic
-    loaded = {id_ for part in read_load(storage, topic, result.load).partitions for id_ in part.schema_ids}
     try:
+        load = read_load(storage, topic, result.load)
+        loaded = {id_ for part in load.partitions for id_ in part.schema_ids}
         with SchemaRegistryClient(request.registry) as registry:
             others = ids_of_others(topic, loaded, Subjects.parse(request.subjects), registry)
-    except MillraceError as error:  # the load is there, whatever the registry says now
+    except MillraceError as error:  # the load is committed, whatever storage and registry say now
         return [f"{topic}: whether its messages are of the topic's subject is not known: {error}"]
     return others_in_words(topic, others)
 

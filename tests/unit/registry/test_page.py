@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from millrace_registry import usage
+from millrace_registry import retained, usage
 from millrace_registry.app import create_app
 from millrace_registry.page import MAX_LINES, side_by_side
 from millrace_registry.store import Store
@@ -188,7 +188,7 @@ def test_topics_that_use_a_schema_are_named_and_not_waited_for(monkeypatch: pyte
             return [f"t{number:02}" for number in range(30)]
 
     monkeypatch.setattr(usage, "ClusterClient", Cluster)
-    monkeypatch.setattr(usage, "ids_in", lambda _, topic, tail_only: [7] if topic > "t04" else [8])
+    monkeypatch.setattr(retained, "ids_in", lambda _, topic, tail_only: [7] if topic > "t04" else [8])
     assert Usage(None).topics_of(7) == "not known: start the registry with --bootstrap"
     looked = Usage("b:1")
     assert looked.topics_of(7) == "not known: no answer from b:1 yet"
