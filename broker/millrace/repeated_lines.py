@@ -32,6 +32,8 @@ class RepeatedLines(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """False for a line too many; the next that is printed says how many were left out."""
+        if getattr(record, "always", False):
+            return True
         now = self._clock()
         if len(self._kinds) >= MAX_KINDS:
             self._kinds.clear()

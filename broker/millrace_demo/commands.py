@@ -247,7 +247,9 @@ def publish_access_log(
     ):
         events = read_log(file, share, bad=[])
         for event in progress.track(events, total, description=f"{topic} to {cluster}"):
-            producer.send(topic, "PageView", event.fields, time_ms=event.time_ms)
+            producer.send(
+                topic, None if topic == "PageView" else "PageView", event.fields, time_ms=event.time_ms
+            )
     acknowledged = sum(size(outcome.acknowledged) for outcome in producer.delivered())
     answer = {
         "topic": topic,

@@ -54,7 +54,7 @@ with AuditedProducer(
     bootstrap, registry, cluster=cluster, server=f"{{cluster}}-host-1", service="{service}"
 ) as producer:
     for number in range(1000):
-        producer.send("{name}", "{name}", {{"id": number, "note": "the first ones"}}, time_ms=an_hour_ago)
+        producer.send("{name}", None, {{"id": number, "note": "the first ones"}}, time_ms=an_hour_ago)
 print(f"1000 events are in {{cluster}}")
 '''
 
@@ -179,15 +179,20 @@ def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
         origins = {name: cluster for name, cluster in clusters.items() if "mirror" not in cluster}
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise MillraceError(f"{file} is no deployment of `millrace up`: {error}") from None
+    mirrors = {f"clusters.{name}.mirror": one["mirror"] for name, one in clusters.items() if "mirror" in one}
     lines, section = text.splitlines(keepends=True), ""
     for number, line in enumerate(lines):
         if line.startswith("["):
             section = line.strip().strip("[]")
-        elif section.removeprefix("clusters.") in origins:
+        elif (name := section.removeprefix("clusters.")) in origins:
+            if topic in origins[name].get("topics", {}):
+                continue
             entry = rf"\g<1>{topic} = {PARTITIONS}"
             line = re.sub(r"^(topics = \{)\s*(?=\})", rf"\g<1> {topic} = {PARTITIONS} ", line)
             lines[number] = re.sub(rf"^(topics = \{{ )(?!{topic} )(?=\S)", rf"{entry}, ", line)
-        elif section.endswith(".mirror") and line.startswith("topics = [") and '"*"' not in line:
+        elif line.startswith("topics = [") and not {"*", topic} & {
+            *mirrors.get(section, {}).get("topics", "*")
+        }:
             lines[number] = line.replace("[", f'["{topic}", ', 1)
     changed = "".join(lines)
     # What is read back must be what was meant: a file that somebody has written otherwise stays as it is.

@@ -144,11 +144,16 @@ class SchemaRegistryClient:
             return []
 
     def is_millrace(self) -> bool:
-        """True for a registry of Millrace, which takes what a folder holds in one request."""
+        """True for a registry of Millrace, which takes what a folder holds in one request.
+
+        RegistryUnavailable when it does not answer: nobody knows then.
+        """
         try:
             clusters = self.ask("/v1/metadata/id")["scope"]["clusters"]
             return bool(clusters["schema-registry-cluster"] == "millrace")
-        except (MillraceError, LookupError, TypeError):
+        except RegistryUnavailable:
+            raise
+        except (MillraceError, LookupError, TypeError):  # another one has no such page
             return False
 
     def level(self, subject: str) -> tuple[str, bool]:

@@ -212,13 +212,14 @@ def _apply_at_once(
     directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change], client: SchemaRegistryClient
 ) -> list[Change]:
     commit, author = _commit_and_author(directory)
-    schemas = [{"subject": file.subject, "schema": json.dumps(file.json)} for file in files]
+    texts = {file.subject: json.dumps(file.json) for file in files}  # topics may share a subject
+    schemas = [{"subject": subject, "schema": text} for subject, text in texts.items()]
     levels = {change.subject: change.level for change in changes if change.level is not None}
     body = {"schemas": schemas, "levels": levels, "commit": commit, "author": author}
-    applied = client.ask("/apply", body)
+    applied = dict(zip(texts, client.ask("/apply", body), strict=True))
     return [
-        replace(change, version=one["version"], id=one["id"])
-        for change, one in zip(changes, applied, strict=True)
+        replace(change, version=applied[change.subject]["version"], id=applied[change.subject]["id"])
+        for change in changes
     ]
 
 
@@ -229,7 +230,11 @@ def _commit_and_author(directory: Path) -> tuple[str, str]:
         author = _git(directory, "log", "-1", "--format=%an <%ae>").decode(errors="replace").strip()
         dirty = "-dirty" if _git(directory, "status", "--porcelain", "--", ".") else ""
     except MillraceError:  # no repository, or no git: a worker has the folder from somewhere else
-        return "", f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"[:200]
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:  # a container's user may have no name
+            user = str(os.getuid())
+        return "", f"{user}@{socket.gethostname()}"[:200]
     return commit + dirty, author[:200]
 
 

@@ -10,6 +10,8 @@ from millrace_registry.avro_schema import NAMED, RECORDS, AvroSchema, Json
 
 MAX_PATHS = 10_000
 """Most paths of fields of one schema that are listed: types that use each other can make billions of them."""
+MAX_CHARACTERS = 8 << 20
+"""Most characters of paths and types of one schema: a long type may be reached by many paths."""
 
 _Place = tuple[str, Json, tuple[str, ...]]
 """A path, the type there, and the records that lead to it."""
@@ -18,7 +20,8 @@ _Place = tuple[str, Json, tuple[str, ...]]
 def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
     """`+ path: type`, `- path: type` or `~ path: type was type` for each field that differs, by path.
 
-    Fields of fields only so deep that neither schema has more than MAX_PATHS; a last line says so.
+    Fields of fields only so deep that neither schema has more than MAX_PATHS or MAX_CHARACTERS; a last line
+    says so.
     """
     old_levels, new_levels = _levels(old), _levels(new)
     before, after, nothing = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -43,16 +46,18 @@ def changed_fields(old: AvroSchema, new: AvroSchema) -> list[str]:
 def _levels(schema: AvroSchema) -> list[dict[str, str] | None]:
     """Fields, their fields and so on, by path, each with its type and default in words.
 
-    The last one is None where there would be more than MAX_PATHS in all.
+    The last one is None where there would be more than MAX_PATHS or MAX_CHARACTERS in all.
     """
     levels: list[dict[str, str] | None] = []
     places: list[_Place] = [("", schema.tree, ())]
-    left = MAX_PATHS
+    paths, characters = MAX_PATHS, MAX_CHARACTERS
     while places:
-        found = list(itertools.islice(_fields_at(schema, places), left + 1))
-        if len(found) > left:
-            return [*levels, None]
-        left -= len(found)
+        found = []
+        for place, words in _fields_at(schema, places):
+            paths, characters = paths - 1, characters - len(place[0]) - len(words)
+            if paths < 0 or characters < 0:
+                return [*levels, None]
+            found.append((place, words))
         levels.append({path: words for (path, _, _), words in found})
         places = [place for place, _ in found]
     return levels

@@ -246,15 +246,18 @@ def application(body: Mapping[str, Any]) -> Application:
             ErrorCode.BAD_REQUEST,
             "the body must be {schemas: [{subject, schema}], levels: {subject: level}, commit, author}",
         )
+    subjects = [_checked_name(one["subject"]) for one in schemas]
+    levelled = [_checked_name(subject) for subject in levels]
+    repeated = len({*subjects}) < len(subjects) or len({*levelled}) < len(levelled)
     # Each subject once: everything is then compared before the write lock is taken.
-    if len({one["subject"] for one in schemas}) < len(schemas) or len(schemas) + len(levels) > MAX_APPLIED:
+    if repeated or len(schemas) + len(levels) > MAX_APPLIED:
         raise RegistryError(
             ErrorCode.BAD_REQUEST,
             f"name each subject once, and at most {MAX_APPLIED} schemas and levels: apply sub-folders alone",
         )
     return Application(
-        [(_checked_name(one["subject"]), candidate(one)) for one in schemas],
-        {_checked_name(subject): LEVEL.parse(level) for subject, level in levels.items()},
+        [(subject, candidate(one)) for subject, one in zip(subjects, schemas, strict=True)],
+        {subject: LEVEL.parse(level) for subject, level in zip(levelled, levels.values(), strict=True)},
         Origin(words["commit"], words["author"], time.time_ns() // 1_000_000),
     )
 

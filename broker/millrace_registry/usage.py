@@ -49,7 +49,12 @@ class Usage:
         topics: dict[int, list[str]] = {}
         with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:
             for topic in sorted(client.topics()):
-                for schema_id in ids_in(client, topic, tail_only=True):
+                try:
+                    ids = ids_in(client, topic, tail_only=True)
+                except MillraceError as error:
+                    _log.warning("which schemas %s uses is not known: %s", topic, error)
+                    continue
+                for schema_id in ids:
                     topics.setdefault(schema_id, []).append(topic)
         self._topics = topics
 

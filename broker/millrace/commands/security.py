@@ -102,7 +102,10 @@ def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
 def install(session: Session, cluster: str, folder: SecurityFolder) -> list[str]:
     """Create a folder's users in a cluster, and the rules of what they may do; the users' names."""
     users, passwords = Users(session, cluster), folder.passwords()
+    # Of new users only, and before they can log in: what an operator has taken away does not come back.
+    new = {f"User:{name}" for name in passwords.keys() - set(users.names)}
+    rules = [rule for rule in rules_of_users() if rule.principal in new]
+    AclStore(session, cluster).change(lambda there: [*there, *rules])
     for name, password in passwords.items():
         users.set_password(name, password)
-    AclStore(session, cluster).change(lambda there: [*there, *rules_of_users()])
     return list(passwords)

@@ -106,8 +106,11 @@ class AclStore:
             if stat.mzxid > self.version:  # another thread may have read more than this one
                 self.acls, self.version = Acls(_decoded(data)), stat.mzxid
 
+    def _on_event(self, _: object) -> None:
+        self._wake.set()
+
     def _node(self) -> tuple[bytes, Any]:
-        node = self._session.read_all([self._path], lambda _: self._wake.set()).get(self._path)
+        node = self._session.read_all([self._path], self._on_event).get(self._path)
         if node is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
         return node

@@ -72,14 +72,17 @@ class Users:
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Follow every change in a thread of its own, and call `changed` there after each."""
+        told = self._users
 
         def follow() -> None:
+            nonlocal told
             failed = False
             while True:
                 self._wake.wait(RETRY_S if failed else REREAD_S)
                 self._wake.clear()
-                before, failed = self._users, not self._read_again(quiet=failed)
-                if self._users != before:
+                failed = not self._read_again(quiet=failed)
+                if (users := self._users) != told:  # `put` in another thread may have read them first
+                    told = users
                     changed()
 
         self._session.on_reconnect(self._wake.set)
@@ -130,14 +133,17 @@ class Users:
         """
         check_user_name(name)
         path = f"{self._path}/{quote(name, safe='')}"
-        client = self._session.client
+        client, tried = self._session.client, False
         while True:
             node = self._session.get(path)
             kept = dict(_decoded(node[0])) if node is not None else {}
             if credential is not None:
                 kept[mechanism] = credential
             elif kept.pop(mechanism, None) is None:
+                if tried:
+                    break  # by this very call, whose first answer was lost
                 raise LookupError(f"user {name} has no {mechanism}")
+            tried = True
             with suppress(*_CHANGED_MEANWHILE):
                 if node is None:
                     self._session.call(client.create_async, path, _encoded(kept))

@@ -155,14 +155,15 @@ def delete_acls(call: Call[messages.DeleteAclsRequest]) -> messages.DeleteAclsRe
 
 def _delete(store: AclStore, filters: Sequence[RuleFilter]) -> list[Rule]:
     """Delete every rule that a filter takes; those that were there."""
-    found: list[Rule] = []
+    found: dict[Rule, None] = {}
 
     def without(there: Collection[Rule]) -> Iterable[Rule]:
-        found[:] = [rule for rule in there if any(wanted.takes(rule) for wanted in filters)]
-        return set(there) - set(found)
+        # Kept from call to call: the first may have been written although its answer was lost.
+        found.update((rule, None) for rule in there if any(wanted.takes(rule) for wanted in filters))
+        return set(there) - found.keys()
 
     store.change(without)
-    return found
+    return list(found)
 
 
 def _record(call: Call[M], verb: str, rules: Iterable[Rule]) -> None:

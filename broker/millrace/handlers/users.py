@@ -35,7 +35,7 @@ Change: TypeAlias = (
     messages.AlterUserScramCredentialsRequest.Deletion | messages.AlterUserScramCredentialsRequest.Upsertion
 )
 _NAMES = {number: name for name, number in MECHANISM_NUMBERS.items()}
-_MIN_SALT_BYTES, _MAX_SALT_BYTES = 8, 256
+_MIN_SALT_BYTES, _MAX_SALT_BYTES = 12, 256
 
 
 def _users(call: Call[M]) -> Users:

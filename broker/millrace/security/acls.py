@@ -111,11 +111,14 @@ def check_rule(rule: Rule) -> None:
         raise InvalidRequest(f"principal {rule.principal!r} is not User:NAME")
     if rule.host != EVERYWHERE:
         try:
-            ipaddress.ip_address(rule.host)
+            address = ipaddress.ip_address(rule.host.partition("%")[0])
         except ValueError:
             raise InvalidRequest(
                 f"host {rule.host!r} is no IP address and not *: names are not looked up"
             ) from None
+        # Hosts are compared as text: another spelling would never count, and a rule that denies deny nothing.
+        if (known := str(getattr(address, "ipv4_mapped", None) or address)) != rule.host:
+            raise InvalidRequest(f"host {rule.host!r} is known here as {known}: write that")
 
 
 class Acls:
@@ -133,6 +136,8 @@ class Acls:
 
     def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
         """Whether the rules give the right; to a resource without a name: to any of its type."""
+        if resource.name is not None and len(resource.name) > MAX_TEXT_CHARACTERS:  # nothing has such a name
+            return self._decide(principal, host.removeprefix("::ffff:"), operation, resource)
         key = (principal, host, operation, resource)
         decision = self._decisions.get(key)
         if decision is None:

@@ -149,7 +149,7 @@ class SecurityFolder:
         key = ec.generate_private_key(ec.SECP256R1())
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         built = (
-            _begun(_name(hosts[0]), key.public_key(), days)
+            _begun(_name(hosts[0][:64]), key.public_key(), days)
             .issuer_name(authority.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)

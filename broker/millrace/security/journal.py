@@ -45,7 +45,8 @@ class Journal:
 
     def refused(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
         """A client was refused an operation on these resources."""
-        now, kind = self._clock(), (asker.principal, asker.api, operation, resources[0])
+        first = resources[0][:MAX_CHARACTERS]  # names are as long as a client likes
+        now, kind = self._clock(), (asker.principal, asker.api, operation, first)
         with self._lock:
             if len(self._refusals) >= MAX_KINDS:
                 self._refusals.clear()
@@ -63,14 +64,14 @@ class Journal:
 
     def changed(self, asker: Asker, change: str) -> None:
         """A client has changed who may do what."""
-        log.info("changed: %s", _line("changed", asker, change, ()))
+        log.info("changed: %s", _line("changed", asker, change, ()), extra={"always": True})
 
 
 def _line(what: str, asker: Asker, operation: str, resources: Sequence[str], *, repeated: int = 0) -> str:
     line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what}
     line |= asker._asdict() | {"client_id": asker.client_id[:MAX_CHARACTERS], "operation": operation}
     if resources:
-        line["resources"] = list(resources[:MAX_NAMED])
+        line["resources"] = [name[:MAX_CHARACTERS] for name in resources[:MAX_NAMED]]
     if len(resources) > MAX_NAMED:
         line["more_resources"] = len(resources) - MAX_NAMED
     if repeated:

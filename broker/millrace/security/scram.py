@@ -25,7 +25,8 @@ MECHANISM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 ITERATIONS = 8_192
 MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 1_000_000
-_SALT_BYTES = 16
+_SALT_BYTES = 32
+"""As scramp draws them: a stranger must not tell users from nobody by the length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class ScramExchange:
             proof = str(self._server.get_server_final()).encode()
         except (ScramException, ValueError) as error:  # its text would tell whether there is such a user
             raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: {error}") from None
+        if self._known and self._mechanism not in (self._find(self._named) or {}):
+            self._known = False  # deleted since the challenge
         if not self._known:
             raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: there is no such user")
         self.user = self._named

@@ -57,6 +57,18 @@ def test_a_mirror_that_names_its_topics_gets_the_new_one(tmp_path: Path) -> None
     assert [*mirror.topics] == ["New", "Old"]
 
 
+def test_a_topic_that_a_deployment_names_already_is_not_named_twice(tmp_path: Path) -> None:
+    run(tmp_path, "deployment")
+    file = tmp_path / "millrace.toml"
+    text = file.read_text().replace("topics = {}", "topics = { PageView = 2, New=4 }")
+    file.write_text(text.replace('topics = ["*"]', 'topics = ["New", "audit"]'))
+    run(tmp_path, "event", "New")
+    clusters = config.load(UpConfig, file).clusters
+    assert [cluster.topics["New"] for cluster in clusters.values() if cluster.mirror is None] == [4, 4]
+    assert clusters["offline"].mirror is not None
+    assert [*clusters["offline"].mirror.topics] == ["New", "audit"]
+
+
 def test_a_deployment_in_somebody_s_own_hand_stays_as_it_is_and_they_are_told(tmp_path: Path) -> None:
     text = '[clusters.dc1]\nbrokers = ["h:1"]\ntopics.Old = 1\n[clusters.all.mirror]\norigins = ["dc1"]\n'
     (tmp_path / "millrace.toml").write_text(text)

@@ -191,3 +191,17 @@ def test_a_body_that_is_no_application_is_refused_and_changes_nothing(
     with pytest.raises(MillraceError):
         client.ask("/apply", body)
     assert held(store) == ([], [None, None])
+
+
+def test_topics_that_share_a_subject_are_applied_and_a_subject_in_two_spellings_is_refused(
+    client: SchemaRegistryClient, store: Store, tmp_path: Path
+) -> None:
+    directory = tmp_path / "schemas"
+    write(directory, orders=record("Order", A), orders_eu=record("Order", A))
+    applied = folder.apply(directory, client, plain=True, subjects=Subjects.parse(["record"]))
+    assert [(change.subject, change.version) for change in applied] == [("shop.Order", 1)] * 2
+    twice = [{"subject": name, "schema": json.dumps(record("A", A))} for name in ("A", ":.:A")]
+    with pytest.raises(MillraceError, match="each subject once"):
+        client.ask("/apply", {"schemas": twice, "levels": {}})
+    with pytest.raises(MillraceError, match="each subject once"):
+        client.ask("/apply", {"schemas": [], "levels": {"A": "FULL", ":.:A": "NONE"}})

@@ -202,6 +202,18 @@ def test_the_fields_that_change_are_named_inside_lists_unions_and_recursive_type
     assert changed_fields(of("int"), of("int")) == ["no field differs: names, documentation or attributes do"]
 
 
+def test_a_long_type_that_many_fields_share_is_not_written_out_for_each() -> None:
+    symbols = {"type": "enum", "name": "E", "symbols": ["S" + "x" * 100_000]}
+    shared = {"type": "record", "name": "I", "fields": [{"name": "e", "type": symbols}]}
+    fields = [{"name": f"f{n}", "type": "I" if n else shared} for n in range(800)]
+    nothing, wide = (
+        parse(json.dumps({"type": "record", "name": "R", "fields": each})) for each in ([], fields)
+    )
+    lines = changed_fields(nothing, wide)
+    assert lines[-1] == "fields that are nested deeper are too many to be compared here"
+    assert sum(map(len, lines)) < 1_000_000
+
+
 CI = SCHEMAS.parent / "deploy" / "ci"
 
 

@@ -94,6 +94,13 @@ def test_hosts_are_addresses_and_an_ipv4_client_of_an_ipv6_listener_has_its_own(
     assert not acls.allows("User:a", "10.0.0.2", Operation.READ, topic("t"))
 
 
+def test_names_that_nothing_can_have_are_decided_and_not_remembered() -> None:
+    acls = Acls([rule(Operation.READ, "*")])
+    assert acls.allows("User:a", HERE, Operation.READ, topic("x" * 1_000_000))
+    assert not acls.allows("User:a", HERE, Operation.WRITE, topic("x" * 1_000_000))
+    assert not acls._decisions
+
+
 @pytest.mark.parametrize(
     ("denied", "allowed", "some"),
     [
@@ -174,6 +181,9 @@ GOOD = rule(Operation.READ)
         ({"principal": "User:"}, "not User:NAME"),
         ({"principal": "Group:x"}, "not User:NAME"),
         ({"host": "kafka.example.com"}, "names are not looked up"),
+        ({"host": "::ffff:10.0.0.5"}, "known here as 10.0.0.5: write that"),
+        ({"host": "2001:DB8::1"}, "known here as 2001:db8::1: write that"),
+        ({"host": "fe80::1%eth0"}, "known here as fe80::1: write that"),
         ({"name": ""}, "1 to 500 printable characters"),
         ({"name": "x" * 501}, "1 to 500 printable characters"),
         ({"name": "two\nlines"}, "1 to 500 printable characters"),

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from millrace.repeated_lines import BURST, RepeatedLines
 from millrace.security.journal import MAX_KINDS, REPEAT_S, Asker, Journal
 
 ALICE = Asker("User:alice", "10.0.0.1:5", "outside", "PRODUCE", "web\n\x1b[31m")
@@ -41,6 +42,10 @@ def test_what_a_client_writes_stays_on_one_line_and_short(caplog: pytest.LogCapt
     assert "\n" not in text
     assert len(text) < 1_000
     assert lines(caplog)[0]["more_resources"] == 990
+    journal = Journal()
+    journal.refused(ALICE, "READ", ["topic " + "x" * 1_000_000])
+    assert len(caplog.messages[0]) < 1_000
+    assert len(str([*journal._refusals])) < 1_000
 
 
 def test_the_kinds_that_are_remembered_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,3 +62,7 @@ def test_changes_are_all_told(caplog: pytest.LogCaptureFixture) -> None:
         Journal().changed(ALICE, "created: a rule")
         Journal().allowed(ALICE, "DELETE", ["topic t"])
     assert [line["what"] for line in lines(caplog)] == ["changed", "allowed"] * 3
+    flood = RepeatedLines()
+    for _ in range(2 * BURST):
+        Journal().changed(ALICE, "created: a rule")
+    assert all(map(flood.filter, caplog.records))

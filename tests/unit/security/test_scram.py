@@ -63,6 +63,27 @@ def test_an_unknown_user_is_challenged_always_alike_and_nobody_can_compute_it() 
     assert challenge("bob") != challenge("bob", b"another cluster's")
 
 
+def test_the_shape_of_a_challenge_does_not_tell_users_from_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(USERS, "dora", {"SCRAM-SHA-256": make_credential("SCRAM-SHA-256", "x")})
+
+    def shape(user: str) -> tuple[int, str]:
+        first = exchange().answer(ScramClient(["SCRAM-SHA-256"], user, "x").get_client_first().encode())
+        parts = dict(part.split("=", 1) for part in first.decode().split(","))
+        return len(base64.b64decode(parts["s"])), parts["i"]
+
+    assert shape("dora") == shape("nobody")
+
+
+def test_a_user_who_is_deleted_during_the_exchange_is_not_logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(USERS, "dora", USERS["alice"])
+    server, client = exchange(), ScramClient(["SCRAM-SHA-256"], "dora", "wonderland")
+    client.set_server_first(server.answer(client.get_client_first().encode()).decode())
+    monkeypatch.delitem(USERS, "dora")
+    with pytest.raises(LoginFailed, match="no such user"):
+        server.answer(client.get_client_final().encode())
+    assert server.user is None
+
+
 @pytest.mark.parametrize(
     ("first", "final"),
     [
