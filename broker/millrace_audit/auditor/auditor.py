@@ -78,7 +78,7 @@ class _Reading:
     """Messages that wait for the position batch behind them."""
     ready: list[tuple[AuditMessage, int]] = field(default_factory=list)
     """Those to be applied, and what they lie before in their origin's log."""
-    lost: list[tuple[int, int]] = field(default_factory=list)
+    lost: list[tuple[int, int, int]] = field(default_factory=list)
     """(how many of them lie before a place where the origin has lost messages, where its log goes on)."""
     apply_to: int = 0
     """The offset behind the last one of them."""
@@ -109,8 +109,9 @@ class _Reading:
             if readable:
                 self.held += [m for m in messages_of(header, batch) if m.offset >= self.fetch_at]
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:
-                if _skips(position, header.base_offset):
-                    self.lost.append((len(self.ready), position.cursor.next_offset))
+                if header.base_offset in (0, position.reset_at):  # it goes on elsewhere than where it was
+                    goes_on = position.cursor.next_offset if header.base_offset else position.start
+                    self.lost.append((len(self.ready), goes_on, header.max_timestamp))
                 self.release(position.cursor.next_offset, header.next_offset)
             self.fetch_at = header.next_offset
         # A count is ordered by its offset here; a report must not seem earlier than it was in its origin.
@@ -122,11 +123,6 @@ class _Reading:
         self.ready += [(message, at) for message in self.held]
         self.held.clear()
         self.apply_to, self.heard_through = apply_to, at
-
-
-def _skips(position: MirrorPosition, at: int) -> bool:
-    """True if a mirror that says so at this offset of its log goes on behind what its origin has lost."""
-    return position.start > 0 if at == 0 else position.reset_at == at
 
 
 class Auditor:
@@ -292,9 +288,9 @@ class Auditor:
             place, begin = reading.place, 0
             heard = [self._heard(place, fetch, *message) for message in reading.ready]
             with self._store.writing() as session:
-                for end, goes_on_at in reading.lost:
+                for end, goes_on_at, time_ms in reading.lost:
                     ledger.apply(session, place, heard[begin:end], self._rules.clock_ms())
-                    ledger.miss_words(session, place, goes_on_at)
+                    ledger.miss_words(session, place, goes_on_at, time_ms)
                     begin = end
                 ledger.apply(session, place, heard[begin:], self._rules.clock_ms())
                 ledger.note_heard(session, place, reading.heard_through)

@@ -70,6 +70,11 @@ class Beats(list[Beat]):
                 return beat
         return None
 
+    @property
+    def began_anew(self) -> bool:
+        """True when the audit topic ends before where it ended once: its log was lost, and another began."""
+        return bool(self) and (self[-1].reported_through or 0) < self._through[-1]
+
     def time_before(self, at: int) -> tuple[int, bool]:
         """Time of the newest one from when the audit topic ended at `at` or before; True if it is known."""
         if self and self[0].reported_through is None:
@@ -164,7 +169,11 @@ class Progress:
     def has_heard(self, tier: str, beat: Beat) -> bool:
         """True if what producers had said when all before a beat was counted is applied."""
         later = self.beats[tier].first(serial=beat.serial)  # it looked after the counting
-        return later is not None and (later.reported_through or 0) <= self._heard_through.get(tier, 0)
+        heard = self._heard_through.get(tier, 0)
+        if later is None or (later.reported_through or 0) > heard:
+            return False
+        # What is heard may be of the log that was there before.
+        return not self.beats[tier].began_anew or heard <= (self.beats[tier][-1].reported_through or 0)
 
     def marked(self, tier: str, topic: str, beat: Beat) -> Ends:
         """Where the topic was counted to at a beat; without what has been deleted since."""

@@ -359,7 +359,7 @@ def note_unheard(session: Session, progress: Progress) -> None:
         if row.since is None:
             time, is_known = progress.beats[row.origin].time_before(row.at)
             row.since = time if is_known else None
-        if row.since is not None and row.to is not None:
+        if row.since is not None and row.to is not None and row.until == FOR_EVER:
             behind = progress.beats[row.origin].first(row.since, row.to)
             row.until = FOR_EVER if behind is None else behind.time
 

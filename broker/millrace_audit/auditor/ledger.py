@@ -20,7 +20,7 @@ from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
 from millrace_audit.auditor.said import Said
 from millrace_audit.auditor.store import TierRow
-from millrace_audit.reports.messages import SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
+from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
 
 log = logging.getLogger("millrace.audit.auditor")
 _AWAY = (OperationalError, InterfaceError)
@@ -82,11 +82,19 @@ def note_heard(session: Session, place: Place, through: int) -> None:
         tier.heard_through = max(tier.heard_through, through)
 
 
-def miss_words(session: Session, place: Place, goes_on_at: int | None) -> None:
-    """What producers said behind all that is applied is lost; None where it is not known up to where."""
+def miss_words(session: Session, place: Place, goes_on_at: int | None, until: int = FOR_EVER) -> None:
+    """What producers said behind all that is applied is lost; None where it is not known up to where.
+
+    `goes_on_at` is where the origin's log goes on. Before what is applied only a log does that has begun
+    anew; `until` is then the time of what it goes on with.
+    """
     if Hello in place.takes:
         tier = _tier(session, place)
+        if goes_on_at == tier.heard_through:
+            return
         gap = store.UnheardRow(origin=tier.tier, topic="", at=tier.heard_through, to=goes_on_at)
+        if goes_on_at is not None and goes_on_at < tier.heard_through:  # its log has begun anew
+            gap.until, tier.heard_through = until, goes_on_at
         session.merge(gap)
         session.flush()
 

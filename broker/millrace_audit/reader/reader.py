@@ -95,7 +95,7 @@ class _Claim:
 
     time: int
     reported_through: int
-    written: Mapping[PartitionKey, int]
+    written: dict[PartitionKey, int]
     """Where that ended which was acknowledged by then."""
 
     def holds_for(self, partitions: Mapping[PartitionKey, Partition]) -> bool:
@@ -143,6 +143,7 @@ class AuditReader(TierReader):
         self._claim: _Claim | None = None
         self._beat_due = self._all_positions_due = 0.0
         self._unlisted: dict[PartitionKey, float] = {}  # since when listings lack what was counted before
+        self._given_up = set[PartitionKey]()  # what they have lacked for too long
 
     def disconnect(self) -> None:
         """Close every connection."""
@@ -175,6 +176,7 @@ class AuditReader(TierReader):
         self._unsent.clear()
         self._changed.clear()
         self._unlisted.clear()
+        self._given_up.clear()
         self._beats, self._claim = 0, None
         self._send([Heartbeat(time=NOTHING, tier=tier)])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
@@ -208,8 +210,10 @@ class AuditReader(TierReader):
         for leader, partitions in leaders.items():
             self._note_ends(leader, partitions)
         if claim is None:
-            written = {key: partition.written for key, partition in self._partitions.items()}
-            claim = _Claim(now, self._reported_through, written)
+            claim = _Claim(now, self._reported_through, {})
+        for key, partition in self._partitions.items():
+            if partition.stuck is None:  # one that could not be asked then may hold as much as it does now
+                claim.written.setdefault(key, partition.written)
         self._read(leaders)
         if self._stop.is_set():
             return
@@ -257,11 +261,14 @@ class AuditReader(TierReader):
                 if partition.is_due():
                     leaders[leader].append(partition)
         is_first = self._all_positions_due == 0
+        self._given_up -= there
         missing = (self._partitions.keys() | (self._covered.keys() if is_first else set())) - there
+        missing -= self._given_up
         now = time.monotonic()
         self._unlisted = {key: self._unlisted.get(key, now) for key in missing}
         for key in [key for key, since in self._unlisted.items() if now >= since + GONE_S]:
             del self._unlisted[key]
+            self._given_up.add(key)
             if key in self._partitions:
                 self._forget(key)
         return dict(leaders)

@@ -92,6 +92,7 @@ class TierReader(ABC):
         except MillraceError:
             self._turn = None  # it is still ours to take
             raise
+        self._numbers.heartbeat_at = time.time()  # the first one is due from here on
         self._numbers.turn = self._turn.number
         log.info("turn %d of tier %s begins", self._turn.number, self._numbers.tier)
         return True

@@ -274,6 +274,80 @@ def test_nothing_is_said_to_be_counted_before_transactions_that_were_open_then_h
     assert not free.unreadable
 
 
+def test_a_topic_that_was_deleted_long_ago_stops_no_heartbeat_of_a_busy_cluster(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that come between two questions make every claim wait for the next round."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def written_to(leader: int, partitions: Collection[TopicPartition]) -> Offsets:
+        cluster.append(Message(0, None, b"x"))
+        return dict.fromkeys(partitions, cluster.end)
+
+    monkeypatch.setattr(cluster, "written", written_to)
+    reading._covered = {PartitionKey(TOPIC_ID.hex, 0): 0, PartitionKey("ab" * 16, 0): 7}
+    for _ in range(60):
+        reading.count_once()
+        now += 1
+    assert sum(isinstance(record, Heartbeat) for record in cluster.news()) > 10
+
+
+@dataclass
+class TwoLeaders(Cluster):
+    """Two partitions on two brokers, each with five messages; transactions hide those behind `shown`."""
+
+    shown: dict[int, int] = field(default_factory=lambda: {0: 1, 1: 1})
+    ends: dict[int, int] = field(default_factory=lambda: {0: 1, 1: 1})
+    second_is_away: bool = False
+
+    def topics(self) -> dict[str, TopicMetadata]:
+        return {TOPIC: TopicMetadata(TOPIC, TOPIC_ID, {0: 1, 1: 2})}
+
+    def _say(self, leader: int, names: Collection[TopicPartition], what: Mapping[int, int]) -> Offsets:
+        if leader == 2 and self.second_is_away:
+            raise CannotRead("away")
+        return {name: what[name[1]] for name in names}
+
+    def latest(self, leader: int, partitions: Collection[TopicPartition]) -> Offsets:
+        return self._say(leader, partitions, self.shown)
+
+    def written(self, leader: int, partitions: Collection[TopicPartition]) -> Offsets:
+        return self._say(leader, partitions, self.ends)
+
+    def fetch(
+        self, leader: int, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, FetchedPartition]:
+        log = [build_batch([Message(0, None, b"x")], base_offset=at) for at in range(5)]
+        return {
+            name: FetchedPartition(0, 5, 5, 0, memoryview(b"".join(log[at : self.shown[name[1]]])))
+            for name, at in offsets.items()
+        }
+
+
+@pytest.mark.parametrize("cluster", [TwoLeaders()])
+def test_a_partition_that_could_not_be_asked_holds_a_claim_by_what_it_holds_afterwards(
+    cluster: TwoLeaders, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def beats_of_a_round() -> int:
+        nonlocal now
+        now += 2
+        reading.count_once()
+        return sum(isinstance(record, Heartbeat) for record in cluster.news())
+
+    assert beats_of_a_round() == 1
+    cluster.second_is_away, cluster.ends = True, {0: 3, 1: 3}
+    reading._beat_due = 0
+    assert beats_of_a_round() == 0, "a transaction is open in the first partition"
+    cluster.second_is_away, cluster.shown = False, {0: 3, 1: 1}
+    assert beats_of_a_round() == 0, "one is open in the second, too, and its messages are acknowledged"
+    cluster.shown = {0: 3, 1: 3}
+    assert beats_of_a_round() == 1
+
+
 def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
     cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
