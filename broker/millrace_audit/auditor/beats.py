@@ -73,7 +73,8 @@ class Beats(list[Beat]):
     @property
     def began_anew(self) -> bool:
         """True when the audit topic ends before where it ended once: its log was lost, and another began."""
-        return bool(self) and (self[-1].reported_through or 0) < self._through[-1]
+        through = self[-1].reported_through if self else None
+        return through is not None and through < self._through[-1]
 
     def time_before(self, at: int) -> tuple[int, bool]:
         """Time of the newest one from when the audit topic ended at `at` or before; True if it is known."""

@@ -13,8 +13,18 @@ from sqlalchemy import func, select
 from millrace_audit.answer import iso
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.batch import Heard
+from millrace_audit.auditor.beats import Beat, Beats
 from millrace_audit.auditor.said import MOST_RANGES
-from millrace_audit.auditor.store import AuditStore, BeatRow, MarkRow, ProducerRow, Row, WindowRow
+from millrace_audit.auditor.store import (
+    AuditStore,
+    BeatRow,
+    MarkRow,
+    ProducerRow,
+    Row,
+    TierRow,
+    UnheardRow,
+    WindowRow,
+)
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -1667,3 +1677,32 @@ def test_a_stranger_is_listed_however_long_the_name_of_its_topic(quick: Story) -
     quick.carry(found((0, 0), instance=9, window=0), topic="t" * 240)
     quick.apply()
     assert ("Count", f"events of topic {'t' * 240}"[:200]) in quick.strangers()
+
+
+def test_an_origins_audit_log_that_begins_anew_loses_the_time_until_what_it_goes_on_with(
+    quick: Story,
+) -> None:
+    place = quick.place((SAID, "dc1"))
+    with quick.store.writing() as session:
+        ledger.note_heard(session, place, 1000)
+        ledger.miss_words(session, place, 0, NOW)
+    with quick.store.reading() as session:
+        (lost,) = session.scalars(select(UnheardRow))
+        assert (lost.at, lost.to, lost.until) == (1000, 0, NOW)
+        assert [row.heard_through for row in session.scalars(select(TierRow))] == [0]
+    with quick.store.writing() as session:
+        ledger.miss_words(session, place, 0, NOW)
+    with quick.store.reading() as session:
+        assert len(session.scalars(select(UnheardRow)).all()) == 1, "it goes on where it was heard to"
+
+
+@pytest.mark.parametrize(
+    ("throughs", "anew"), [([], 0), ([5, 9], 0), ([5, 9, 4], 1), ([5, 4, 9], 0), ([5, None], 0)]
+)
+def test_an_audit_topic_that_ends_before_where_it_ended_once_has_begun_anew(
+    throughs: list[int | None], anew: bool
+) -> None:
+    beats = Beats()
+    for serial, through in enumerate(throughs):
+        beats.add(Beat(serial, NOW + serial, through))
+    assert beats.began_anew == anew
