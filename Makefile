@@ -7,7 +7,7 @@ PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-deploy soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
+.PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'

@@ -51,9 +51,9 @@ lowest and the highest. Millrace shows only what was flushed; the others never f
 `log.flush = "batch"`.
 
 The levels are 1 ms for p50 and 8 ms for p99, with twice the CPU of *Millrace batch* at most. A flush and the
-fetch behind it cost about 0.15 ms of CPU, half of it in the kernel, where the threads wake each other. At
-most 1,000 flushes a second are begun for who waits: at 1,000 messages a second nearly each has its own, at
-10,000 ten share one. Half as many would keep to the CPU and miss the p50 on any disk.
+fetch behind it cost about 0.15 ms of CPU, two fifths of it in the kernel, where the threads wake each other.
+At most 1,000 flushes a second are begun for who waits: at 1,000 messages a second nearly each has its own, at
+10,000 ten share one.
 """
 Row = tuple[float, float, float, int, float]
 """p50, p99 and p99.9 in ms, stalls, µs of the broker's CPU a message."""
