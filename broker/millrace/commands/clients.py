@@ -167,7 +167,11 @@ def consume(
             click.echo(_line(message, decoded, as_json))
             if client is not None and decoded is not None and (new := decoded.ids - ids):
                 ids |= new
-                for line in others_in_words(topic, ids_of_others(topic, new, named_by, client)):
+                try:
+                    lines = others_in_words(topic, ids_of_others(topic, new, named_by, client))
+                except MillraceError as error:  # a registry may not say whose an id is
+                    lines = [f"{topic}: whether its messages are of its subject is not known: {error}"]
+                for line in lines:
                     click.echo(f"note: {line}", err=True)
 
 
