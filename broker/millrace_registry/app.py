@@ -48,6 +48,10 @@ def create_app(store: Store, door: Door = OPEN, usage: Usage | None = None) -> F
     return app
 
 
+_MOST_ROWS = 1 << 31
+"""No table has as many rows; databases refuse numbers of more than 64 bits."""
+
+
 # Coroutines: what waits for nothing is not handed to a thread.
 async def _store(request: Request) -> Store:
     store: Store = request.app.state.store
@@ -55,8 +59,8 @@ async def _store(request: Request) -> Store:
 
 
 async def _page(offset: int = 0, limit: int = -1) -> slice:
-    start = max(offset, 0)
-    return slice(start, start + limit if limit > 0 else None)
+    start = min(max(offset, 0), _MOST_ROWS)
+    return slice(start, start + min(limit, _MOST_ROWS) if limit > 0 else None)
 
 
 async def _deleted(

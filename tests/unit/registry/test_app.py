@@ -102,6 +102,10 @@ def test_pages_and_prefixes_narrow_a_list(ask: Client) -> None:
     for subject in ("a1", "a2", "b1"):
         ask.register(subject, V1)
     assert ask("GET", "/subjects?offset=1&limit=1") == ["a2"]
+    huge = "9" * 300
+    assert ask("GET", f"/subjects?offset={huge}") == []
+    assert ask("GET", f"/schemas?limit=1&offset={huge}") == []
+    assert ask("GET", f"/subjects?limit={huge}") == ["a1", "a2", "b1"]
     assert ask("GET", "/subjects?offset=0&limit=-1") == ["a1", "a2", "b1"]
     assert ask("GET", "/subjects?limit=0") == ["a1", "a2", "b1"]
     assert ask("GET", "/subjects?subjectPrefix=a") == ["a1", "a2"]
