@@ -27,7 +27,7 @@ def test_every_order_of_things_shows_the_newest_editions_of_what_is_published(
     run(seed, tmp_path)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(1000, 1000 + 10 * ROUNDS))
 def test_every_order_of_things_for_longer(seed: int, tmp_path: Path) -> None:
     run(seed, tmp_path)
@@ -66,7 +66,7 @@ def test_cut_off_at_some_changes_and_run_again_the_table_is_that_of_an_undisturb
     cut_off_and_run_again(action, tmp_path, every=4)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("action", ACTIONS)
 def test_cut_off_at_every_change_and_run_again_the_table_is_that_of_an_undisturbed_run(
     action: str, tmp_path: Path

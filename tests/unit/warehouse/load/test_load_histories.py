@@ -180,7 +180,7 @@ def test_every_offset_is_in_exactly_one_load_whatever_happens(seed: int, tmp_pat
     run(seed, tmp_path)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2_000, 2_000 + 20 * ROUNDS))
 def test_every_offset_is_in_exactly_one_load_for_longer(seed: int, tmp_path: Path) -> None:
     run(seed, tmp_path)

@@ -39,7 +39,7 @@ def test_drivers_that_race_and_are_killed_load_every_event_once(tmp_path: Path) 
     race(tmp_path, 1, 5)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10, 10 + 3 * ROUNDS))
 def test_drivers_that_race_and_are_killed_for_longer(seed: int, tmp_path: Path) -> None:
     race(tmp_path, seed, 20)
