@@ -1,4 +1,7 @@
-"""Attacks a broker of its own: `python -m tests.attack [--rounds N] [--seed N]`, last line ATTACK OK."""
+"""Attacks brokers of its own: `python -m tests.attack [--rounds N] [--seed N]`, last line ATTACK OK.
+
+First one that serves everybody, then one with TLS and logins by strangers who never log in.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,15 @@ from pathlib import Path
 
 from tests.attack.requests import versions
 from tests.attack.run import Attack
+from tests.attack.strangers import attack_before_login
 from tests.bench.bench_hot_path import broker
+
+STRANGERS_ROUNDS = 3
+"""What is refused before it is read is soon the same in each round."""
 
 
 def main() -> None:
-    """Start a broker, attack it, say what was found; exit code 1 when it is not as it must be."""
+    """Start brokers, attack them, say what was found; exit code 1 when it is not as it must be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
@@ -21,6 +28,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, broker(Path(folder)) as (address, pid):
         outcome = Attack(address, pid, options.seed).run(versions(), options.rounds)
     print(f"the dearest: {outcome.worst}")
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = min(options.rounds, STRANGERS_ROUNDS)
+        outcome += attack_before_login(Path(folder), versions(), rounds=rounds, seed=options.seed)
     counts = f"requests={outcome.requests} apis={outcome.apis} worst_cpu_ms={outcome.worst_cpu_s * 1e3:.1f}"
     if outcome.failures:
         print("\n".join(outcome.failures))

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records import Message, build_batch
+from millrace.wire.messages import ApiKey
 from tests.attack.requests import FORGED, TOPIC, Sent, forged_batches, frame, requests_for
 from tests.bench.replay import cpu_seconds, fetch_request, produce_request, rss_bytes
 from tests.support import wait_until
@@ -26,6 +29,8 @@ CPU_S_PER_BYTE = 20e-9
 MORE_MEMORY_BYTES = 20_000_000
 CONNECTIONS = 200
 TRIES = 4
+OPEN_APIS = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE}
+"""What is answered before a login."""
 OTHER = "untouched"
 UNANSWERED_S = 20.0
 """A broker that does not answer a usual request for so long serves nobody: the attack ends there."""
@@ -35,11 +40,13 @@ _PING = frame(18, 0, b"")
 
 
 class Connection:
-    """A socket that sends whole requests and reads whole answers."""
+    """A socket that sends whole requests and reads whole answers, by TLS if it has a context for it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=UNANSWERED_S)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self.file = self.socket.makefile("rb")
 
     def ask(self, data: bytes) -> bytes:
@@ -99,12 +106,27 @@ class Outcome:
     worst: str = ""
     failures: list[str] = field(default_factory=list)
 
+    def __add__(self, other: Outcome) -> Outcome:
+        dearer = max(self, other, key=lambda outcome: outcome.worst_cpu_s)
+        return Outcome(
+            self.requests + other.requests,
+            max(self.apis, other.apis),
+            dearer.worst_cpu_s,
+            dearer.worst,
+            self.failures + other.failures,
+        )
+
 
 class Attack:
-    """Attacks one broker process."""
+    """Attacks one broker process; others reach it by `address`, where nobody has to log in."""
 
-    def __init__(self, address: str, pid: int, seed: int) -> None:
+    def __init__(
+        self, address: str, pid: int, seed: int, stranger: Callable[[], Connection] | None = None
+    ) -> None:
+        """The requests go through connections to `address`, or a `stranger`'s, who has not logged in."""
         self._address, self._pid = address, pid
+        self._connect = stranger or partial(Connection, address)
+        self._served = set(ApiKey) if stranger is None else OPEN_APIS
         self._rng = random.Random(seed)
         self._control = Connection(address)
         self._last: Sent | None = None
@@ -175,13 +197,15 @@ class Attack:
     def _cost(self, sent: Sent) -> float:
         """CPU seconds of the broker from before a request to after its answer, or to where it waits."""
         self._last = sent
-        connection = Connection(self._address)
+        connection = self._connect()
         connection.socket.settimeout(_ANSWER_S)
         try:
             self._control.ask(_PING)
             before = cpu_seconds(self._pid)
             try:
                 connection.ask(sent.data)
+                if sent.api_key not in self._served:
+                    self.outcome.failures.append(f"{_named(sent)}: answered before a login")
             except TimeoutError:
                 self._wait_until_quiet()  # what it still does must not count as the next one's
             except OSError:
@@ -202,7 +226,7 @@ class Attack:
 
     def _all_at_once(self, requests: Sequence[Sent]) -> None:
         """A share of the requests through each of many connections; nobody reads before all are sent."""
-        connections = [Connection(self._address) for _ in range(CONNECTIONS)]
+        connections = [self._connect() for _ in range(CONNECTIONS)]
         for number, sent in enumerate(requests):
             connection, self._last = connections[number % CONNECTIONS], sent
             connection.socket.settimeout(_ANSWER_S)

@@ -7,6 +7,7 @@ from pathlib import Path
 from millrace.wire.messages import ApiKey
 from tests.attack.requests import versions
 from tests.attack.run import Attack
+from tests.attack.strangers import attack_before_login
 from tests.bench.bench_hot_path import broker
 
 
@@ -15,4 +16,12 @@ def test_no_request_costs_a_broker_more_than_its_bytes_allow(tmp_path: Path) -> 
     chosen = [(ApiKey.METADATA, 8), (ApiKey.FETCH, 11), (ApiKey.PRODUCE, 7), *highest.items()]
     with broker(tmp_path) as (address, pid):
         outcome = Attack(address, pid, seed=1).run(chosen, rounds=1, long_lists=False)
+    assert not outcome.failures, outcome.failures
+
+
+def test_strangers_cost_a_listener_with_logins_little_and_keep_no_user_out(tmp_path: Path) -> None:
+    highest = {key: version for key, version in versions() if key < 50 or key > 1000}
+    outcome = attack_before_login(
+        tmp_path, [*highest.items()], rounds=1, seed=1, half_handshakes=1_000, step=9, long_lists=False
+    )
     assert not outcome.failures, outcome.failures
