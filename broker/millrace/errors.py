@@ -62,6 +62,7 @@ class ErrorCode(IntEnum):
     GROUP_MAX_SIZE_REACHED = 81
     RESOURCE_NOT_FOUND = 91
     DUPLICATE_RESOURCE = 92
+    UNKNOWN_TOPIC_ID = 100
     UNACCEPTABLE_CREDENTIAL = 93
     FENCED_INSTANCE_ID = 82
     GROUP_SUBSCRIBED_TO_TOPIC = 86
@@ -111,6 +112,10 @@ class MessageTooLarge(BrokerError, code=ErrorCode.MESSAGE_TOO_LARGE):
 
 class UnknownTopicOrPartition(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
     """No such topic or partition in this cluster."""
+
+
+class UnknownTopicId(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_ID):
+    """No topic of this cluster has the id."""
 
 
 class LeaderNotAvailable(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):

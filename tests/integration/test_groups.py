@@ -28,7 +28,7 @@ from millrace.wire.group_messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
-from millrace.wire.messages import ApiKey
+from millrace.wire.messages import ApiKey, TopicPartitions
 from tests.brokers import TestCluster
 from tests.compat.groups import Members, feed
 from tests.support import ROUNDS, WAIT_S, Process, wait_until
@@ -40,16 +40,16 @@ NONE = ErrorCode.NONE
 PROTOCOLS = (gm.JoinGroupRequest.Protocol(name="range", metadata=b"topics"),)
 
 VERSIONS: dict[ApiKey, tuple[range, type[Any]]] = {
-    ApiKey.OFFSET_COMMIT: (range(2, 8), gm.OffsetCommitResponse),
-    ApiKey.OFFSET_FETCH: (range(1, 6), OffsetFetchResponse),
-    ApiKey.FIND_COORDINATOR: (range(3), FindCoordinatorResponse),
-    ApiKey.JOIN_GROUP: (range(6), gm.JoinGroupResponse),
-    ApiKey.HEARTBEAT: (range(4), gm.HeartbeatResponse),
-    ApiKey.LEAVE_GROUP: (range(4), gm.LeaveGroupResponse),
-    ApiKey.SYNC_GROUP: (range(4), gm.SyncGroupResponse),
-    ApiKey.DESCRIBE_GROUPS: (range(5), gm.DescribeGroupsResponse),
-    ApiKey.LIST_GROUPS: (range(5), gm.ListGroupsResponse),
-    ApiKey.DELETE_GROUPS: (range(2), gm.DeleteGroupsResponse),
+    ApiKey.OFFSET_COMMIT: (range(2, 10), gm.OffsetCommitResponse),
+    ApiKey.OFFSET_FETCH: (range(1, 10), OffsetFetchResponse),
+    ApiKey.FIND_COORDINATOR: (range(6), FindCoordinatorResponse),
+    ApiKey.JOIN_GROUP: (range(10), gm.JoinGroupResponse),
+    ApiKey.HEARTBEAT: (range(5), gm.HeartbeatResponse),
+    ApiKey.LEAVE_GROUP: (range(6), gm.LeaveGroupResponse),
+    ApiKey.SYNC_GROUP: (range(6), gm.SyncGroupResponse),
+    ApiKey.DESCRIBE_GROUPS: (range(7), gm.DescribeGroupsResponse),
+    ApiKey.LIST_GROUPS: (range(6), gm.ListGroupsResponse),
+    ApiKey.DELETE_GROUPS: (range(3), gm.DeleteGroupsResponse),
     ApiKey.OFFSET_DELETE: (range(1), gm.OffsetDeleteResponse),
 }
 
@@ -94,6 +94,8 @@ class Asking:
                 group_id=group,
                 generation_id=joined.generation_id,
                 member_id=joined.member_id,
+                protocol_type=joined.protocol_type,
+                protocol_name=joined.protocol_name,
                 assignments=(assigned,),
             ),
         )
@@ -115,13 +117,19 @@ class Asking:
         return ErrorCode(self.ask(ApiKey.OFFSET_COMMIT, request).topics[0].partitions[0].error_code)
 
     def committed(self, group: str) -> int:
-        topics = (OffsetFetchRequest.Topic(name="t", partition_indexes=(0,)),)
-        answer = self.ask(ApiKey.OFFSET_FETCH, OffsetFetchRequest(group_id=group, topics=topics))
-        return int(answer.topics[0].partitions[0].committed_offset)
+        topics = (TopicPartitions(name="t", partition_indexes=(0,)),)
+        groups = (OffsetFetchRequest.Group(group_id=group, topics=topics),)
+        asked = OffsetFetchRequest(group_id=group, topics=topics, groups=groups)
+        answer = self.ask(ApiKey.OFFSET_FETCH, asked)
+        of_group = answer if self.lowest else answer.groups[0]
+        return int(of_group.topics[0].partitions[0].committed_offset)
 
     def coordinator(self, group: str) -> int:
         """Its id, or minus the error."""
-        answer = self.ask(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest(key=group))
+        asked = FindCoordinatorRequest(key=group, coordinator_keys=(group,))
+        answer = self.ask(ApiKey.FIND_COORDINATOR, asked)
+        if not self.lowest:
+            (answer,) = answer.coordinators
         return int(-answer.error_code if answer.error_code else answer.node_id)
 
     def describe(self, group: str) -> gm.DescribedGroup:
@@ -182,7 +190,9 @@ def test_a_group_lives_and_ends_in_the_first_and_in_the_last_versions(
     group = group_of(1, f"life {lowest}")
     one, two = (Asking(client, broker_id, lowest=lowest) for broker_id in (1, 2))
     assert one.coordinator(group) == two.coordinator(group) == 1
-    assert one.describe(group).group_state == "Dead"
+    dead = one.describe(group)
+    assert lowest or dead.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert dead.group_state == "Dead"
     joined = one.joined(group)
     assert [member.metadata for member in joined.members] == [b"topics"]
     assert one.commit(group, 1, joined) is ErrorCode.REBALANCE_IN_PROGRESS
@@ -250,10 +260,39 @@ def test_groups_are_listed_with_their_states_and_by_them(client: ClusterClient) 
     assert group not in asking.states("Empty", "Dead")
 
 
-def test_offsets_are_deleted_and_negative_ones_given_back(client: ClusterClient) -> None:
+def test_many_groups_are_found_and_asked_about_at_once(client: ClusterClient) -> None:
+    asking, names = Asking(client, 1), [group_of(1, "one of many"), group_of(2, "another"), "nobody"]
+    Asking(client, 1).commit(names[0], 5)
+    Asking(client, 2).commit(names[1], 6)
+    keys = FindCoordinatorRequest(coordinator_keys=(*names, ""))
+    found = asking.ask(ApiKey.FIND_COORDINATOR, keys).coordinators
+    assert [one.key for one in found] == [*names, ""]
+    assert [one.node_id for one in found[:2]] == [1, 2]
+    assert found[3].error_code == ErrorCode.INVALID_GROUP_ID
+    groups = tuple(OffsetFetchRequest.Group(group_id=name, topics=None) for name in names)
+    answer = asking.ask(ApiKey.OFFSET_FETCH, OffsetFetchRequest(groups=groups))
+    offsets = {
+        group.group_id: [p.committed_offset for topic in group.topics for p in topic.partitions]
+        for group in answer.groups
+    }
+    assert offsets == {names[0]: [5], names[1]: [6], "nobody": []}
+
+
+def test_who_syncs_with_another_protocol_than_was_chosen_is_refused(client: ClusterClient) -> None:
+    asking, group = Asking(client, 1), group_of(1, "protocols")
+    joined = asking.joined(group)
+    assert (joined.protocol_type, joined.protocol_name) == ("consumer", "range")
+    other = joined._replace(protocol_name="roundrobin")
+    assert asking.sync(group, other).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    synced = asking.sync(group, joined)
+    assert (synced.protocol_type, synced.protocol_name) == ("consumer", "range")
+
+
+def test_offsets_are_deleted_and_negative_ones_reset(client: ClusterClient) -> None:
     asking, group = Asking(client, 1), group_of(1, "moved")
+    assert asking.commit(group, 3) is NONE
     assert asking.commit(group, -2) is NONE
-    assert asking.committed(group) == -2
+    assert asking.committed(group) == -1, "kafkajs sends a group back so, and then begins where it is told"
     assert asking.commit(group, 7) is NONE
     assert asking.delete_offset(group) is NONE
     assert asking.committed(group) == -1

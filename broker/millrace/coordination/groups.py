@@ -411,20 +411,23 @@ class ConsumerRegistry:
 def current_offsets(
     committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Those of topics that are still the same; the others count as not committed."""
+    """Those of topics that are still the same; the others count as not committed.
+
+    So does a negative one: some clients commit it to have a group begin anew.
+    """
     return {
         partition: offset
         for partition, offset in committed.items()
-        if topic_ids.get(partition[0]) == offset.topic_id
+        if topic_ids.get(partition[0]) == offset.topic_id and offset.offset >= 0
     }
 
 
 def committed_positions(
     committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
 ) -> dict[TopicPartition, int]:
-    """Where to read on: the current offsets that are not negative."""
+    """Where to read on: the current offsets."""
     current = current_offsets(committed, topic_ids)
-    return {partition: offset.offset for partition, offset in current.items() if offset.offset >= 0}
+    return {partition: offset.offset for partition, offset in current.items()}
 
 
 def stream_name(consumer_id: str, index: int) -> str:

@@ -72,20 +72,28 @@ class Groups:
 
     # Members
 
-    def find(self, name: str, done: Callable[[int], None], failed: Failed) -> None:
-        """The live broker that coordinates the group, or that is to do so."""
+    def find(self, names: Collection[str], done: Callable[[Mapping[str, int | ErrorCode]], None]) -> None:
+        """For each group the live broker that coordinates it, or that is to do so; one question for all."""
+        held = {name: self._broker_id for name in names if self.held(name) is not None}
+        wrong = {name: ErrorCode.INVALID_GROUP_ID for name in names if not is_group_name(name)}
+        others = set(names) - held.keys() - wrong.keys()
 
-        def answer(holder: int | None) -> None:
-            broker = coordinator_of(name, self._cluster.brokers) if holder is None else holder
-            if broker is not None and broker in self._cluster.brokers:
-                done(broker)
-            else:
-                failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the holder is dead, its session not over yet
+        def broker_of(name: str, holders: Mapping[str, int]) -> int | ErrorCode:
+            broker = holders.get(name, coordinator_of(name, self._cluster.brokers))
+            if broker is None or broker not in self._cluster.brokers:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE  # the holder is dead, its session not over yet
+            return broker
 
-        if self.held(name) is not None:
-            done(self._broker_id)
+        def answer(holders: Mapping[str, int]) -> None:
+            done({**held, **wrong, **{name: broker_of(name, holders) for name in others}})
+
+        def failed(code: ErrorCode) -> None:
+            done({**held, **wrong, **dict.fromkeys(others, code)})
+
+        if others:
+            self._work.ask(lambda: self._registry.coordinators(others), answer, failed)
         else:
-            self._ask(name, lambda: self._registry.coordinator(name), answer, failed)
+            answer({})
 
     def use(self, name: str, use: Callable[[Group], None], failed: Failed) -> None:
         """`use` the group, which this broker takes over if nobody coordinates it and the choice is on it."""

@@ -24,6 +24,7 @@ from millrace.groups.members import AnswerJoin, AnswerSync, ClientName, Member, 
 from millrace.groups.timing import Deadline, Memory
 from millrace.mailbox import Mailbox
 from millrace.wire import group_messages as messages
+from millrace.wire.fields import replace
 
 GROUP_BYTES = 2_000
 """Counted for a group itself, beside its members."""
@@ -98,17 +99,20 @@ class Group:
         answer: AnswerJoin,
         *,
         needs_id: bool = False,
+        may_skip: bool = False,
     ) -> None:
         """Take a member into the next generation; `answer` may have to wait for the others.
 
         With `needs_id` a member without an id is only given one, to come back with: retries of a request
-        whose answer got lost would otherwise leave members behind that nobody is.
+        whose answer got lost would otherwise leave members behind that nobody is. With `may_skip` a leader
+        that comes back may be told that it leads and has nothing to assign.
         """
         code = self._refuse(request)
         if code:
             answer(messages.JoinGroupResponse(error_code=code, member_id=request.member_id))
         elif not request.member_id:
-            self._join_without_id(request, client, answer, needs_id and request.group_instance_id is None)
+            needs_id &= request.group_instance_id is None
+            self._join_without_id(request, client, answer, needs_id=needs_id, may_skip=may_skip)
         elif request.group_instance_id is None and self.members.expect_no_longer(request.member_id):
             self._add(self._new_member(request.member_id, request, client), request, answer)
         else:
@@ -119,19 +123,34 @@ class Group:
         code = self._check(request.member_id, request.group_instance_id, request.generation_id)
         if not code and self.state is State.PREPARING:
             code = ErrorCode.REBALANCE_IN_PROGRESS
+        if not code and not self._means_this_generation(request):
+            code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if code:
             answer(messages.SyncGroupResponse(error_code=code))
             return
         member = self.members[request.member_id]
         self._unsynced.discard(member.member_id)
-        member.answer_sync(ErrorCode.REBALANCE_IN_PROGRESS)  # a request before this one
+        member.refuse_sync(ErrorCode.REBALANCE_IN_PROGRESS)  # a request before this one
         member.syncing = answer
         if self.state is State.STABLE:
-            member.answer_sync(ErrorCode.NONE, member.assignment)
+            member.answer_sync(self._assigned_to(member))
             return
         member.alive()
         if member.member_id == self.members.leader:
             self._assign({one.member_id: one.assignment for one in request.assignments})
+
+    def _means_this_generation(self, request: messages.SyncGroupRequest) -> bool:
+        """False where a member of v5 names another protocol than was chosen (KIP-559)."""
+        type_, name = request.protocol_type, request.protocol_name
+        return type_ in (None, self.members.protocol_type) and name in (None, self._protocol)
+
+    def _assigned_to(self, member: Member) -> messages.SyncGroupResponse:
+        return messages.SyncGroupResponse(
+            error_code=ErrorCode.NONE,
+            protocol_type=self.members.protocol_type,
+            protocol_name=self._protocol,
+            assignment=member.assignment,
+        )
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         """Note that the member lives; REBALANCE_IN_PROGRESS asks it to join the next generation."""
@@ -209,12 +228,19 @@ class Group:
         return ErrorCode.NONE if has_room else ErrorCode.GROUP_MAX_SIZE_REACHED
 
     def _join_without_id(
-        self, request: messages.JoinGroupRequest, client: ClientName, answer: AnswerJoin, needs_id: bool
+        self,
+        request: messages.JoinGroupRequest,
+        client: ClientName,
+        answer: AnswerJoin,
+        *,
+        needs_id: bool,
+        may_skip: bool,
     ) -> None:
         old = self.members.static(request.group_instance_id)
         member_id = f"{request.group_instance_id or client.client_id}-{uuid.uuid4()}"
         if old is not None:
-            self._replace(old, self._new_member(member_id, request, client), request, answer)
+            member = self._new_member(member_id, request, client)
+            self._replace(old, member, request, answer, may_skip=may_skip)
         elif len(self.members) + self.members.expected >= self._config.group_max_size:
             answer(messages.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif needs_id:
@@ -256,7 +282,13 @@ class Group:
         return member
 
     def _replace(
-        self, old: Member, member: Member, request: messages.JoinGroupRequest, answer: AnswerJoin
+        self,
+        old: Member,
+        member: Member,
+        request: messages.JoinGroupRequest,
+        answer: AnswerJoin,
+        *,
+        may_skip: bool,
     ) -> None:
         """A static member came back without its id: it goes on in the old one's place, which is fenced."""
         leader = self.members.leader
@@ -266,8 +298,13 @@ class Group:
         self.members.enter(member)
         member.alive()
         if self.state is State.STABLE and self.members.select_protocol() == self._protocol:
-            # It is not said to lead, if it does: it would assign again, and no other member would hear of it.
-            answer(self._generation_for(member, leader=leader))
+            # If it leads it must not assign again: no other member would hear of it. Who cannot be told so
+            # (before KIP-814) is not told that it leads, and sees no new partitions.
+            if may_skip and self.members.leader == member.member_id:
+                response = self._generation_for(member)
+                answer(replace(response, skip_assignment=True, members=self._said_to_leader()))
+            else:
+                answer(self._generation_for(member, leader=leader))
         else:
             self._rejoin(member, request, answer)
 
@@ -287,7 +324,7 @@ class Group:
         """Begin to gather the next generation, or see whether that is done."""
         if self.state in (State.STABLE, State.COMPLETING):
             for member in self.members:
-                member.answer_sync(ErrorCode.REBALANCE_IN_PROGRESS)
+                member.refuse_sync(ErrorCode.REBALANCE_IN_PROGRESS)
             self._phase.set(self._rebalance_timeout_s)
         elif self.state is State.EMPTY:
             self._gathering_until = self._mailbox.now() + self._rebalance_timeout_s
@@ -343,33 +380,37 @@ class Group:
         """What a member hears of the generation; the leader, before it has assigned, of all members."""
         members: tuple[messages.JoinGroupResponse.Member, ...] = ()
         if self.state is State.COMPLETING and member.member_id == self.members.leader:
-            members = tuple(
-                messages.JoinGroupResponse.Member(
-                    member_id=one.member_id,
-                    group_instance_id=one.instance_id,
-                    metadata=one.metadata(self._protocol),
-                )
-                for one in self.members
-            )
+            members = self._said_to_leader()
         return messages.JoinGroupResponse(
             error_code=ErrorCode.NONE,
             generation_id=self.generation,
+            protocol_type=self.members.protocol_type,
             protocol_name=self._protocol,
             leader=leader or self.members.leader or "",
             member_id=member.member_id,
             members=members,
         )
 
+    def _said_to_leader(self) -> tuple[messages.JoinGroupResponse.Member, ...]:
+        return tuple(
+            messages.JoinGroupResponse.Member(
+                member_id=one.member_id,
+                group_instance_id=one.instance_id,
+                metadata=one.metadata(self._protocol),
+            )
+            for one in self.members
+        )
+
     def _assign(self, assignments: Mapping[str, bytes]) -> None:
         """The leader has assigned: the generation is complete. Whom it left out gets nothing."""
         if not self._memory.has_room(sum(map(len, assignments.values()))):
-            self.members[self.members.leader or ""].answer_sync(ErrorCode.GROUP_MAX_SIZE_REACHED)
+            self.members[self.members.leader or ""].refuse_sync(ErrorCode.GROUP_MAX_SIZE_REACHED)
             return
         self.state = State.STABLE
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
             self.members.measure(member)
-            member.answer_sync(ErrorCode.NONE, member.assignment)
+            member.answer_sync(self._assigned_to(member))
 
     # Members that go
 

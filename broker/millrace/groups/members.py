@@ -89,12 +89,15 @@ class Member:
             self.alive()
             answer(response)
 
-    def answer_sync(self, code: ErrorCode, assignment: bytes = b"") -> None:
+    def answer_sync(self, response: SyncGroupResponse) -> None:
         """Answer its SyncGroup, if it waits for that, and begin its session again."""
         answer, self.syncing = self.syncing, None
         if answer is not None:
             self.alive()
-            answer(SyncGroupResponse(error_code=code, assignment=assignment))
+            answer(response)
+
+    def refuse_sync(self, code: ErrorCode) -> None:
+        self.answer_sync(SyncGroupResponse(error_code=code))
 
 
 class Members:
@@ -147,7 +150,7 @@ class Members:
             self.leader = new_leader
         self._memory.add(-member.bytes_held)
         member.answer_join(JoinGroupResponse(error_code=code, member_id=member.member_id))
-        member.answer_sync(code)
+        member.refuse_sync(code)
         member.session.cancel()
 
     def measure(self, member: Member) -> None:

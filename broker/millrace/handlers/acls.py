@@ -1,4 +1,4 @@
-"""DescribeAcls, CreateAcls and DeleteAcls, v1: who may do what, as Kafka's own tools ask and say it.
+"""DescribeAcls, CreateAcls and DeleteAcls, v1 to v3: who may do what, as Kafka's own tools ask and say it.
 
 A rule names a topic, a group or the cluster, literally or by a prefix. Any broker takes changes. Its
 own answers follow them at once, those of the others when ZooKeeper has told them. To create a rule that is
@@ -24,7 +24,7 @@ from millrace.wire.messages import ApiKey
 
 E = TypeVar("E", bound=IntEnum)
 M = TypeVar("M")
-_VERSIONS = range(1, 2)
+_VERSIONS = range(1, 4)
 _ANY, _MATCH = 1, 2
 """Of a filter: whatever there is; whatever counts for the name."""
 _DENY, _ALLOW = 2, 3

@@ -1,4 +1,4 @@
-"""DescribeConfigs v1 to v3, AlterConfigs v0 and v1, IncrementalAlterConfigs v0: settings of topics, brokers.
+"""DescribeConfigs v1 to v4, AlterConfigs v0 to v2, IncrementalAlterConfigs v0 and v1: of topics and brokers.
 
 A broker describes itself alone: clients send the question to the broker it is about. Any broker changes a
 topic's settings, and the open partitions of each follow; a broker's own are in its file and are refused. The
@@ -48,7 +48,7 @@ def _check(resource: messages.DescribeConfigsRequest.Resource | Resource, refuse
 
 @in_thread(
     ApiKey.DESCRIBE_CONFIGS,
-    range(1, 4),
+    range(1, 5),
     messages.DescribeConfigsRequest,
     messages.DescribeConfigsResponse,
     needs=lambda asked: [Need(Operation.DESCRIBE_CONFIGS, _owner(one)) for one in asked.resources],
@@ -180,6 +180,6 @@ def _alters(key: ApiKey, versions: range, change: Change) -> Api[messages.AlterC
 
 APIS = [
     describe_configs,
-    _alters(ApiKey.ALTER_CONFIGS, range(2), _replaced),
-    _alters(ApiKey.INCREMENTAL_ALTER_CONFIGS, range(1), _changed),
+    _alters(ApiKey.ALTER_CONFIGS, range(3), _replaced),
+    _alters(ApiKey.INCREMENTAL_ALTER_CONFIGS, range(2), _changed),
 ]

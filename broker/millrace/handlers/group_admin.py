@@ -1,8 +1,9 @@
-"""DescribeGroups v0 to v4, ListGroups v0 to v4, DeleteGroups v0 and v1.
+"""DescribeGroups v0 to v6, ListGroups v0 to v5, DeleteGroups v0 to v2.
 
 A group of Millrace's own consumers is described, too, as if it were one of Kafka's. Each broker lists its
 share, so that clients that ask all get every group once. A group without members, of either kind, is deleted
-with all it has committed. Left out: authorized operations.
+with all it has committed. A group that is not there is a dead one, and from v6 on an error (KIP-1043). Every
+group is of the classic type (KIP-848). Left out: authorized operations.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millrace.errors import ErrorCode
+from millrace.groups.group import State
 from millrace.handlers.table import Call, serves
 from millrace.security import rights
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import group_messages as messages
+from millrace.wire.fields import replace
 from millrace.wire.group_messages import DescribedGroup
 from millrace.wire.messages import ApiKey
+
+_SAYS_NOT_FOUND = 6
 
 
 @serves(
     ApiKey.DESCRIBE_GROUPS,
-    range(5),
+    range(7),
     messages.DescribeGroupsRequest,
     messages.DescribeGroupsResponse,
     needs=lambda asked: [Need(Operation.DESCRIBE, rights.group(name)) for name in asked.groups],
@@ -33,13 +38,22 @@ def describe_groups(call: Call[messages.DescribeGroupsRequest]) -> None:
 
     def answer(described: Mapping[str, DescribedGroup | ErrorCode]) -> None:
         described = {**described, **refused}
-        groups = tuple(
+        groups = [
             DescribedGroup(error_code=group, group_id=name) if isinstance(group, ErrorCode) else group
             for name, group in ((name, described[name]) for name in names)
-        )
-        call.answer(messages.DescribeGroupsResponse(groups=groups))
+        ]
+        if call.received.api_version >= _SAYS_NOT_FOUND:
+            groups = [_or_not_found(group) for group in groups]
+        call.answer(messages.DescribeGroupsResponse(groups=tuple(groups)))
 
     call.groups.describe_groups(names.keys() - refused, answer)
+
+
+def _or_not_found(group: DescribedGroup) -> DescribedGroup:
+    if group.group_state != State.DEAD:
+        return group
+    reason = f"there is no group {group.group_id!r}"
+    return replace(group, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=reason)
 
 
 def _refused(call: Call[Any], names: Iterable[str]) -> Mapping[str, ErrorCode]:
@@ -48,7 +62,7 @@ def _refused(call: Call[Any], names: Iterable[str]) -> Mapping[str, ErrorCode]:
 
 @serves(
     ApiKey.LIST_GROUPS,
-    range(5),
+    range(6),
     messages.ListGroupsRequest,
     messages.ListGroupsResponse,
     needs=lambda asked: (),
@@ -56,11 +70,15 @@ def _refused(call: Call[Any], names: Iterable[str]) -> Mapping[str, ErrorCode]:
 )
 def list_groups(call: Call[messages.ListGroupsRequest]) -> None:
     states = {state.lower() for state in call.request.states_filter}
+    types = {type_.lower() for type_ in call.request.types_filter}
 
     def answer(groups: Mapping[str, messages.ListedGroup]) -> None:
         shown = call.only(Operation.DESCRIBE, ResourceType.GROUP, groups, instead=CLUSTER)
         listed = tuple(
-            groups[name] for name in sorted(shown) if not states or groups[name].group_state.lower() in states
+            group
+            for group in (groups[name] for name in sorted(shown))
+            if not states or group.group_state.lower() in states
+            if not types or group.group_type in types
         )
         call.answer(messages.ListGroupsResponse(error_code=ErrorCode.NONE, groups=listed))
 
@@ -69,7 +87,7 @@ def list_groups(call: Call[messages.ListGroupsRequest]) -> None:
 
 @serves(
     ApiKey.DELETE_GROUPS,
-    range(2),
+    range(3),
     messages.DeleteGroupsRequest,
     messages.DeleteGroupsResponse,
     needs=lambda asked: [Need(Operation.DELETE, rights.group(name)) for name in asked.groups_names],

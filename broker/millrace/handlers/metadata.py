@@ -1,14 +1,14 @@
 """Metadata and ApiVersions: what a client asks first.
 
-Metadata, v1 to v8 for clients and, unadvertised, v12 for Millrace's own: it tells topic ids.
+Metadata, v0 to v13: from v10 on it tells topic ids and is asked by them (KIP-516).
 Brokers are where clients of the same listener find them; one without that listener counts as away.
 A topic that is not there is created only if the request allows it, the broker is set to, and the name is
 legal: a client is told at once that no topic can have it, and does not ask for ever. A client without the
 right to describe a topic hears the same whether the topic is there or not; of all topics it hears of those it
 may describe. Leader epochs are -1, so no client validates offsets by them. Left out: racks, authorized
-operations, v0.
+operations.
 
-ApiVersions, v0 to v3; the answer to any higher version is v0's with error 35 and the full list. Its response
+ApiVersions, v0 to v4; the answer to any higher version is v0's with error 35 and the full list. Its response
 header is the old one at every version: the client does not know yet what the broker speaks. Left out:
 features, and what a client says about its software.
 """
@@ -34,7 +34,7 @@ from millrace.wire.codec import decode, encode, encode_error
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
 log = logging.getLogger(__name__)
-_OFFERED, _NEWER = range(4), range(4, 64)
+_OFFERED, _NEWER = range(5), range(5, 64)
 """Versions of ApiVersions."""
 _CACHED_ANSWERS = 64
 _CACHED_REQUEST_BYTES = 1024
@@ -100,7 +100,7 @@ class Metadata:
         addresses = {number: address.at(listener) for number, address in cluster.brokers.items()}
         live = {number: address for number, address in addresses.items() if address is not None}
         topics: list[Any]
-        if asked.topics is None:
+        if asked.topics is None or (request.api_version == 0 and not asked.topics):
             shown: Iterable[TopicState] = cluster.topics.values()
             if not access.everything:
                 shown = [topic for topic in shown if access.allows(_may_describe(topic.name))]
@@ -235,8 +235,7 @@ def metadata() -> Api[MetadataRequest]:
     """The API, with a cache of its own."""
     return Api(
         key=ApiKey.METADATA,
-        versions=range(1, 9),
-        private_versions=range(12, 13),
+        versions=range(14),
         decode=_decode,
         needs=_needs,
         by_item=(ResourceType.TOPIC,),

@@ -1,20 +1,24 @@
-"""ListOffsets v1 to v5; OffsetCommit v2 to v7, OffsetFetch v1 to v5, OffsetDelete v0: of logs, and of groups.
+"""ListOffsets v1 to v10, of logs; OffsetCommit v2 to v9, OffsetFetch v1 to v9, OffsetDelete v0, of groups.
 
 In a log, latest is the high watermark, earliest its start. A time finds the first message at or after it,
-looked up in a thread because old segments may be cold and the message's batch is decompressed.
-Left out: ListOffsets v0, and the offset of the largest timestamp (-3), which belongs to v7.
+looked up in a thread because old segments may be cold and the message's batch is decompressed. So is the
+message with the largest timestamp (KIP-734). There are no tiers (KIP-405): the earliest local offset is the
+earliest, and none is the latest in another tier (KIP-1005). Left out: ListOffsets v0.
 
 A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. Offsets are kept
 until they are deleted: the retention time that OffsetCommit v2 to v4 ask for is not looked at. Any broker
 answers OffsetFetch, because the offsets are in ZooKeeper; a group of any kind is shown, from v2 on without
-topics everything it has committed. An offset of a topic that was deleted, or deleted and created anew, counts
-as not committed. OffsetDelete keeps offsets of topics that a member of the group reads at present.
+topics everything it has committed; from v8 on for many groups at once (KIP-709). An offset of a topic that
+was deleted, or deleted and created anew, counts as not committed; so does a negative one, by which kafkajs
+resets a group. Member epochs (KIP-848) and `require_stable` mean nothing here. OffsetDelete keeps offsets of
+topics that a member of the group reads at present.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from millrace.broker.broker import Broker
 from millrace.coordination.groups import CommittedOffset
@@ -28,7 +32,8 @@ from millrace.wire import group_messages as messages
 from millrace.wire.fields import Topic, group_by_topic, replace
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 
-_LATEST, _EARLIEST = -1, -2
+_LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
+_MANY_GROUPS = 8
 
 
 _BY_TOPIC = (ResourceType.TOPIC,)
@@ -37,7 +42,7 @@ _BY_TOPIC_AND_GROUP = (ResourceType.TOPIC, ResourceType.GROUP)
 
 @serves(
     ApiKey.LIST_OFFSETS,
-    range(1, 6),
+    range(1, 11),
     ListOffsetsRequest,
     ListOffsetsResponse,
     needs=lambda asked: [Need(Operation.DESCRIBE, rights.topic(topic.name)) for topic in asked.topics],
@@ -45,7 +50,11 @@ _BY_TOPIC_AND_GROUP = (ResourceType.TOPIC, ResourceType.GROUP)
 )
 def list_offsets(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse | None:
     look_up = partial(_look_up, call.broker, call.request, call.refused)
-    if any(p.timestamp >= 0 for topic in call.request.topics for p in topic.partitions):
+    if any(
+        p.timestamp >= 0 or p.timestamp == _MAX_TIMESTAMP
+        for topic in call.request.topics
+        for p in topic.partitions
+    ):
         call.answer_from(Broker.in_look_up_thread, look_up)
         return None
     return look_up()
@@ -78,26 +87,29 @@ def _look_up(broker: Broker, request: ListOffsetsRequest, refused: Refused) -> L
 
 
 def _offset_at(broker: Broker, topic: str, number: int, timestamp: int) -> tuple[int, int]:
-    """The offset and timestamp of the first message at or after `timestamp`, or where the log ends or begins.
+    """The offset and timestamp of the first message at or after `timestamp`, or of what a negative one means.
 
     -1 and -1 when every message is older.
     """
     log = broker.partition(topic, number).log
     if timestamp == _LATEST:
         return log.high_watermark, -1
-    if timestamp == _EARLIEST:
+    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
         return log.log_start_offset, -1
-    if timestamp < 0:
+    if timestamp == _LATEST_TIERED:
+        return -1, -1
+    if timestamp < _LATEST_TIERED:
         raise UnsupportedVersion(f"the offset at {timestamp}")
     try:
-        return log.offset_for_timestamp(timestamp) or (-1, -1)
+        found = log.offset_of_max_timestamp() if timestamp < 0 else log.offset_for_timestamp(timestamp)
+        return found or (-1, -1)
     except OSError as error:
         raise StorageError(f"cannot look up an offset: {error}") from error
 
 
 @serves(
     ApiKey.OFFSET_COMMIT,
-    range(2, 8),
+    range(2, 10),
     messages.OffsetCommitRequest,
     messages.OffsetCommitResponse,
     needs=lambda asked: [
@@ -123,30 +135,69 @@ def offset_commit(call: Call[messages.OffsetCommitRequest]) -> None:
         call.groups.commit(replace(request, topics=allowed), answer)
 
 
+Group: TypeAlias = messages.OffsetFetchRequest.Group
+
+
+def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
+    """The groups that are asked about: v8 has a list, and before it there is one."""
+    return asked.groups or (Group(group_id=asked.group_id, topics=asked.topics),)
+
+
 @serves(
     ApiKey.OFFSET_FETCH,
-    range(1, 6),
+    range(1, 10),
     messages.OffsetFetchRequest,
     messages.OffsetFetchResponse,
     needs=lambda asked: [
-        Need(Operation.DESCRIBE, rights.group(asked.group_id)),
-        *(Need(Operation.DESCRIBE, rights.topic(topic.name)) for topic in asked.topics or ()),
+        need
+        for group in _groups(asked)
+        for need in (
+            Need(Operation.DESCRIBE, rights.group(group.group_id)),
+            *(Need(Operation.DESCRIBE, rights.topic(topic.name)) for topic in group.topics or ()),
+        )
     ],
     by_item=_BY_TOPIC_AND_GROUP,
     lists=True,
 )
 def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
-    request = call.request
+    many = call.received.api_version >= _MANY_GROUPS
+    asked = call.request.groups if many else _groups(call.request)
+    groups = list({group.group_id: group for group in asked}.values())
+    described: dict[str, messages.OffsetFetchResponse.Group] = {}
+    if not groups:
+        call.only(Operation.DESCRIBE, ResourceType.TOPIC, ())
+        call.answer(messages.OffsetFetchResponse())
+
+    def note(group: messages.OffsetFetchResponse.Group) -> None:
+        described[group.group_id] = group
+        if len(described) < len(groups):
+            return
+        if many:
+            told = tuple(described[group.group_id] for group in groups)
+            call.answer(messages.OffsetFetchResponse(groups=told))
+        else:
+            call.answer(messages.OffsetFetchResponse(error_code=group.error_code, topics=group.topics))
+
+    for group in groups:
+        _fetch_offsets(call, group, note)
+
+
+def _fetch_offsets(
+    call: Call[messages.OffsetFetchRequest],
+    group: Group,
+    done: Callable[[messages.OffsetFetchResponse.Group], None],
+) -> None:
+    """What one group has committed, of the topics that are asked about or of all."""
     wanted = None
-    if request.topics is not None:
-        wanted = [(topic.name, number) for topic in request.topics for number in topic.partition_indexes]
+    if group.topics is not None:
+        wanted = [(topic.name, number) for topic in group.topics for number in topic.partition_indexes]
     asked = wanted and [one for one in wanted if rights.topic(one[0]) not in call.refused]
     refused = _refused(wanted or (), call.refused)
 
     def answer(committed: Mapping[TopicPartition, CommittedOffset], code: ErrorCode = ErrorCode.NONE) -> None:
-        def describe(partition: TopicPartition) -> messages.OffsetFetchResponse.Partition:
+        def describe(partition: TopicPartition) -> messages.FetchedOffset:
             offset = committed.get(partition)
-            return messages.OffsetFetchResponse.Partition(
+            return messages.FetchedOffset(
                 partition_index=partition[1],
                 committed_offset=-1 if offset is None else offset.offset,
                 metadata="" if offset is None else offset.metadata,
@@ -156,17 +207,17 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
         shown = call.only(Operation.DESCRIBE, ResourceType.TOPIC, {topic for topic, _ in committed})
         partitions = [one for one in committed if one[0] in shown] if wanted is None else wanted
         topics = group_by_topic((partition[0], describe(partition)) for partition in partitions)
-        call.answer(messages.OffsetFetchResponse(error_code=code, topics=topics))
+        done(messages.OffsetFetchResponse.Group(group_id=group.group_id, error_code=code, topics=topics))
 
     def failed(code: ErrorCode) -> None:
         # Java asks again after this one only.
         again = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         answer({}, again if code is ErrorCode.COORDINATOR_NOT_AVAILABLE else code)
 
-    if rights.group(request.group_id) in call.refused:
+    if rights.group(group.group_id) in call.refused:
         answer({}, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     else:
-        call.groups.offsets(request.group_id, asked, answer, failed)
+        call.groups.offsets(group.group_id, asked, answer, failed)
 
 
 @serves(

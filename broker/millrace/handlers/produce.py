@@ -3,7 +3,8 @@
 Nearly every request brings one batch for one partition, and many that lie behind each other ask for the same:
 such a run is served at one go (`serve_run`), any other request by itself (`handle`). acks=0 gets no answer,
 and a closed connection when something went wrong; acks=1 is answered after the append, acks=all after the
-flush. InitProducerId, v0 and v1, gives an idempotent producer its id. Left out: transactions.
+flush. InitProducerId, v0 to v5, gives an idempotent producer an id, a new one each time. Left out:
+transactions.
 """
 
 from __future__ import annotations
@@ -161,14 +162,14 @@ PRODUCE = Api(
     needs=lambda asked: [_write(topic) for topic, _ in asked.topics],
     by_item=(ResourceType.TOPIC,),
     handle=handle,
-    refusal=lambda version, _code, _reason: produce.encode_response(version, (), ()),
+    refusal=lambda _version, _code, _reason: None,
     serve_run=serve_run,
 )
 
 
 @serves(
     ApiKey.INIT_PRODUCER_ID,
-    range(2),
+    range(6),
     InitProducerIdRequest,
     InitProducerIdResponse,
     needs=lambda asked: [Need(Operation.IDEMPOTENT_WRITE, CLUSTER, instead=Need(Operation.WRITE, ANY_TOPIC))],

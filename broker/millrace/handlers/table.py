@@ -81,8 +81,9 @@ class Api(Generic[A]):
     type refuses the whole request."""
     handle: Callable[[Services, Request, A, Refused], None]
     """Answers the request, at once or later, or raises BrokerError."""
-    refusal: Callable[[int, ErrorCode, str], bytes]
-    """The body of a response, at a version, that says only the code and, if it can, the reason."""
+    refusal: Callable[[int, ErrorCode, str], bytes | None]
+    """The body of a response, at a version, that says only the code and, if it can, the reason; None where
+    no response of that version can say the code."""
     serve_run: Callable[[Services, Client, RequestFramer], Request | None] | None = None
     """Serves many requests that come next in a client's bytes as one; None when they are not of that kind."""
 
@@ -91,7 +92,7 @@ class Api(Generic[A]):
         name = f"{self.key.name.lower()} v{request.api_version} of {request.client.address}"
         if isinstance(error, RequestTooLarge):
             request.failed(error.code)
-            request.client.abort(str(error))  # lists without an entry would say that all went well
+            request.client.abort(str(error))
         elif isinstance(error, BrokerError):
             log.debug("refused %s: %s", name, error)
             self.refuse(request, error.code, str(error))
@@ -100,7 +101,15 @@ class Api(Generic[A]):
             self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def refuse(self, request: Request, code: ErrorCode, reason: str = "") -> None:
-        send(request, self.refusal(request.api_version, code, reason), [code])
+        body = self.refusal(request.api_version, code, reason)
+        if body is None:  # Kafka closes the connection, too
+            request.failed(code)
+            name = f"{self.key.name.lower()} v{request.api_version}"
+            request.client.abort(
+                f"{name} is refused with {code.name}: {reason}" if reason else f"{name} failed"
+            )
+        else:
+            send(request, body, [code])
 
 
 class Call(Generic[M]):
@@ -254,11 +263,10 @@ class Handlers:
         if client.access is NOBODY and (reason := _too_early(client, api)):
             client.abort(reason)
             return request
-        # Produce (0) and Fetch (1) are served without tagged fields, and without knowing the client's name.
-        if api_key >= 2:
+        if api_key >= 2:  # Produce (0) and Fetch (1) need not know the client's name
             request.client_id = client_id(frame)
-            if is_flexible(api_key, version):
-                request.body = frame[skip_tagged_fields(frame, body) :]
+        if is_flexible(api_key, version):
+            request.body = frame[skip_tagged_fields(frame, body) :]
         try:
             asked = api.decode(request)
             refused = _refused(api, request, asked)

@@ -1,23 +1,29 @@
-"""CreateTopics v2 to v4, DeleteTopics v1 to v3, CreatePartitions v0 and v1, DescribeLogDirs v1.
+"""CreateTopics v2 to v7, DeleteTopics v1 to v6, CreatePartitions v0 to v3, DescribeLogDirs v1 to v4.
 
 Any broker takes changes; ZooKeeper decides who was first, and each broker deletes its own logs when it sees a
 topic gone. Partitions go round the live brokers, new ones also to those that joined later; leaders of the
 others do not move. A mirrored topic gets no partitions: its own stand for those of its origins.
 Left out: replication (one replica, so a factor of 1 or -1) and manual assignments.
 
-DescribeLogDirs says how many bytes each partition takes on this broker's disk. A partition that is led
-elsewhere is left out, as in Kafka.
+From v5 on CreateTopics tells a client that may see them a new topic's settings (KIP-525), from v7 on its id.
+DeleteTopics v6 takes names or ids (KIP-516); to a client that may not describe a topic its id tells no name.
+
+DescribeLogDirs says how many bytes each partition takes on this broker's disk, and what room the volume has
+(KIP-827). A partition that is led elsewhere is left out, as in Kafka.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
+from uuid import UUID
 
 from millrace import errors
 from millrace.broker.topic_changes import add_partitions, create_topic, delete_topic
+from millrace.broker.topic_settings import describe_topic
 from millrace.handlers.table import Call, in_thread, outcome_of, serves
 from millrace.security import rights
 from millrace.security.rights import CLUSTER, Need, Operation, Refused, ResourceType
@@ -35,7 +41,7 @@ _BY_TOPIC = (ResourceType.TOPIC,)
 
 @in_thread(
     ApiKey.CREATE_TOPICS,
-    range(2, 5),
+    range(2, 8),
     messages.CreateTopicsRequest,
     messages.CreateTopicsResponse,
     needs=lambda asked: [rights.may_create(topic.name) for topic in asked.topics],
@@ -56,15 +62,44 @@ def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTo
             timeout_s=request.timeout / 1000,
         )
 
-    result = messages.CreateTopicsResponse.Topic
+    result = partial(_created, call, validate_only=request.validate_only)
     return messages.CreateTopicsResponse(
         topics=_change_each(request.topics, call.refused, create, "creating topic", result)
     )
 
 
+def _created(
+    call: Call[messages.CreateTopicsRequest],
+    name: str,
+    error_code: int,
+    error_message: str | None,
+    *,
+    validate_only: bool,
+) -> messages.CreateTopicsResponse.Topic:
+    """What is said of a topic that was to be created, and how it is if the client may see that."""
+    Topic, topic = messages.CreateTopicsResponse.Topic, call.broker.cluster.topics.get(name)
+    may_see = call.received.client.access.allows(Need(Operation.DESCRIBE_CONFIGS, rights.topic(name)))
+    if error_code or validate_only or topic is None:
+        return Topic(name=name, error_code=error_code, error_message=error_message)
+    if not may_see:
+        return Topic(name=name, error_code=error_code, topic_id=topic.topic_id)
+    configs = tuple(
+        Topic.Config(name=one.name, value=one.value, read_only=one.read_only, config_source=one.config_source)
+        for one in describe_topic(call.broker.config.log, topic)
+    )
+    return Topic(
+        name=name,
+        error_code=error_code,
+        topic_id=topic.topic_id,
+        num_partitions=len(topic.partitions),
+        replication_factor=1,
+        configs=configs,
+    )
+
+
 @in_thread(
     ApiKey.CREATE_PARTITIONS,
-    range(2),
+    range(4),
     admin.CreatePartitionsRequest,
     admin.CreatePartitionsResponse,
     needs=lambda asked: [Need(Operation.ALTER, rights.topic(topic.name)) for topic in asked.topics],
@@ -111,36 +146,65 @@ def _change_each(
     return tuple(map(outcome, {topic.name: topic for topic in topics}.values()))
 
 
+def _named(asked: messages.DeleteTopicsRequest) -> list[str]:
+    """What is to be deleted by its name: v6 has a list of its own for names and ids."""
+    return [topic.name for topic in asked.topics if topic.name is not None] or list(asked.topic_names)
+
+
 @in_thread(
     ApiKey.DELETE_TOPICS,
-    range(1, 4),
+    range(1, 7),
     messages.DeleteTopicsRequest,
     messages.DeleteTopicsResponse,
-    needs=lambda asked: [Need(Operation.DELETE, rights.topic(name)) for name in asked.topic_names],
+    needs=lambda asked: [Need(Operation.DELETE, rights.topic(name)) for name in _named(asked)],
     by_item=_BY_TOPIC,
 )
 def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTopicsResponse:
     """Delete the topics one after the other; those that are not there cost one look for all."""
-    names = dict.fromkeys(call.request.topic_names)
+    names = dict.fromkeys(_named(call.request))
     there = call.broker.cluster.topic_names() if len(names) > 1 else names
+    by_id = [topic.topic_id for topic in call.request.topics if topic.name is None]
+    responses = [_delete(call, name, there) for name in names]
+    responses += [_delete_by_id(call, topic_id) for topic_id in dict.fromkeys(by_id)]
+    return messages.DeleteTopicsResponse(responses=tuple(responses))
 
-    def delete(name: str) -> None:
+
+def _delete(
+    call: Call[messages.DeleteTopicsRequest], name: str, there: Collection[str]
+) -> messages.DeleteTopicsResponse.Topic:
+    def delete() -> None:
         if (resource := rights.topic(name)) in call.refused:
             raise rights.refusal(resource)
         if name not in there:
             raise errors.UnknownTopicOrPartition(f"no topic {name}")
         delete_topic(call.broker, name)
 
-    def result(name: str) -> messages.DeleteTopicsResponse.Topic:
-        code, _, _ = outcome_of(partial(delete, name), f"deleting topic {name}")
-        return messages.DeleteTopicsResponse.Topic(name=name, error_code=code)
+    code, reason, _ = outcome_of(delete, f"deleting topic {name}")
+    return messages.DeleteTopicsResponse.Topic(name=name, error_code=code, error_message=reason)
 
-    return messages.DeleteTopicsResponse(responses=tuple(map(result, names)))
+
+def _delete_by_id(
+    call: Call[messages.DeleteTopicsRequest], topic_id: UUID | None
+) -> messages.DeleteTopicsResponse.Topic:
+    access, Topic = call.received.client.access, messages.DeleteTopicsResponse.Topic
+    topics = call.broker.cluster.topics.values()
+    name = next((topic.name for topic in topics if topic.topic_id == topic_id), None)
+
+    def delete() -> None:
+        if name is None or not access.allows(Need(Operation.DESCRIBE, rights.topic(name))):
+            raise errors.UnknownTopicId(f"no topic has the id {topic_id}")
+        if not access.allows(Need(Operation.DELETE, rights.topic(name))):
+            raise rights.refusal(rights.topic(name))
+        delete_topic(call.broker, name)
+
+    code, reason, _ = outcome_of(delete, f"deleting the topic with the id {topic_id}")
+    told = None if code == errors.ErrorCode.UNKNOWN_TOPIC_ID else name
+    return Topic(name=told, topic_id=topic_id, error_code=code, error_message=reason)
 
 
 @serves(
     ApiKey.DESCRIBE_LOG_DIRS,
-    range(1, 2),
+    range(1, 5),
     admin.DescribeLogDirsRequest,
     admin.DescribeLogDirsResponse,
     needs=lambda asked: [Need(Operation.DESCRIBE, CLUSTER)],
@@ -148,9 +212,12 @@ def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTo
 )
 def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.DescribeLogDirsResponse:
     Result = admin.DescribeLogDirsResponse.Result
-    if call.refused:  # said of a directory without a name: the response has no error of its own
-        refused = Result(error_code=errors.ErrorCode.CLUSTER_AUTHORIZATION_FAILED, log_dir="", topics=())
-        return admin.DescribeLogDirsResponse(results=(refused,))
+    if (
+        call.refused
+    ):  # said of a directory without a name, too: before v3 the response has no error of its own
+        code = errors.ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        refused = Result(error_code=code, log_dir="", topics=())
+        return admin.DescribeLogDirsResponse(error_code=code, results=(refused,))
     named, broker = call.request.topics, call.broker
     wanted = None if named is None else {(topic.topic, n) for topic in named for n in topic.partitions}
     sizes = group_by_topic(
@@ -158,7 +225,13 @@ def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.Describ
         for (name, number), partition in sorted(broker.partitions.items())
         if wanted is None or (name, number) in wanted
     )
-    result = Result(error_code=errors.ErrorCode.NONE, log_dir=broker.config.log_dir, topics=sizes)
+    try:
+        volume = shutil.disk_usage(broker.config.log_dir)
+        room = {"total_bytes": volume.total, "usable_bytes": volume.free}
+    except OSError:
+        room = {}  # -1 each: nobody knows
+    none = errors.ErrorCode.NONE
+    result = Result(error_code=none, log_dir=broker.config.log_dir, topics=sizes, **room)
     return admin.DescribeLogDirsResponse(results=(result,))
 
 

@@ -101,6 +101,12 @@ class Landmarks:
         count = bisect_left(values[1::3], timestamp)
         return values[3 * count - 3] if count > 0 else base
 
+    def max_timestamp_before(self, end: int, base: int) -> tuple[int, int]:
+        """The last boundary known at or before `end`, and the largest timestamp before it; -1 for none."""
+        values = self.values[:]
+        count = bisect_right(values[::3], end)
+        return (values[3 * count - 3], values[3 * count - 2]) if count > 0 else (base, -1)
+
     def last_before(self, end: int) -> int:
         """The last landmark at or before a position, -1 without any."""
         values = self.values[:]

@@ -7,7 +7,7 @@ of the segment list hold the lock; reads take the snapshots and hold nothing. Th
 
     the loop        append, append_mirrored, read, publish    (one thread; none waits for a sync)
     a flush thread  flush, then write_due_checkpoint          (waits for the disk)
-    any thread      apply_retention, offset_for_timestamp, build_landmarks, close, delete, and every property
+    any thread      apply_retention, look-ups by time, build_landmarks, close, delete, and every property
 
 `read` looks at headers, and at a whole batch if it is older than this process: of what is not in the page
 cache it waits for the disk, for at most one walk between two landmarks.
@@ -34,7 +34,7 @@ from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.producer_state import ProducerLimit, ProducerStates
-from millrace.storage.reading import Reader, first_with_timestamp
+from millrace.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
 from millrace.storage.recovery import Recovered, recover
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, remove_directory, sync_directory
 from millrace.storage.staging import Staging, append_size, check_append
@@ -344,6 +344,14 @@ class PartitionLog:
         For a thread: reads headers from one landmark to the next, one batch, and may build landmarks.
         """
         return first_with_timestamp(self._files.segments, timestamp, self._visible.end)
+
+    def offset_of_max_timestamp(self) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first visible record with the largest timestamp; None without records.
+
+        For a thread: reads what two look-ups by time read, and of more segments only where their times go up
+        and down.
+        """
+        return first_with_max_timestamp(self._files.segments, self._visible.end)
 
     def build_landmarks(self) -> None:
         """Build what `read` lacked when it raised LandmarksMissing; for a thread: reads whole segments."""

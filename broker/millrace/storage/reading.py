@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
 from millrace.records import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, filler_size, read_varint
@@ -24,6 +24,7 @@ from millrace.storage.segment import Files, Segment
 from millrace.storage.state import LogState
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WARM_FILES = 3
 MAX_REPORTED = 100
@@ -213,16 +214,45 @@ def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int
     for segment in segments:
         if segment.facts.max_timestamp < timestamp:
             continue
-        try:
-            try:
-                first = _first_in(segment, segment.known_landmarks(), timestamp, limit)
-            except LandmarksMissing:
-                first = _first_in(segment, segment.build_landmarks(), timestamp, limit)
-        except FileNotFoundError:
-            continue  # retention took the segment after this look-up began
+        first = _look_up(segment, lambda segment, marks: _first_in(segment, marks, timestamp, limit))
         if first is not None:
             return first
     return None
+
+
+def first_with_max_timestamp(segments: Sequence[Segment], limit: int) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record before `limit` that none there is younger than."""
+    largest = -1
+    for segment in sorted(segments, key=lambda segment: segment.facts.max_timestamp, reverse=True):
+        if segment.facts.max_timestamp <= largest:
+            break
+        # What a segment's facts say may be of a record behind the limit.
+        found = _look_up(segment, lambda segment, marks: _max_timestamp_in(segment, marks, limit))
+        largest = max(largest, -1 if found is None else found)
+    return first_with_timestamp(segments, largest, limit) if largest >= 0 else None
+
+
+def _look_up(segment: Segment, look: Callable[[Segment, Landmarks], T]) -> T | None:
+    """What is found in a segment by its landmarks; None where retention took it meanwhile."""
+    try:
+        try:
+            return look(segment, segment.known_landmarks())
+        except LandmarksMissing:
+            return look(segment, segment.build_landmarks())
+    except FileNotFoundError:
+        return None
+
+
+def _max_timestamp_in(segment: Segment, landmarks: Landmarks, limit: int) -> int:
+    file, end = segment.open_reader(), min(segment.end, limit)
+    mark, largest = landmarks.max_timestamp_before(end, segment.base)
+    try:
+        for _, header in short_walk(file, mark, end, mark):
+            if not header.is_control:
+                largest = max(largest, header.max_timestamp)
+    except ChainBroken as error:
+        raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
+    return largest
 
 
 def _first_in(segment: Segment, landmarks: Landmarks, timestamp: int, limit: int) -> tuple[int, int] | None:

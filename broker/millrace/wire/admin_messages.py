@@ -147,6 +147,9 @@ class DescribeLogDirsResponse(Message):
         error_code: int = i16()
         log_dir: str = string()
         topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+        total_bytes: int = i64(since=4, default=-1)  # KIP-827, of the volume that the directory is on
+        usable_bytes: int = i64(since=4, default=-1)
 
     throttle_time: int = i32(default=0)
+    error_code: int = i16(since=3, default=0)
     results: tuple[Result, ...] = array(Result)

@@ -18,7 +18,7 @@ from millrace.records.compression import Buffer
 from millrace.wire import primitives
 from millrace.wire.fields import FIXED_SIZE, Field, fields_of
 from millrace.wire.messages import ApiKey
-from millrace.wire.primitives import INT32, Reader, RequestTooLarge, Writer
+from millrace.wire.primitives import INT8, INT32, Reader, RequestTooLarge, Writer
 
 M = TypeVar("M")
 MAX_DECODED_BYTES = 1 << 20
@@ -47,15 +47,20 @@ def encode(message: object, api_key: int, version: int) -> bytes:
     return _message(cast(Hashable, type(message)), api_key, version).write(message)
 
 
-def encode_error(response: type, api_key: int, version: int, code: ErrorCode, reason: str = "") -> bytes:
-    """A response that says only `code` and `reason`, where it has fields of its own for them; its lists are
-    empty."""
+def encode_error(
+    response: type, api_key: int, version: int, code: ErrorCode, reason: str = ""
+) -> bytes | None:
+    """A response that says only `code` and, if it can, `reason`; its lists are empty.
+
+    None where it has no field of its own for the code: with empty lists it would say that all went well.
+    """
     fields = fields_of(response)
+    if "error_code" not in fields or not fields["error_code"].is_in(api_key, version):
+        return None
     values: dict[str, Any] = {
         name: _EMPTY.get(field.kind, 0) for name, field in fields.items() if field.required
     }
-    if "error_code" in fields:
-        values["error_code"] = code
+    values["error_code"] = code
     for name in {"error_message", "message"} & fields.keys() if reason else ():
         values[name] = reason[: primitives.MAX_MESSAGE_CHARACTERS]
     return encode(response(**values), api_key, version)
@@ -159,6 +164,8 @@ def _type(field: Field, api_key: int, version: int) -> _Type:
     item = field.item
     if item is None:
         return _Type(getattr(Reader, field.kind), getattr(writer, field.kind))
+    if field.kind == "message":
+        return _optional(_message(item, api_key, version))
     if not isinstance(item, Field):
         return _array(_items(_message(item, api_key, version)), writer)
     if item.kind in FIXED_SIZE:
@@ -182,6 +189,14 @@ def _row(code: str) -> _Type:
 
     return _Type(
         lambda reader, count: reader.unpack(layout(count)), lambda values: layout(len(values)).pack(*values)
+    )
+
+
+def _optional(value: _Type) -> _Type:
+    read_value, write_value = value
+    return _Type(
+        lambda reader: read_value(reader) if reader.number(INT8) >= 0 else None,
+        lambda message: INT8.pack(-1) if message is None else INT8.pack(1) + write_value(message),
     )
 
 

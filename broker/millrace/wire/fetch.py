@@ -154,9 +154,9 @@ def encode_response(
     return parts
 
 
-def encode_error(version: int, code: int) -> bytes:
-    """The body of a response without topics; before v7 it cannot say the error."""
-    return bytes(4) + (INT16.pack(code) + bytes(4) if version >= 7 else b"") + INT32.pack(0)
+def encode_error(version: int, code: int) -> bytes | None:
+    """The body of a response without topics; None before v7, which has no place for the error."""
+    return bytes(4) + INT16.pack(code) + bytes(8) if version >= 7 else None
 
 
 @reads("fetch response")

@@ -31,9 +31,9 @@ _REQUIRED = object()
 class Field:
     """The type of a field, the versions that have it, and its value where it is not given."""
 
-    kind: str  # one of `FIXED_SIZE`, or uuid, string, data, array
+    kind: str  # one of `FIXED_SIZE`, or uuid, string, data, array, message
     default: Any
-    item: Field | type | None = None  # what an array holds
+    item: Field | type | None = None  # what an array holds, or the class of a message
     since: int = 0
     until: int = 0x7FFF
     null_since: int = 0x7FFF
@@ -64,6 +64,11 @@ def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
     return Field("array", default, of, **versions)
 
 
+def optional(of: Any, *, default: Any = None, **versions: int) -> Any:
+    """A message that may be null, behind a byte that says whether it is there."""
+    return Field("message", default, of, null_since=0, **versions)
+
+
 def by_topic(partition: Any, **options: Any) -> Any:
     """A tuple of `Topic`s, each with a tuple of such partitions."""
     fields = {"name": string(), "partitions": array(partition)}
@@ -73,7 +78,7 @@ def by_topic(partition: Any, **options: Any) -> Any:
 @dataclass_transform(
     kw_only_default=True,
     frozen_default=True,
-    field_specifiers=(i8, i16, i32, i64, boolean, uuid, string, data, array, by_topic),
+    field_specifiers=(i8, i16, i32, i64, boolean, uuid, string, data, array, optional, by_topic),
 )
 class _MessageType(type):
     """Makes a class of fields a named tuple of them: it is made in a quarter of a frozen dataclass's time."""

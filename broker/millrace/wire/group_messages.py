@@ -6,21 +6,31 @@ Member metadata and assignments are opaque: clients write and read them, a broke
 from __future__ import annotations
 
 from millrace.wire.fields import Message, Topic, array, boolean, by_topic, data, i8, i16, i32, i64, string
-from millrace.wire.messages import NO_OPERATIONS
+from millrace.wire.messages import NO_OPERATIONS, TopicPartitions
 
 
 class FindCoordinatorRequest(Message):
-    key: str = string()
-    key_type: int = i8(since=1, default=0)  # `key` names a group (0) or a transactional id (1)
+    key: str = string(until=3, default="")
+    key_type: int = i8(since=1, default=0)  # a key names a group (0), a transactional id (1), shares (2)
+    coordinator_keys: tuple[str, ...] = array(string(), since=4, default=())  # KIP-699
 
 
 class FindCoordinatorResponse(Message):
+    class Coordinator(Message):
+        key: str = string()
+        node_id: int = i32(default=-1)
+        host: str = string(default="")
+        port: int = i32(default=-1)
+        error_code: int = i16(default=0)
+        error_message: str | None = string(null_since=4, default=None)
+
     throttle_time: int = i32(since=1, default=0)
-    error_code: int = i16()
-    error_message: str | None = string(since=1, null_since=1, default=None)
-    node_id: int = i32(default=-1)
-    host: str = string(default="")
-    port: int = i32(default=-1)
+    error_code: int = i16(until=3, default=0)
+    error_message: str | None = string(since=1, until=3, null_since=1, default=None)
+    node_id: int = i32(until=3, default=-1)
+    host: str = string(until=3, default="")
+    port: int = i32(until=3, default=-1)
+    coordinators: tuple[Coordinator, ...] = array(Coordinator, since=4, default=())
 
 
 class JoinGroupRequest(Message):
@@ -35,6 +45,7 @@ class JoinGroupRequest(Message):
     group_instance_id: str | None = string(since=5, null_since=5, default=None)
     protocol_type: str = string()
     protocols: tuple[Protocol, ...] = array(Protocol)  # in order of preference
+    reason: str | None = string(since=8, null_since=8, default=None)  # KIP-800
 
 
 class JoinGroupResponse(Message):
@@ -46,8 +57,10 @@ class JoinGroupResponse(Message):
     throttle_time: int = i32(since=2, default=0)
     error_code: int = i16()
     generation_id: int = i32(default=-1)
-    protocol_name: str = string(default="")
+    protocol_type: str | None = string(since=7, null_since=7, default=None)  # KIP-559
+    protocol_name: str | None = string(null_since=7, default="")
     leader: str = string(default="")
+    skip_assignment: bool = boolean(since=9, default=False)  # KIP-814
     member_id: str = string(default="")
     members: tuple[Member, ...] = array(Member, default=())  # for the leader only
 
@@ -61,12 +74,16 @@ class SyncGroupRequest(Message):
     generation_id: int = i32()
     member_id: str = string()
     group_instance_id: str | None = string(since=3, null_since=3, default=None)
+    protocol_type: str | None = string(since=5, null_since=5, default=None)  # KIP-559
+    protocol_name: str | None = string(since=5, null_since=5, default=None)
     assignments: tuple[Assignment, ...] = array(Assignment, default=())  # from the leader only
 
 
 class SyncGroupResponse(Message):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
+    protocol_type: str | None = string(since=5, null_since=5, default=None)
+    protocol_name: str | None = string(since=5, null_since=5, default=None)
     assignment: bytes = data(default=b"")
 
 
@@ -86,6 +103,7 @@ class LeaveGroupRequest(Message):
     class Member(Message):  # by its id, its instance id or both
         member_id: str = string()
         group_instance_id: str | None = string(null_since=3, default=None)
+        reason: str | None = string(since=5, null_since=5, default=None)  # KIP-800
 
     group_id: str = string()
     member_id: str = string(until=2, default="")
@@ -129,25 +147,37 @@ class OffsetCommitResponse(Message):
 
 
 class OffsetFetchRequest(Message):
-    class Topic(Message):
-        name: str = string()
-        partition_indexes: tuple[int, ...] = array(i32())
+    class Group(Message):  # KIP-709
+        group_id: str = string()
+        member_id: str | None = string(since=9, null_since=9, default=None)  # KIP-848
+        member_epoch: int = i32(since=9, default=-1)
+        topics: tuple[TopicPartitions, ...] | None = array(TopicPartitions, null_since=8)
 
-    group_id: str = string()
-    topics: tuple[Topic, ...] | None = array(Topic, null_since=2)  # None: all that the group committed
+    group_id: str = string(until=7, default="")
+    topics: tuple[TopicPartitions, ...] | None = array(TopicPartitions, until=7, null_since=2, default=())
+    """None: all that the group committed."""
+    groups: tuple[Group, ...] = array(Group, since=8, default=())
+    require_stable: bool = boolean(since=7, default=False)  # KIP-447, of transactions
+
+
+class FetchedOffset(Message):
+    partition_index: int = i32()
+    committed_offset: int = i64(default=-1)  # -1: none
+    committed_leader_epoch: int = i32(since=5, default=-1)
+    metadata: str | None = string(null_since=0, default="")
+    error_code: int = i16(default=0)
 
 
 class OffsetFetchResponse(Message):
-    class Partition(Message):
-        partition_index: int = i32()
-        committed_offset: int = i64(default=-1)  # -1: none
-        committed_leader_epoch: int = i32(since=5, default=-1)
-        metadata: str | None = string(null_since=0, default="")
+    class Group(Message):
+        group_id: str = string()
+        topics: tuple[Topic[FetchedOffset], ...] = by_topic(FetchedOffset)
         error_code: int = i16(default=0)
 
     throttle_time: int = i32(since=3, default=0)
-    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
-    error_code: int = i16(since=2, default=0)
+    topics: tuple[Topic[FetchedOffset], ...] = by_topic(FetchedOffset, until=7, default=())
+    error_code: int = i16(since=2, until=7, default=0)
+    groups: tuple[Group, ...] = array(Group, since=8, default=())
 
 
 class OffsetDeleteRequest(Message):
@@ -179,6 +209,7 @@ class DescribedGroup(Message):
         member_assignment: bytes = data(default=b"")
 
     error_code: int = i16()
+    error_message: str | None = string(since=6, null_since=6, default=None)  # KIP-1043
     group_id: str = string()
     group_state: str = string(default="")
     protocol_type: str = string(default="")
@@ -194,12 +225,14 @@ class DescribeGroupsResponse(Message):
 
 class ListGroupsRequest(Message):
     states_filter: tuple[str, ...] = array(string(), since=4, default=())  # empty: groups of any state
+    types_filter: tuple[str, ...] = array(string(), since=5, default=())  # KIP-848; empty: of any type
 
 
 class ListedGroup(Message):
     group_id: str = string()
     protocol_type: str = string()
     group_state: str = string(since=4, default="")
+    group_type: str = string(since=5, default="classic")
 
 
 class ListGroupsResponse(Message):

@@ -55,13 +55,20 @@ class ApiKey(IntEnum):
     DESCRIBE_LOG_DIRS = 35, 2
     SASL_AUTHENTICATE = 36, 2
     CREATE_PARTITIONS = 37, 2
-    INCREMENTAL_ALTER_CONFIGS = 44, 1
     DELETE_GROUPS = 42, 2
+    INCREMENTAL_ALTER_CONFIGS = 44, 1
     OFFSET_DELETE = 47
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50, 0
     ALTER_USER_SCRAM_CREDENTIALS = 51, 0
     MIRROR_APPEND = 10_000
     TRANSLATE_OFFSETS = 10_001
+
+
+class TopicPartitions(Message):
+    """Partitions of a topic that something is asked of."""
+
+    name: str = string()
+    partition_indexes: tuple[int, ...] = array(i32())
 
 
 class ApiVersionsResponse(Message):
@@ -116,17 +123,19 @@ class MetadataResponse(Message):
     controller_id: int = i32(since=1, default=-1)
     topics: tuple[Topic, ...] = array(Topic)
     cluster_authorized_operations: int = i32(since=8, until=10, default=NO_OPERATIONS)
+    error_code: int = i16(since=13, default=0)  # KIP-1102: go back to the bootstrap servers
 
 
 class ListOffsetsRequest(Message):
     class Partition(Message):
         partition_index: int = i32()
         current_leader_epoch: int = i32(since=4, default=-1)
-        timestamp: int = i64()  # or -1 for the latest, -2 for the earliest offset
+        timestamp: int = i64()  # or -1 for the latest, -2 for the earliest offset and others of Kafka's
 
     replica_id: int = i32(default=-1)
     isolation_level: int = i8(since=2, default=0)
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    timeout: int = i32(since=10, default=0)  # KIP-1075, for what is in another tier
 
 
 class ListOffsetsResponse(Message):
@@ -164,23 +173,41 @@ class CreateTopicsRequest(Message):
 
 class CreateTopicsResponse(Message):
     class Topic(Message):
+        class Config(Message):  # KIP-525
+            name: str = string()
+            value: str | None = string(null_since=5)
+            read_only: bool = boolean()
+            config_source: int = i8(default=-1)
+            is_sensitive: bool = boolean(default=False)
+
         name: str = string()
+        topic_id: UUID | None = uuid(since=7, default=None)  # KIP-516
         error_code: int = i16()
         error_message: str | None = string(since=1, null_since=1, default=None)
+        num_partitions: int = i32(since=5, default=-1)  # -1 here: the client hears nothing of the topic
+        replication_factor: int = i16(since=5, default=-1)
+        configs: tuple[Config, ...] | None = array(Config, since=5, null_since=5, default=())
 
     throttle_time: int = i32(since=2, default=0)
     topics: tuple[Topic, ...] = array(Topic)
 
 
 class DeleteTopicsRequest(Message):
-    topic_names: tuple[str, ...] = array(string())
+    class Topic(Message):  # KIP-516: by name or by id
+        name: str | None = string(null_since=6, default=None)
+        topic_id: UUID | None = uuid(default=None)
+
+    topics: tuple[Topic, ...] = array(Topic, since=6, default=())
+    topic_names: tuple[str, ...] = array(string(), until=5, default=())
     timeout: int = i32()
 
 
 class DeleteTopicsResponse(Message):
     class Topic(Message):
-        name: str | None = string()
+        name: str | None = string(null_since=6)
+        topic_id: UUID | None = uuid(since=6, default=None)
         error_code: int = i16()
+        error_message: str | None = string(since=5, null_since=5, default=None)  # KIP-599
 
     throttle_time: int = i32(since=1, default=0)
     responses: tuple[Topic, ...] = array(Topic)
@@ -189,6 +216,8 @@ class DeleteTopicsResponse(Message):
 class InitProducerIdRequest(Message):
     transactional_id: str | None = string(null_since=0, default=None)
     transaction_timeout: int = i32(default=0)
+    producer_id: int = i64(since=3, default=-1)  # KIP-360, of transactional producers
+    producer_epoch: int = i16(since=3, default=-1)
 
 
 class InitProducerIdResponse(Message):

@@ -119,6 +119,20 @@ def ask(
     handlers: Handlers | None = None,
 ) -> Any:
     """kio's response entity to a request; AssertionError when the answer is none or has bytes left over."""
+    entity = ask_or_close(running, api_key, version, body, access, handlers)
+    assert entity is not None, "the connection was closed"
+    return entity
+
+
+def ask_or_close(
+    running: Running,
+    api_key: int,
+    version: int,
+    body: bytes | Values,
+    access: Access = EVERYTHING,
+    handlers: Handlers | None = None,
+) -> Any:
+    """As `ask`; None where the connection is closed instead of an answer."""
     client = AskingClient(access)
     if not isinstance(body, bytes):
         body = request_body(api_key, version, body)
@@ -126,8 +140,12 @@ def ask(
     frame = struct.pack(">hhih", api_key, version, 7, -1) + (b"\0" if flexible else b"") + body
     request = (handlers or handlers_of(running.broker)).handle(client, memoryview(bytearray(frame)))
     running.broker.end_of_turn()
-    running.until(f"an answer to API {api_key} v{version}", lambda: request.parts is not None)
-    assert (client.answers, client.closed) == (1, False)
+    done = lambda: client.closed or request.parts is not None  # noqa: E731
+    running.until(f"an answer to API {api_key} v{version}", done)
+    if client.closed:
+        assert client.answers == 0
+        return None
+    assert client.answers == 1
     answer = _joined(request)
     assert struct.unpack_from(">ii", answer) == (len(answer) - 4, 7)
     answer = answer[9 if flexible and api_key != ApiKey.API_VERSIONS else 8 :]

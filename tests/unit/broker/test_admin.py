@@ -402,9 +402,9 @@ def test_sizes_on_the_disk_are_told_of_what_is_led_here(running: Setup) -> None:
 # Offsets
 
 
-@pytest.mark.parametrize("version", range(1, 6))
+@pytest.mark.parametrize("version", range(1, 11))
 def test_offsets_are_listed_by_time_to_the_message(running: Setup, version: int) -> None:
-    batch = bytearray(build_batch([Message(time, None, b"x") for time in (100, 200, 300)]))
+    batch = bytearray(build_batch([Message(time, None, b"x") for time in (100, 300, 200)]))
     running.broker.produce("t", 0, memoryview(batch), Outcome(), 0)
     running.turn()
     running.until("it is flushed", lambda: running.high_watermark())
@@ -422,8 +422,10 @@ def test_offsets_are_listed_by_time_to_the_message(running: Setup, version: int)
 
     assert listed(-1) == (0, 3, -1)
     assert listed(-2) == (0, 0, -1)
-    assert listed(-3) == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)
-    assert (listed(0), listed(101), listed(300)) == ((0, 0, 100), (0, 1, 200), (0, 2, 300))
+    assert listed(-3) == (0, 1, 300), "the largest timestamp"
+    assert (listed(-4), listed(-5)) == ((0, 0, -1), (0, -1, -1)), "there is one tier"
+    assert listed(-6) == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)
+    assert (listed(0), listed(101), listed(300)) == ((0, 0, 100), (0, 1, 300), (0, 1, 300))
     assert listed(301) == (0, -1, -1)
     assert listed(-1, partition=2) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, -1)
     twice = [{"partition_index": 0, "timestamp": -1}] * 2

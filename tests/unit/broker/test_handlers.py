@@ -104,39 +104,47 @@ def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -
     received.append(0)  # BufferError as long as anybody holds a view
 
 
-def test_a_handler_that_fails_answers_and_says_so_in_the_log(
+def test_a_handler_that_fails_says_so_in_the_log_and_closes_what_it_cannot_answer(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     handlers = handlers_of(broker)
     monkeypatch.setattr(broker, "produce", lambda *arguments: 1 // 0)
-    request = handlers.handle(FakeClient(), memoryview(produce_frame(acks=1)))
-    assert body_of(request)
+    client = FakeClient()
+    request = handlers.handle(client, memoryview(produce_frame(acks=1)))
+    assert (request.parts, client.closed) == (None, True)
     assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("api_key", "version", "body"),
+    ("api_key", "version", "body", "answered"),
     [
-        (ApiKey.LIST_OFFSETS, 1, struct.pack(">iih", -1, 1, 1) + b"t" + struct.pack(">iiq", 1, 0, 1000)),
-        (ApiKey.CREATE_TOPICS, 2, struct.pack(">ii?", 0, 1000, False)),
-        (ApiKey.DELETE_TOPICS, 1, struct.pack(">ii", 0, 1000)),
+        (
+            ApiKey.LIST_OFFSETS,
+            1,
+            struct.pack(">iih", -1, 1, 1) + b"t" + struct.pack(">iiq", 1, 0, 1000),
+            False,
+        ),
+        (ApiKey.CREATE_TOPICS, 2, struct.pack(">ii?", 0, 1000, False), False),
+        (ApiKey.DELETE_TOPICS, 1, struct.pack(">ii", 0, 1000), False),
+        (ApiKey.DESCRIBE_LOG_DIRS, 3, b"\1\0", True),
     ],
 )
-def test_work_in_a_thread_that_fails_is_answered(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, api_key: int, version: int, body: bytes
+def test_work_that_fails_is_answered_or_closes_the_connection(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, api_key: int, version: int, body: bytes, answered: bool
 ) -> None:
     def fails(*_: object) -> bytes:
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr("millrace.handlers.table.encode", fails)
-    received = memoryview(frame(api_key, version, body))
-    request = handlers_of(broker).handle(FakeClient(), received)
+    flexible = b"\0" if is_flexible(api_key, version) else b""
+    received, client = memoryview(frame(api_key, version, flexible + body)), FakeClient()
+    request = handlers_of(broker).handle(client, received)
     deadline = time.monotonic() + 10
-    while request.parts is None:
+    while request.parts is None and not client.closed:
         assert time.monotonic() < deadline, "nobody answers"
         broker.mailbox.run()
         time.sleep(0.005)
-    assert body_of(request)
+    assert (request.parts is not None) == answered
 
 
 def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker: Broker) -> None:

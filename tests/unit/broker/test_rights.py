@@ -107,9 +107,9 @@ class FakeGroups:
     def __init__(self) -> None:
         self.asked: list[object] = []
 
-    def find(self, name: str, done: Callable[[int], None], failed: Any) -> None:
-        self.asked.append(name)
-        done(1)
+    def find(self, names: Any, done: Callable[[Any], None]) -> None:
+        self.asked += names
+        done(dict.fromkeys(names, 1))
 
     def use(self, name: str, use: Any, failed: Callable[[ErrorCode], None]) -> None:
         self.asked.append(name)
@@ -232,7 +232,11 @@ ROWS = [
     ),
     Row(
         ApiKey.OFFSET_FETCH,
-        {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]},
+        {
+            "group_id": "g",
+            "topics": (asked := [{"name": "t", "partition_indexes": [0]}]),
+            "groups": [{"group_id": "g", "topics": asked}],
+        },
         [((DESCRIBE, GROUP), (DESCRIBE, TOPIC))],
     ),
     Row(
@@ -240,7 +244,7 @@ ROWS = [
         {"group_id": "g", "topics": [{"name": "t", "partitions": [NUMBER]}]},
         [((DELETE, GROUP), (READ, TOPIC))],
     ),
-    Row(ApiKey.FIND_COORDINATOR, {"key": "g"}, [((DESCRIBE, GROUP),)]),
+    Row(ApiKey.FIND_COORDINATOR, {"key": "g", "coordinator_keys": ["g"]}, [((DESCRIBE, GROUP),)]),
     Row(ApiKey.JOIN_GROUP, {"group_id": "g"}, [((READ, GROUP),)]),
     Row(ApiKey.SYNC_GROUP, _MEMBER, [((READ, GROUP),)]),
     Row(ApiKey.HEARTBEAT, _MEMBER, [((READ, GROUP),)]),
@@ -256,7 +260,11 @@ ROWS = [
         {"topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1}], "timeout": 1000},
         [((CREATE, TOPIC),), ((CREATE, CLUSTER),)],
     ),
-    Row(ApiKey.DELETE_TOPICS, {"topic_names": ["t"], "timeout": 1000}, [((DELETE, TOPIC),)]),
+    Row(
+        ApiKey.DELETE_TOPICS,
+        {"topic_names": ["t"], "topics": [{"name": "t"}], "timeout": 1000},
+        [((DELETE, TOPIC),)],
+    ),
     Row(
         ApiKey.CREATE_PARTITIONS,
         {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": 1000},
@@ -475,8 +483,8 @@ def test_refused_groups_are_answered_beside_the_others(secured: Secured, limited
 def test_nobody_hears_of_topics_groups_and_offsets_that_it_may_not_describe(
     secured: Secured, limited: Access
 ) -> None:
-    every: Values = {"topics": None}
     for version in SERVED[ApiKey.METADATA]:
+        every: Values = {"topics": None if version else ()}
         answers = [secured.ask(access, ApiKey.METADATA, version, every) for access in (EVERYTHING, limited)]
         assert [{topic.name for topic in answer.topics} for answer in answers] == [{"t", "u", "copy"}, {"t"}]
     groups = secured.ask(limited, ApiKey.LIST_GROUPS, 4, {}).groups
@@ -485,9 +493,31 @@ def test_nobody_hears_of_topics_groups_and_offsets_that_it_may_not_describe(
     groups = secured.ask(of_cluster, ApiKey.LIST_GROUPS, 4, {}).groups
     assert [group.group_id for group in groups] == ["g", "h"]
     committed = {"group_id": "g", "topics": None}
-    for version in range(2, 6):
+    for version in range(2, 8):
         topics = secured.ask(limited, ApiKey.OFFSET_FETCH, version, committed).topics
         assert [topic.name for topic in topics] == ["t"]
+    for version in range(8, 10):
+        (group,) = secured.ask(limited, ApiKey.OFFSET_FETCH, version, {"groups": [committed]}).groups
+        assert [topic.name for topic in group.topics] == ["t"]
+
+
+def test_a_topic_is_deleted_by_its_id_by_who_may_and_an_id_tells_no_name(
+    secured: Secured, limited: Access
+) -> None:
+    ids = {name: secured.cluster.topics[name].topic_id for name in ("t", "u")}
+    ids["v"] = uuid.uuid4()
+    asked = {"topics": [{"name": None, "topic_id": id_} for id_ in ids.values()], "timeout": 1000}
+    describer = secured.granted.grant("describer", {(DESCRIBE, TOPIC)})
+    told = secured.ask(describer, ApiKey.DELETE_TOPICS, 6, asked).responses
+    forbidden, unknown = ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_ID
+    assert [(one.name, one.error_code) for one in told] == [
+        ("t", forbidden),
+        ("u", forbidden),
+        (None, unknown),
+    ]
+    told = secured.ask(limited, ApiKey.DELETE_TOPICS, 6, asked).responses
+    assert [(one.name, one.error_code) for one in told] == [("t", 0), (None, unknown), (None, unknown)]
+    assert set(secured.cluster.topics) == {"u", "copy"}
 
 
 def test_a_topic_that_may_not_be_described_is_answered_as_one_that_is_not_there(

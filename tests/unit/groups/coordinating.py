@@ -79,7 +79,7 @@ class Broker:
         return answers.heard[0]
 
     def find(self, name: str) -> Any:
-        return self.ask(lambda answers: self.groups.find(name, answers, answers))
+        return self.ask(lambda answers: self.groups.find([name], answers))[name]
 
     def use(self, name: str) -> Any:
         return self.ask(lambda answers: self.groups.use(name, answers, answers))

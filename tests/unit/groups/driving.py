@@ -108,10 +108,11 @@ class Joiner:
             ),
         )
 
-    def join(self, *, needs_id: bool = False) -> ErrorCode | None:
+    def join(self, *, needs_id: bool = False, may_skip: bool = False) -> ErrorCode | None:
         """Join; the error at once, or None while it waits or has been told the generation."""
         before = len(self.joins)
-        self.driven.group.join(self.request(), ClientName(self.name, "/h"), self.on_join, needs_id=needs_id)
+        name = ClientName(self.name, "/h")
+        self.driven.group.join(self.request(), name, self.on_join, needs_id=needs_id, may_skip=may_skip)
         told = self.joins[before:]
         return ErrorCode(told[-1].error_code) if told and told[-1].error_code else None
 

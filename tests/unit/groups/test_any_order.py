@@ -49,7 +49,7 @@ class Witness:
             return
         assert response.generation_id >= self.newest, "generations only rise"
         self.newest = response.generation_id
-        self.told[response.generation_id].add((response.protocol_name, ""))
+        self.told[response.generation_id].add((response.protocol_name or "", ""))
         if response.members:
             assert response.leader == response.member_id
             assert response.member_id in [one.member_id for one in response.members]

@@ -62,6 +62,21 @@ def test_a_leader_that_restarts_is_not_told_that_it_leads(driven: Driven) -> Non
     assert again.leads, "but from the next generation on it does"
 
 
+def test_a_leader_that_restarts_and_can_be_told_so_has_nothing_to_assign(driven: Driven) -> None:
+    """KIP-814: it goes on to watch the topics of all members."""
+    leader, member = statics(driven, 2)
+    again = restarted(leader)
+    again.join(may_skip=True)
+    told = again.joins[-1]
+    assert again.leads
+    assert told.skip_assignment
+    assert {one.member_id for one in told.members} == {again.member_id, member.member_id}
+    assert driven.state is State.STABLE
+    other = restarted(member)
+    other.join(may_skip=True)
+    assert (other.leads, other.joins[-1].skip_assignment, other.joins[-1].members) == (False, False, ())
+
+
 def test_a_restart_between_join_and_sync_starts_over(driven: Driven) -> None:
     """The leader may have assigned to the old id already."""
     members = [driven.member(f"client{n}", instance=f"instance{n}") for n in range(2)]

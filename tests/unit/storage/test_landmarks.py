@@ -194,6 +194,20 @@ def test_event_times_that_step_back_are_looked_up_right(tmp_path: Path) -> None:
     log.close()
 
 
+def test_the_largest_time_is_that_of_a_visible_message_and_of_the_first_that_has_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=9000)
+    chance = random.Random(4)
+    visible: list[tuple[int, int]] = []
+    for _ in range(30):
+        times = [chance.randint(0, 100) + chance.randrange(3) * len(visible) for _ in range(10)]
+        bases = [appended(log, batch(1, timestamp=time))[0].base_offset for time in times]
+        expected = max(visible, key=lambda one: (one[1], -one[0]), default=None)
+        assert log.offset_of_max_timestamp() == expected, "what is not flushed does not count"
+        flush(log)
+        visible += zip(bases, times, strict=True)
+    log.close()
+
+
 def test_a_sequential_reader_of_one_large_batch_at_a_time_looks_nothing_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
