@@ -1,34 +1,29 @@
-"""A web server's access log in Apache's combined format, read as PageView events; publishes nothing.
+"""A web server's access log as PageView events, and a file of the lines that are none; publishes nothing.
 
 The event time is the time in the log, in UTC. A line's number decides to which of several parts it belongs.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from millrace.errors import MillraceError
+from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS
+from millrace_audit.reports.messages import now_ms
+from millrace_demo.log_format import BadLine, LogFormat
+from millrace_demo.log_lines import RawLine, read_lines
 
-SHOWN_BAD_LINES = 5
+log = logging.getLogger("millrace.access-log")
 
-# host identity user [time] "request" status bytes "referrer" "user agent"; quotes inside are escaped by \.
-# Real logs hold lines that were cut in their last field: what is left of it is kept.
-_LINE = re.compile(
-    r"(?P<client>\S+) (?P<identity>\S+) (?P<user>\S+)"
-    r" \[(?P<time>\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4})\]"
-    r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) (?P<bytes>\d+|-)'
-    r'(?: "(?P<referrer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)"?)?\s*'
-)
-_ESCAPED = re.compile(r'\\(["\\])')
-
-
-class BadLine(ValueError):
-    """A line that is not in combined format; the text says what is wrong with it."""
+REFUSED_BYTES = 64 << 20
+"""The largest file of refused lines; lines past it are counted only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class Part:
     @classmethod
     def parse(cls, text: str) -> Part:
         """`1/2` and the like; MillraceError when it is not."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise MillraceError(f"--part {text!r} is no part: write 1/2 and 2/2 for the two halves")
         return cls(int(match[1]), int(match[2]))
@@ -59,85 +54,81 @@ class Part:
         return (line - self.number) % self.of == 0
 
 
-def parse_line(line: str) -> tuple[int, dict[str, Any]]:
-    """(time in ms, a PageView's fields without the header) of one line; BadLine when it is not one."""
-    match = _LINE.fullmatch(line)
-    if match is None:
-        raise BadLine("it is not in combined format")
-    method, url, protocol = _request(_unescaped(match["request"]))
-    return _time_ms(match["time"]), {
-        "memberId": None,  # the log's user is a name, not a member's number
-        "clientAddress": match["client"],
-        "method": method,
-        "url": url,
-        "protocol": protocol,
-        "referrer": _absent(match["referrer"]),
-        "userAgent": _absent(match["agent"]),
-        "status": int(match["status"]),
-        "bytes": None if match["bytes"] == "-" else int(match["bytes"]),
-    }
+class RefusedLines:
+    """The lines that are no events: an object in JSON for each, with the reason, at the end of a file.
 
-
-def _request(text: str) -> tuple[str, str, str]:
-    """Method, URL and protocol; what is no HTTP request (a scan's garbage) is all URL."""
-    parts = text.split(" ")
-    if len(parts) < 2:
-        return "", text, ""
-    if len(parts) > 2 and parts[-1].startswith("HTTP/"):
-        return parts[0], " ".join(parts[1:-1]), parts[-1]
-    return parts[0], " ".join(parts[1:]), ""  # HTTP/0.9 names no protocol
-
-
-def _absent(text: str | None) -> str | None:
-    return None if text is None or text in ("", "-") else _unescaped(text)
-
-
-def _unescaped(text: str) -> str:
-    r"""The text with `\"` and `\\` as they were; `\xNN`, a byte that cannot be printed, stays as it is."""
-    return _ESCAPED.sub(r"\1", text)
-
-
-def _time_ms(text: str) -> int:
-    try:
-        return int(datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z").timestamp()) * 1000
-    except ValueError as error:
-        raise BadLine(f"{text} is no time") from error
-
-
-def read_log(path: Path, part: Part = Part(), bad: list[str] | None = None) -> Iterator[LogEvent]:
-    """Every event of a part of the file, in its order; empty lines are none.
-
-    A line that cannot be read is named in `bad`; without that list it is a MillraceError.
+    The file is made with the first. What cannot be written is counted, and a warning says so once.
     """
-    try:
-        with path.open(encoding="utf-8", errors="surrogateescape") as file:
-            for number, line in enumerate(file, start=1):
-                if not part.takes(number) or not line.strip():
-                    continue
-                try:
-                    # Bytes that are no UTF-8 stay readable, as Apache's own \xNN.
-                    text = line.rstrip("\r\n").encode("utf-8", "surrogateescape")
-                    yield LogEvent(number, *parse_line(text.decode("utf-8", "backslashreplace")))
-                except BadLine as error:
-                    if bad is None:
-                        raise MillraceError(f"{path}, line {number}: {error}") from None
-                    bad.append(f"line {number}: {error}")
-    except OSError as error:
-        raise MillraceError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.count = path, 0
+        self._file: int | None = None
+        self._left = 0
+        self._said = False
+
+    def add(self, line: RawLine, reason: str) -> None:
+        self.count += 1
+        text = line.text.decode("utf-8", "backslashreplace")
+        entry = json.dumps({"line": line.number, "reason": reason, "bytes": line.size, "text": text}) + "\n"
+        data = entry.encode()
+        try:
+            if self._file is None and not self._said:
+                # Appended to, an entry with one call: the two parts of a log may share the file.
+                self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+                self._left = REFUSED_BYTES - os.fstat(self._file).st_size
+            if self._file is not None and len(data) <= self._left:
+                self._left -= os.write(self._file, data)
+            elif not self._said:
+                self._warn(f"it has {REFUSED_BYTES >> 20} MiB")
+        except OSError as error:
+            if not self._said:
+                self._warn(error.strerror or str(error))
+            self.close()
+
+    def _warn(self, why: str) -> None:
+        self._said = True
+        log.warning("refused lines are no longer written to %s: %s; they are counted only", self.path, why)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
-def check_log(path: Path, part: Part = Part(), *, skip_bad_lines: bool = False) -> tuple[int, int]:
-    """How many events the part has, and how many lines that cannot be read.
+def parse_event(line: RawLine, log_format: LogFormat) -> LogEvent:
+    """The event of one line; BadLine when it is none that can be published."""
+    if not line.whole:
+        raise BadLine(f"it has {line.size:,} bytes, more than {len(line.text):,}")
+    # Bytes that are no UTF-8 stay readable, as Apache's own \xNN.
+    time_ms, fields = log_format.parse(line.text.decode("utf-8", "backslashreplace"))
+    if not FIRST_EVENT_MS <= time_ms <= now_ms() + MOST_AHEAD_MS:
+        raise BadLine("its time is before the year 2000 or more than a day ahead of this machine's clock")
+    return LogEvent(line.number, time_ms, fields)
 
-    MillraceError naming these lines, if there are any and `skip_bad_lines` is not set: nothing is to be
-    published then.
+
+def events_of(
+    lines: Iterable[RawLine], part: Part, log_format: LogFormat, refused: RefusedLines | None = None
+) -> Iterator[LogEvent]:
+    """The events of a part of the lines, in their order; empty lines are none.
+
+    A line that is no event goes to `refused`; without it, it is a MillraceError.
     """
-    bad: list[str] = []
-    events = sum(1 for _ in read_log(path, part, bad))
-    if bad and not skip_bad_lines:
-        more = f"; and {len(bad) - SHOWN_BAD_LINES} more" if len(bad) > SHOWN_BAD_LINES else ""
-        raise MillraceError(
-            f"{path}: {len(bad)} lines cannot be read, nothing was published"
-            f" ({'; '.join(bad[:SHOWN_BAD_LINES])}{more}): mend them or use --skip-bad-lines"
-        )
-    return events, len(bad)
+    for line in lines:
+        if not part.takes(line.number) or not line.text.strip():
+            continue
+        try:
+            yield parse_event(line, log_format)
+        except BadLine as error:
+            if refused is None:
+                raise MillraceError(f"line {line.number}: {error}") from None
+            refused.add(line, str(error))
+
+
+def read_log(path: Path) -> Iterator[LogEvent]:
+    """Every event of a log in one of the usual formats; MillraceError for a line that is none."""
+    log_format = LogFormat()
+    for chunk in read_lines(path):
+        try:
+            yield from events_of(chunk.lines, Part(), log_format)
+        except MillraceError as error:
+            raise MillraceError(f"{path}, {error}") from None

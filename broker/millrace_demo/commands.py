@@ -208,56 +208,71 @@ def _where_logs_are(scratch: Path) -> str:
     help="The schema registry; it has PageView.",
 )
 @click.option(
+    "--format",
+    "log_format",
+    metavar="FORMAT",
+    show_default="the usual ones",
+    help="The text of Apache's LogFormat or nginx's log_format, where it is none of the usual ones.",
+)
+@click.option(
     "--part",
     metavar="I/N",
     default="1/1",
     show_default=True,
     help="Only every N-th line from line I on, so that N datacenters share one file.",
 )
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Go on with what is written to FILE, through rotations, until SIGTERM or Ctrl-C.",
+)
+@click.option(
+    "--position",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --follow: remember here how far FILE is published, and go on from there.",
+)
+@click.option(
+    "--refused",
+    type=click.Path(dir_okay=False, path_type=Path),
+    show_default="FILE's name with .refused, in this folder",
+    help="Where lines that are no events are put, with the reason.",
+)
 @click.option("--server", default=socket.gethostname(), show_default="this host", help="Server's name.")
 @click.option("--service", default="web", show_default=True, help="Service's name.")
-@click.option(
-    "--skip-bad-lines",
-    is_flag=True,
-    help="Publish the rest when lines cannot be read; without it nothing is published then.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON for a script.")
 def publish_access_log(
     file: Path,
-    topic: str,
-    bootstrap: str,
-    registry: str,
+    log_format: str | None,
     part: str,
-    skip_bad_lines: bool,
+    follow: bool,
+    position: Path | None,
+    refused: Path | None,
     as_json: bool,
-    **names: Any,
+    **target: str,
 ) -> None:
-    """Publish FILE, a web server's log in Apache's combined format, as events with the times of the log."""
-    from millrace_audit import AuditedProducer
-    from millrace_audit.reports.ranges import size
-    from millrace_demo.access_log import Part, check_log, read_log
-    from millrace_demo.publish import progress_bar
+    """Publish FILE, a web server's log, as events with the times of the log; `-` is standard input.
 
-    share = Part.parse(part)
-    total, bad_lines = check_log(file, share, skip_bad_lines=skip_bad_lines)
-    cluster = names["cluster"]
-    with (
-        progress_bar(Console(stderr=True)) as progress,
-        AuditedProducer(bootstrap, registry, **names) as producer,
-    ):
-        events = read_log(file, share, bad=[])
-        for event in progress.track(events, total, description=f"{topic} to {cluster}"):
-            producer.send(
-                topic, None if topic == "PageView" else "PageView", event.fields, time_ms=event.time_ms
-            )
-    acknowledged = sum(size(outcome.acknowledged) for outcome in producer.delivered())
-    answer = {
-        "topic": topic,
-        "cluster": cluster,
-        "instance": producer.instance,
-        "acknowledged": acknowledged,
-        "bad_lines": bad_lines,
-    }
-    skipped = f", {bad_lines} lines left out" if bad_lines else ""
-    words = f"published: {acknowledged} events to {topic} in {cluster}, instance {producer.instance}{skipped}"
-    _echo(json.dumps(answer) if as_json else words)
+    FILE may be compressed with gzip. Known are Apache's combined, common and vhost_combined formats and
+    nginx's; values behind the user agent are left out. A line that is no event does not stop the others.
+    """
+    from millrace_demo.access_log import Part, RefusedLines
+    from millrace_demo.log_format import LogFormat
+    from millrace_demo.log_lines import STDIN
+    from millrace_demo.send_log import Reading, Target, send_log
+
+    if follow and (file == STDIN or file.suffix == ".gz"):
+        raise MillraceError(f"--follow {file}: only a plain file grows; leave --follow out")
+    if position is not None and not follow:
+        raise MillraceError(
+            "--position is for --follow: without it FILE is published once, from its beginning"
+        )
+    reading = Reading(
+        file=file,
+        part=Part.parse(part),
+        log_format=LogFormat(log_format),
+        refused=RefusedLines(refused or Path(f"{'stdin' if file == STDIN else file.name}.refused")),
+        follow=follow,
+        position=position,
+    )
+    sent = send_log(reading, Target(**target))
+    _echo(json.dumps(sent.as_json()) if as_json else str(sent))

@@ -765,8 +765,11 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
         (["auditor", *turns, *rest, offline, "--origins", ","], "--origins names"),
         (["audit-reader", *turns, *rest, nobody, "--cluster", "dc1"], nobody),
         (
-            ["publish-access-log", str(bad_log), *rest, world.clusters["dc1"].bootstrap, "--cluster", "dc1"],
-            "1 lines cannot be read, nothing was published",
+            [
+                *("publish-access-log", str(bad_log), *rest, world.clusters["dc1"].bootstrap),
+                *("--cluster", "dc1", "--refused", str(tmp_path / "refused")),
+            ],
+            "is in a known format: give the server's own with --format",
         ),
         (["publish-access-log", str(tmp_path / "none"), *rest, nobody, "--cluster", "dc1"], "cannot read"),
     ):

@@ -1,0 +1,289 @@
+"""Lines of a log as bytes: of a file, of gzip, of standard input, of a file that grows and is rotated.
+
+A line that is longer than MAX_LINE_BYTES is handed on as its beginning, and no more of it is held. Knows no
+format of lines, and publishes nothing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from millrace.errors import MillraceError
+
+log = logging.getLogger("millrace.access-log")
+
+MAX_LINE_BYTES = 64 * 1024
+"""Servers refuse longer requests; the rest of a longer line is dropped as it arrives."""
+READ_BYTES = 256 * 1024
+POLL_S = 0.25
+SILENCE_S = 5.0
+"""How long a rotated file must be silent before the new one is read: its writer takes a moment to change."""
+BEGINNING_BYTES = 256
+"""How much of a file's beginning says, besides its inode, that it is the same file."""
+STDIN = Path("-")
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """One line without its end: its number in what is read, from 1, and at most MAX_LINE_BYTES of it."""
+
+    number: int
+    text: bytes
+    size: int
+
+    @property
+    def whole(self) -> bool:
+        return len(self.text) == self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Up to where a followed file was read: which file it is, and the end of the last whole line."""
+
+    device: int
+    inode: int
+    offset: int
+    line: int
+    beginning: str
+    """The file's first bytes, at most BEGINNING_BYTES and none past `offset`, in hex."""
+
+    @classmethod
+    def load(cls, path: Path) -> Position | None:
+        """What `save` has written there; None where nothing was. MillraceError for anything else."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise MillraceError(
+                f"--position {path} cannot be read ({error}): name the file of an earlier run, or a new one"
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Replace the file by this position; after a crash it holds one of the two, whole."""
+        written = path.with_name(f".{path.name}.new")
+        try:
+            with written.open("w") as file:
+                file.write(json.dumps(asdict(self)))
+                file.flush()
+                os.fsync(file.fileno())
+            written.replace(path)
+        except OSError as error:
+            raise MillraceError(f"--position {path} cannot be written: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Lines that arrived together. When they are dealt with, everything before `position` is."""
+
+    lines: Sequence[RawLine]
+    read: int = 0
+    """Bytes of the source so far, compressed ones where it is gzip."""
+    position: Position | None = None
+    caught_up: bool = False
+    """True when there is nothing more to read at this moment."""
+
+
+class LineSplitter:
+    """Bytes in, whole lines out; holds at most MAX_LINE_BYTES of the line that has not ended."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.pending = 0
+        """Bytes since the end of the last whole line."""
+        self._begun = b""
+
+    def receive(self, data: bytes) -> list[RawLine]:
+        """The lines that end in `data`, wherever the one before it was cut."""
+        *ended, rest = data.split(b"\n")
+        lines = [self._end(part) for part in ended]
+        self._hold(rest)
+        return lines
+
+    def end(self) -> list[RawLine]:
+        """The last line where no line end follows it; none where nothing does."""
+        return [self._end(b"")] if self.pending else []
+
+    def _end(self, part: bytes) -> RawLine:
+        self._hold(part)
+        text, size = self._begun, self.pending
+        if text.endswith(b"\r") and len(text) == size:
+            text, size = text[:-1], size - 1
+        self.number, self._begun, self.pending = self.number + 1, b"", 0
+        return RawLine(self.number, text, size)
+
+    def _hold(self, part: bytes) -> None:
+        self._begun += part[: MAX_LINE_BYTES - len(self._begun)]
+        self.pending += len(part)
+
+
+def read_lines(path: Path) -> Iterator[Chunk]:
+    """All lines of a file, or of standard input for `-`, unzipped where they are gzip.
+
+    MillraceError when it cannot be read, also in its middle: the whole lines before that are handed on first.
+    """
+    splitter = LineSplitter()
+    try:
+        with (
+            open(0, "rb", buffering=0, closefd=False)
+            if path == STDIN
+            else path.open("rb", buffering=0) as raw
+        ):
+            buffered = io.BufferedReader(cast(io.RawIOBase, raw), READ_BYTES)
+            zipped = buffered.peek(2)[:2] == b"\x1f\x8b"
+            file = cast(BinaryIO, gzip.GzipFile(fileobj=buffered) if zipped else buffered)
+            read = 0
+            while data := file.read1(READ_BYTES):  # type: ignore[attr-defined]
+                read = buffered.tell() if path != STDIN else read + len(data)
+                yield Chunk(splitter.receive(data), read)
+    except (OSError, EOFError, zlib.error) as error:
+        after = f" after line {splitter.number}" if splitter.number else ""
+        name = "standard input" if path == STDIN else path
+        raise MillraceError(
+            f"cannot read {name}{after}: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    yield Chunk(splitter.end(), read)
+
+
+class Follower:
+    """The lines of a file that grows, from `start` or its beginning, through rotations, until it is stopped.
+
+    A file that was renamed is read to its end before the next one; one that is cut (copytruncate) is read
+    again from its beginning. Rotated files are found by their names: FILE.1, FILE-20260101.
+    """
+
+    def __init__(
+        self, path: Path, start: Position | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path, self._start, self._clock = path, start, clock
+
+    def chunks(self) -> Iterator[Chunk]:
+        """For ever; an empty chunk every POLL_S while nothing arrives. MillraceError when a read fails."""
+        try:
+            file, start = _open_at(self._path, self._start), self._start
+            if file is None and start is not None:
+                log.warning(
+                    "the file of the position is no longer beside %s: that is read from its beginning, and"
+                    " lines between may be missing",
+                    self._path,
+                )
+                start = None
+            if file is None and not self._path.exists():
+                log.warning("%s is not there yet: waiting for it", self._path)
+            while True:
+                while (file := file or _open_next(self._path, None)) is None:
+                    yield Chunk((), caught_up=True)
+                    time.sleep(POLL_S)
+                with file:
+                    yield from self._read(file, start)
+                    while (following := _open_next(self._path, file)) is None:
+                        yield Chunk((), caught_up=True)
+                        time.sleep(POLL_S)
+                file, start = following, None
+        except OSError as error:
+            raise MillraceError(f"cannot read {self._path}: {error.strerror or error}") from error
+
+    def _read(self, file: io.FileIO, start: Position | None) -> Iterator[Chunk]:
+        """The rest of one file, until another has its name and it has been silent for a while."""
+        splitter = LineSplitter(start.line if start is not None else 0)
+        offset, silent_since = start.offset if start is not None else 0, self._clock()
+        file.seek(offset)
+        while True:
+            if data := file.read(READ_BYTES):
+                lines = splitter.receive(data)
+                offset, silent_since = offset + len(data), self._clock()
+                yield Chunk(lines, offset, _position(file, offset - splitter.pending, splitter.number))
+                continue
+            if os.fstat(file.fileno()).st_size < offset:
+                log.warning("%s was cut: it is read again from its beginning", self._path)
+                splitter, offset = LineSplitter(splitter.number), 0
+                file.seek(0)
+                continue
+            replaced = _is_replaced(self._path, file)
+            if replaced and self._clock() - silent_since >= SILENCE_S:
+                yield Chunk(splitter.end(), offset, _position(file, offset, splitter.number))
+                return
+            if not replaced:
+                silent_since = self._clock()
+            yield Chunk((), offset, caught_up=not replaced)
+            time.sleep(POLL_S)
+
+
+def _is_replaced(path: Path, file: io.FileIO) -> bool:
+    """True when the path names another file than the open one; while it names none, a rotation goes on."""
+    try:
+        return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _position(file: io.FileIO, offset: int, line: int) -> Position:
+    state = os.fstat(file.fileno())
+    beginning = os.pread(file.fileno(), min(offset, BEGINNING_BYTES), 0)
+    return Position(state.st_dev, state.st_ino, offset, line, beginning.hex())
+
+
+def _begins_as(file: io.FileIO, position: Position) -> bool:
+    """True when the file begins as the position's did: an inode may be another file's by now."""
+    return _position(file, position.offset, position.line).beginning == position.beginning
+
+
+def _generations(path: Path) -> list[tuple[Path, os.stat_result]]:
+    """The rotated files beside a log, those not compressed, oldest first; then the log itself."""
+    name = re.compile(re.escape(path.name) + r"[.-]\d[\dT_-]*")
+    rotated = []
+    for other in path.parent.iterdir():
+        if name.fullmatch(other.name):
+            with suppress(FileNotFoundError):
+                rotated.append((other, other.stat()))
+    rotated.sort(key=lambda generation: generation[1].st_mtime_ns)
+    with suppress(FileNotFoundError):
+        rotated.append((path, path.stat()))
+    return rotated
+
+
+def _open_next(path: Path, file: io.FileIO | None) -> io.FileIO | None:
+    """The file that was written after an open one, or the log where that is not known; None: not yet.
+
+    Names move on while they are read, so what is opened must be what was seen.
+    """
+    while generations := _generations(path):
+        found = generations[-1] if generations[-1][0] == path else None
+        for index, (_, state) in enumerate(generations):
+            if file is not None and os.path.samestat(state, os.fstat(file.fileno())):
+                found = generations[index + 1] if index + 1 < len(generations) else None
+        if found is None:
+            return None
+        with suppress(FileNotFoundError):
+            opened = found[0].open("rb", buffering=0)
+            if os.path.samestat(os.fstat(opened.fileno()), found[1]):
+                return opened
+            opened.close()
+    return None
+
+
+def _open_at(path: Path, position: Position | None) -> io.FileIO | None:
+    """The log or the rotated file that the position is of; None where it is gone."""
+    if position is None:
+        return None
+    for other, _ in _generations(path):
+        with suppress(FileNotFoundError):
+            file = other.open("rb", buffering=0)
+            state = os.fstat(file.fileno())
+            same = (state.st_dev, state.st_ino) == (position.device, position.inode)
+            if same and state.st_size >= position.offset and _begins_as(file, position):
+                return file
+            file.close()
+    return None
