@@ -1,4 +1,4 @@
-"""Every hour: bring both topics into the warehouse, wait for the proof, publish the hour.
+"""Every hour, for each topic by itself: bring it into the warehouse, wait for the proof, publish the hour.
 
 `SearchQuery` is mirrored here, by batch; `PageView` is mirrored by the brokers all the time. The data
 interval names the hour to wait for and to publish. It selects no offsets: a load takes whatever is new, and
@@ -6,7 +6,8 @@ what it was too early for, the next run's load brings. So runs overlap: while on
 datacenter, the next ones go on loading.
 
 Each topic has an Iceberg table. Publishing an hour also publishes the late rows of the hours before, in the
-same commit. A topic whose hour is not complete holds up its own table alone.
+same commit. A topic that cannot be loaded, or whose hour is not complete, holds up its own table alone. Each
+load is a Spark application of its own; MILLRACE_LOADS (4) run at a time, over all runs.
 
 Trigger it with `start` and `end` to publish any hours of the past in one run. Addresses come from the
 connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas, MILLRACE_WAIT_MINUTES how
@@ -23,7 +24,9 @@ from typing import Any
 
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TriggerRule, task, task_group
+from airflow.sdk.exceptions import AirflowFailException
 
+from millrace.errors import ConfigError
 from millrace_airflow.command_line import WHOLE_HOUR
 from millrace_airflow.hooks.millrace import MillraceHook
 from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator
@@ -34,6 +37,7 @@ from millrace_airflow.sensors.completeness import CompletenessSensor
 TOPICS = os.environ.get("MILLRACE_TOPICS", "PageView,SearchQuery").split(",")
 MIRRORED_BY_BATCH = "SearchQuery"
 SCHEMAS = os.environ.get("MILLRACE_SCHEMAS", str(Path(__file__).resolve().parent.parent / "schemas"))
+LOADS = int(os.environ.get("MILLRACE_LOADS", "4"))
 WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
 
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
@@ -52,12 +56,25 @@ SETTLED = f"{{{{ params.end or {LAST} + macros.timedelta(minutes=5) }}}}"
 @task
 def origins() -> list[str]:
     """The datacenters to mirror from."""
-    return sorted(MillraceHook().get_conn().origins)
+    try:
+        return sorted(MillraceHook().get_conn().origins)
+    except ConfigError as error:  # a mistake in the connection, which no retry mends
+        raise AirflowFailException(str(error)) from None
 
 
 @task_group
 def table(topic: str) -> None:
-    """One topic: wait for the proof, then publish."""
+    """One topic: load, wait for the proof, publish."""
+    # A datacenter that cannot be reached holds up its own hours, not everybody's: what it lacks keeps its
+    # hours from being complete, and the load takes what is there. A load that hangs ends in time.
+    load = LoadTopicOperator(
+        task_id="load",
+        topics=topic,
+        max_active_tis_per_dag=LOADS,
+        execution_timeout=WAIT,
+        trigger_rule=TriggerRule.ALL_DONE,
+        map_index_template="{{ task.topics }}",
+    )
     wait = CompletenessSensor(
         task_id="wait",
         topic=topic,
@@ -68,7 +85,8 @@ def table(topic: str) -> None:
         deferrable=True,
         map_index_template=TOPIC,
     )
-    wait >> PublishOperator(task_id="publish", topic=topic, start=START, end=END, map_index_template=TOPIC)
+    publish = PublishOperator(task_id="publish", topic=topic, start=START, end=END, map_index_template=TOPIC)
+    load >> wait >> publish
 
 
 with DAG(
@@ -88,14 +106,8 @@ with DAG(
 ):
     settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
     schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
-    # A datacenter that cannot be reached holds up its own hours, not everybody's: what it lacks keeps its
-    # hours from being complete, and the load takes what is there.
-    load = LoadTopicOperator(
-        task_id="load", topics=TOPICS, max_active_tis_per_dag=1, trigger_rule=TriggerRule.ALL_DONE
-    )
-    settled >> schemas >> load
+    settled >> schemas >> table.expand(topic=[topic for topic in TOPICS if topic != MIRRORED_BY_BATCH])
     if MIRRORED_BY_BATCH in TOPICS:
         mirror = MirrorTopicOperator.partial(task_id="mirror_search_query", topic=MIRRORED_BY_BATCH)
-        schemas >> mirror.expand(origin=origins()) >> load
-
-    load >> table.expand(topic=TOPICS)
+        mirrored = mirror.expand(origin=origins())
+        schemas >> mirrored >> table.override(group_id="mirrored")(MIRRORED_BY_BATCH)

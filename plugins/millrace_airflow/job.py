@@ -1,10 +1,12 @@
 """A millrace command as a process of its own, which outlives whoever started it.
 
-Owns one folder per job and what is in it. Does not know what the command does: a job that is lost is
-simply started again, because every command may be repeated without harm.
+Owns one folder per job and what is in it. Does not know what the command does. A job whose watcher died is
+taken over by the next one; a job that is lost is started again, because every command may be repeated.
 
     command.json   what is run
     lock           locked for as long as anything of the job runs; says "alive" without trusting a pid
+    watch          locked by the process that watches the job, for as long as that lives
+    deferred       there once a trigger watches the job instead
     group          process group of the job, and the machine where this number means something
     log            the command's standard error, line by line
     result         its standard output
@@ -33,6 +35,8 @@ from millrace.errors import MillraceError
 
 KILL_AFTER_S = 10.0
 """What a stopped job gets to end by itself."""
+WRONG_OPTION = 2
+"""Exit code of a command whose options are wrong."""
 SECRETS = "secrets"
 KEEP_S = 7 * 24 * 3600.0
 """How long the folder of a job stays that nobody came back for: its task was killed or its worker died."""
@@ -46,11 +50,16 @@ class JobFailed(MillraceError):
     """The command ended with an error or disappeared; the text repeats its own last line."""
 
 
+class JobRefused(JobFailed):
+    """The command refused its own options (exit code 2): another try would be refused, too."""
+
+
 class Job:
     """One job, by its folder; any process that sees the folder can watch, stop and read it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._watched: int | None = None
 
     @classmethod
     def start(
@@ -69,6 +78,7 @@ class Job:
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
         started_here.append(job)
+        job._watch()
         _sweep(parent)
         environment = dict(environment or {})
         if client_files:
@@ -96,6 +106,37 @@ class Job:
         if started.returncode:
             raise JobFailed(f"cannot start {_printable(command)}: {job._last_words()}")
         return job
+
+    @classmethod
+    def take_over(cls, command: Sequence[str], parent: Path, name: str) -> Job | None:
+        """The job of that name and command whose watcher died, if it runs or has ended well; else None.
+
+        A deferred job is left to its trigger, which lives through every restart.
+        """
+        for directory in parent.glob(f"{name}-*"):
+            job = cls(directory)
+            with suppress(OSError, ValueError, JobFailed):  # the folder may be deleted at this moment
+                same = json.loads(job._path("command.json").read_text()) == list(command)
+                if not same or job._path("deferred").exists() or not job._watch():
+                    continue
+                alive = job.alive()
+                code = job._exit_code()  # after that: a job that ends meanwhile is not taken for a dead one
+                if code == 0 or (alive and code is None):
+                    started_here.append(job)
+                    return job
+                job.let_go()
+        return None
+
+    def leave_to_trigger(self) -> None:
+        """Note that no worker need watch the job from now on."""
+        self._path("deferred").touch()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Watch the job no longer, as if this process had ended."""
+        if self._watched is not None:
+            os.close(self._watched)
+        self._watched = None
 
     def ended(self) -> bool:
         """True once nothing of the job runs, with or without an exit code."""
@@ -138,7 +179,8 @@ class Job:
         if (code := self._exit_code()) is None:
             raise JobFailed(f"{self._command()} was killed before it ended: {self._last_words()}")
         if code != 0:
-            raise JobFailed(f"{self._command()} failed with exit code {code}: {self._last_words()}")
+            failure = JobRefused if code == WRONG_OPTION else JobFailed
+            raise failure(f"{self._command()} failed with exit code {code}: {self._last_words()}")
         text = self._path("result").read_text()
         try:
             return json.loads(text)
@@ -164,7 +206,18 @@ class Job:
         shutil.rmtree(self._path(SECRETS), ignore_errors=True)
 
     def remove(self) -> None:
+        self.let_go()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _watch(self) -> bool:
+        """True once this process watches the job; False while another process does."""
+        self._watched = os.open(self._path("watch"), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._watched, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.let_go()
+            return False
+        return True
 
     def _path(self, name: str) -> Path:
         return self.directory / name

@@ -16,7 +16,7 @@ from millrace.urls import without_secret
 from millrace_airflow.command_line import command_line, environment, run_id_of_task
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.installation import check_installation
-from millrace_airflow.job import Job
+from millrace_airflow.job import Job, JobRefused
 from millrace_airflow.triggers.job import JobTrigger
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class MillraceJobOperator(BaseOperator):
         except ConfigError as error:  # somebody's mistake, which no retry mends
             raise AirflowFailException(str(error)) from None
         if self.deferrable:
+            job.leave_to_trigger()
             timeout = self.execution_timeout
             deadline = time.time() + timeout.total_seconds() if timeout else None
             self.defer(
@@ -110,9 +111,12 @@ class MillraceJobOperator(BaseOperator):
         map_index = task.map_index if task.map_index is not None else -1
         run_id = run_id_of_task(task.dag_id, task.run_id, task.task_id, map_index)
         command = self.command(settings, run_id)
-        self._job = Job.start(
-            command, settings.job_directory, run_id, self.variables(settings), settings.client_files()
-        )
+        self._job = Job.take_over(command, settings.job_directory, run_id)
+        if self._job is not None:
+            self.log.info("the worker of an earlier try died and its job goes on; its log from the start:")
+        else:
+            variables, files = self.variables(settings), settings.client_files()
+            self._job = Job.start(command, settings.job_directory, run_id, variables, files)
         # Airflow hides the passwords of a connection's own fields only.
         self.log.info("%s", " ".join(map(without_secret, command)))
         self.log.info("log while it runs: %s", self._job.directory / "log")
@@ -121,6 +125,8 @@ class MillraceJobOperator(BaseOperator):
     def _complete(self, job: Job, context: Context) -> Any:
         try:
             result = job.result()
+        except JobRefused as error:  # somebody's mistake, which no retry mends
+            raise AirflowFailException(str(error)) from None
         finally:
             job.remove()
         return self.finish(result, context)

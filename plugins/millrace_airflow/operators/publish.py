@@ -24,6 +24,8 @@ EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows
 
 UNFILED = "none"
 """The hour of rows without a time, in what `millrace publish` says."""
+MOST_KEYS = 1_000
+"""Events with a partition key that one task sends at most: Airflow stores all in the task's last request."""
 WAITING_SHOWN = 24
 """Hours that wait, named in the task's log; the rest are counted."""
 
@@ -47,7 +49,8 @@ class PublishOperator(MillraceJobOperator):
     too, with `unproven_after` ("3d") those it cannot judge after that time.
 
     An event of the table's asset follows only when a publication was made. The event, and what the task
-    returns, stay below 1 kB whatever was published.
+    returns, stay below 1 kB whatever was published. For DAGs with a `PartitionedAssetTimetable` an event with
+    the hour as partition key follows for each of the newest 1,000 hours that were changed.
     """
 
     verb = "publish"
@@ -84,13 +87,26 @@ class PublishOperator(MillraceJobOperator):
         summary = _summary(answer)
         if answer["published"]:
             catalog = MillraceHook(self.conn_id).get_conn().catalog or self.conn_id
-            context["outlet_events"][PUBLISHED].add(table_asset(self.topic, catalog), extra=summary)
+            table = table_asset(self.topic, catalog)
+            context["outlet_events"][PUBLISHED].add(table, extra=summary)
+            if hours := _hours(answer)[-MOST_KEYS:]:
+                # An alias's event has no partition key, and a DAG without partitions runs for no event that
+                # has one: so the table itself is an outlet, too, with an event for each hour.
+                self.outlets = [*self.outlets, table]
+                keyed = context["outlet_events"][table]
+                keyed.extra = {"publication": answer["publication"]}
+                keyed.add_partitions([f"{hour}:00:00" for hour in hours])
         return {**summary, "published": answer["published"], "waiting": len(answer["waiting"])}
+
+
+def _hours(answer: Mapping[str, Any]) -> list[str]:
+    """The hours that a publication changed, without the one of rows that have no time."""
+    return sorted(change["hour"] for change in answer["changes"] if change["hour"] != UNFILED)
 
 
 def _summary(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What a publication was, in a bounded number of bytes."""
-    hours = sorted(change["hour"] for change in answer["changes"] if change["hour"] != UNFILED)
+    hours = _hours(answer)
     return {
         **{name: answer[name] for name in EVENT},
         "hours": len(answer["changes"]),

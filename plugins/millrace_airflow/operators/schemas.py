@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
 
+from millrace.errors import MillraceError
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 
 if TYPE_CHECKING:
@@ -30,16 +32,21 @@ class RegisterSchemasOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, int | None]:
         """Register them all or, when one cannot be registered, none."""
-        from millrace_registry.client import SchemaRegistryClient
+        from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient
         from millrace_registry.directory import apply
         from millrace_registry.subjects import Subjects
 
-        settings = MillraceHook(self.conn_id).get_conn()
-        subjects = (
-            Subjects.parse(settings.subjects.split()) if settings.subjects else Subjects.of_environment()
-        )
-        with SchemaRegistryClient(settings.registry) as client:
-            changes = apply(Path(self.schemas_dir), client, subjects=subjects)
+        try:
+            settings = MillraceHook(self.conn_id).get_conn()
+            subjects = (
+                Subjects.parse(settings.subjects.split()) if settings.subjects else Subjects.of_environment()
+            )
+            with SchemaRegistryClient(settings.registry) as client:
+                changes = apply(Path(self.schemas_dir), client, subjects=subjects)
+        except RegistryUnavailable:
+            raise
+        except MillraceError as error:  # somebody's mistake in a schema, which no retry mends
+            raise AirflowFailException(str(error)) from None
         for change in changes:
             self.log.info("%s: %s, id %s", change.subject, change.state, change.id)
         return {change.subject: change.id for change in changes}

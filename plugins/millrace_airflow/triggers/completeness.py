@@ -1,17 +1,19 @@
-"""Waits for the audit's verdict on a topic's hours, without a worker."""
+"""Waits for the audit's verdict on a topic's hours, without a worker: for a task, or to start a DAG."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.sdk import Asset, AssetWatcher
+from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
-from millrace_airflow.hooks.millrace import MillraceHook
+from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.waiting import Step, ask
 
+HOUR = timedelta(hours=1)
 ARGUMENTS = ("conn_id", "topic", "start", "end", "until", "unknown_until", "poke_interval")
 
 
@@ -63,3 +65,56 @@ class CompletenessTrigger(BaseTrigger):
             await asyncio.sleep(pause)
             # Most hours become complete moments after the load that was missing.
             pause = min(1.5 * pause, self.poke_interval)
+
+
+def proved_hours(topic: str, conn_id: str = DEFAULT_CONN_ID, poke_interval: float = 60.0) -> Asset:
+    """The asset that has an event for each hour of a topic once the audit has proved it: a DAG's schedule."""
+    trigger = ProvedHoursTrigger(conn_id=conn_id, topic=topic, poke_interval=poke_interval)
+    uri = f"millrace://{conn_id}/proved/{topic}"
+    return Asset(
+        uri=uri, group="millrace", watchers=[AssetWatcher(name=f"{conn_id} {topic}", trigger=trigger)]
+    )
+
+
+class ProvedHoursTrigger(BaseEventTrigger):
+    """Fires for each of the last 48 hours when the audit has proved it; in Airflow's state it notes which.
+
+    An hour is noted one pause after its event, when Airflow has stored the event. So a triggerer that is
+    killed sends an event twice rather than never.
+    """
+
+    def __init__(self, *, conn_id: str, topic: str, poke_interval: float = 60.0, hours: int = 48) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+        self.topic = topic
+        self.poke_interval = poke_interval
+        self.hours = hours
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "millrace_airflow.triggers.completeness.ProvedHoursTrigger", {
+            name: getattr(self, name) for name in ("conn_id", "topic", "poke_interval", "hours")
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """An event for each proved hour, with topic, start, end and the audit's line; never ends."""
+        state = self.asset_state_store
+        assert state is not None, "only Airflow's triggerer runs it: give it to an AssetWatcher"
+        sent: list[str] = [*(await state.aget("proved", []))]
+        while True:
+            last = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+            ended = [last - HOUR * back for back in range(self.hours, 0, -1)]
+            for start in ended:
+                if start.isoformat() not in sent and (reason := await self._proof(start)):
+                    sent.append(start.isoformat())
+                    hour = {"start": start.isoformat(), "end": (start + HOUR).isoformat()}
+                    yield TriggerEvent({"topic": self.topic, **hour, "reason": reason})  # type: ignore[no-untyped-call]
+            await asyncio.sleep(self.poke_interval)
+            sent = [hour for hour in sent if hour >= ended[0].isoformat()]
+            await state.aset("proved", sent)
+
+    async def _proof(self, start: datetime) -> str:
+        """The audit's line on an hour that it has proved; empty while it has not, or does not answer."""
+        auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
+        never = datetime.max.replace(tzinfo=UTC)
+        judgement = await asyncio.to_thread(ask, auditor, self.topic, start, start + HOUR, never, None)
+        return judgement.reason if judgement.step is Step.GO_ON else ""

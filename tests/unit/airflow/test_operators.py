@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +26,7 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import ConfigError
 from millrace_airflow import waiting
 from millrace_airflow.job import Job, JobFailed
 from millrace_airflow.operators.job import MillraceJobOperator
@@ -34,9 +36,10 @@ from millrace_airflow.operators.schemas import RegisterSchemasOperator
 from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
 from millrace_airflow.settings import MillraceSettings
-from millrace_airflow.triggers.completeness import CompletenessTrigger
+from millrace_airflow.triggers.completeness import CompletenessTrigger, ProvedHoursTrigger, proved_hours
 from millrace_airflow.triggers.job import JobTrigger
 from millrace_audit.answer import Completeness, Window
+from millrace_registry.client import RegistryUnavailable
 from tests.support import wait_until
 
 BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
@@ -271,10 +274,25 @@ def test_the_assets_event_says_what_was_published_and_where_that_is_written_down
     assert returned == {**event.extra, "published": True, "waiting": 2}
 
 
+def test_dags_by_partition_get_an_event_for_each_hour_and_the_newest_of_very_many() -> None:
+    operator = PublishOperator(task_id="p", topic="PageView")
+    events = OutletEventAccessors()
+    operator.finish([answer("2015-05-17T11", "2015-05-17T10", "none")], context(outlet_events=events))
+    keyed = events[table_asset("PageView")]
+    assert operator.outlets == [PUBLISHED, table_asset("PageView")]
+    assert keyed.partition_keys == {"2015-05-17T10:00:00", "2015-05-17T11:00:00"}
+    assert keyed.extra == {"publication": 12}
+    many = [f"2015-05-{day:02}T{hour:02}" for day in range(1, 32) for hour in range(24)]
+    many += [f"2015-06-{day:02}T{hour:02}" for day in range(1, 31) for hour in range(24)]
+    operator.finish([answer(*many)], context(outlet_events=(events := OutletEventAccessors())))
+    assert events[table_asset("PageView")].partition_keys == {f"{hour}:00:00" for hour in many[-1_000:]}
+
+
 def test_a_task_that_made_no_publication_has_no_event() -> None:
     operator = PublishOperator(task_id="a", topic="PageView")
     returned, events = finished(operator, answer(published=False))
     assert events == []
+    assert operator.outlets == [PUBLISHED]
     assert (returned["published"], returned["hours"], returned["last_hour"]) == (False, 0, None)
 
 
@@ -333,9 +351,165 @@ def test_a_publication_names_hours_proven_ones_or_none() -> None:
         PublishOperator(task_id="x", topic="T", start=None).command(SETTINGS, "run-1")
 
 
-def test_a_folder_without_schemas_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(MillraceError, match=r"no \.avsc file in .*: give the folder"):
+def test_a_folder_without_schemas_is_one_clear_line_and_no_retry_helps(tmp_path: Path) -> None:
+    with pytest.raises(AirflowFailException, match=r"no \.avsc file in .*: give the folder"):
         RegisterSchemasOperator(task_id="s", schemas_dir=str(tmp_path)).execute(context())
+
+
+def test_a_registry_that_is_away_is_asked_again_by_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise RegistryUnavailable("no registry answers")
+
+    monkeypatch.setattr("millrace_registry.directory.apply", away)
+    with pytest.raises(RegistryUnavailable):
+        RegisterSchemasOperator(task_id="s", schemas_dir="schemas").execute(context())
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_options_that_the_command_refuses_fail_the_task_without_a_retry(
+    tmp_path: Path, deferrable: bool
+) -> None:
+    operator = python(
+        "import sys; print('no such option', file=sys.stderr); sys.exit(2)", deferrable=deferrable
+    )
+    with pytest.raises(AirflowFailException, match="exit code 2: no such option"):
+        operator.execute_complete(context(), first_event(deferred(operator))) if deferrable else (
+            operator.execute(context())
+        )
+    assert jobs(tmp_path) == []
+
+
+WATCHED = """
+import sys, time
+from pathlib import Path
+from millrace_airflow.command_line import run_id_of_task
+from millrace_airflow.job import Job
+Job.start([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), run_id_of_task("d", "r", "t"))
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def dead_worker(tmp_path: Path) -> str:
+    """What a task's command runs: it has begun, and its worker was killed since; it goes on when told."""
+    began, go = tmp_path / "began", tmp_path / "go"
+    code = f"import os, time\nopen({str(began)!r}, 'a').write('x')\n"
+    code += f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('[4]')"
+    worker = subprocess.Popen([sys.executable, "-c", WATCHED, str(tmp_path / "jobs"), code])
+    wait_until("the job has begun", began.exists)
+    worker.kill()
+    worker.wait()
+    return code
+
+
+def test_the_next_try_takes_over_the_job_of_a_worker_that_died(tmp_path: Path, dead_worker: str) -> None:
+    threading.Timer(0.5, (tmp_path / "go").touch).start()
+    assert python(dead_worker).execute(context()) == [4]
+    assert (tmp_path / "began").read_text() == "x", "the command ran once"
+    assert jobs(tmp_path) == []
+
+
+def test_a_job_that_ended_while_nobody_watched_is_not_run_again(tmp_path: Path, dead_worker: str) -> None:
+    (tmp_path / "go").touch()
+    [directory] = jobs(tmp_path)
+    wait_until("the job has ended", Job(directory).ended)
+    assert python(dead_worker, deferrable=False).execute(context()) == [4]
+    assert (tmp_path / "began").read_text() == "x", "the command ran once"
+
+
+def test_nobody_takes_over_a_job_that_is_watched_or_deferred_or_of_other_words(tmp_path: Path) -> None:
+    command, parent = [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "jobs"
+    job = Job.start(command, parent, "name")
+    assert Job.take_over(command, parent, "name") is None, "this process watches it"
+    job.let_go()
+    assert Job.take_over([*command, "x"], parent, "name") is None
+    taken = Job.take_over(command, parent, "name")
+    assert taken is not None
+    taken.leave_to_trigger()
+    assert Job.take_over(command, parent, "name") is None, "its trigger does"
+    job.kill()
+
+
+def test_a_job_that_was_killed_or_failed_is_started_again(tmp_path: Path) -> None:
+    parent = tmp_path / "jobs"
+    for code in ("import time; time.sleep(60)", "raise SystemExit(1)"):
+        command = [sys.executable, "-c", code]
+        job = Job.start(command, parent, "name")
+        if "sleep" in code:
+            job.kill()
+        wait_until("it has ended", job.ended)
+        job.let_go()
+        assert Job.take_over(command, parent, "name") is None
+
+
+class State:
+    """What a watcher of assets keeps in Airflow's database."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.written = asyncio.Event()
+
+    async def aget(self, key: str, default: Any) -> Any:
+        return self.values.get(key, default)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.values[key] = value
+        self.written.set()
+
+
+def proved(trigger: ProvedHoursTrigger, state: State) -> list[Any]:
+    """The events of a triggerer until it has noted them, when it is ended."""
+    events: list[Any] = []
+    trigger.asset_state_store = state  # type: ignore[assignment]
+
+    async def collect() -> None:
+        async for event in trigger.run():
+            events.append(event.payload)
+
+    async def one_round() -> None:
+        state.written = asyncio.Event()
+        triggerer = asyncio.create_task(collect())
+        await asyncio.wait_for(state.written.wait(), 60)
+        triggerer.cancel()
+
+    asyncio.run(one_round())
+    return events
+
+
+def test_a_dag_is_started_once_for_each_hour_that_becomes_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: set[datetime] = set()
+
+    def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
+        verdict = "complete" if start in done else "incomplete"
+        return Completeness(topic, start, end, verdict, None, [])
+
+    monkeypatch.setattr(waiting, "completeness", completeness)
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    older, newer = now - timedelta(hours=20), now - timedelta(hours=3)
+    state, asset = State(), proved_hours("PageView", poke_interval=0.01)
+    (watcher,) = asset.watchers
+    trigger = again(watcher.trigger)
+    assert isinstance(trigger, ProvedHoursTrigger)
+    assert proved(trigger, state) == []
+    done.add(newer)
+    (event,) = proved(trigger, state)
+    assert (event["topic"], event["start"]) == ("PageView", newer.isoformat())
+    assert event["end"] == (newer + timedelta(hours=1)).isoformat()
+    done.add(older)  # an hour before one that is complete: somebody has repaired it
+    assert [event["start"] for event in proved(again(trigger), state)] == [older.isoformat()]
+    assert proved(again(trigger), state) == [], "a restarted triggerer does not start the DAG again"
+
+
+def test_a_triggerer_that_dies_before_its_event_is_stored_sends_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Auditor(monkeypatch, "complete")
+    trigger, state = ProvedHoursTrigger(conn_id="millrace_default", topic="T", hours=1), State()
+    trigger.asset_state_store = state  # type: ignore[assignment]
+    assert first_event(trigger)["topic"] == "T"
+    assert state.values == {}
+    trigger.poke_interval = 0.01
+    assert len(proved(trigger, state)) == 1
 
 
 class Auditor:

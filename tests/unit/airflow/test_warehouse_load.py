@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -34,26 +34,37 @@ def downstream(dag: DAG, task_id: str) -> set[str]:
 
 
 def test_nothing_is_published_before_it_is_loaded_and_proved_complete(dag: DAG) -> None:
-    order = ["register_schemas", "mirror_search_query", "load", "table.wait", "table.publish"]
-    for before, after in pairwise(order):
-        assert after in downstream(dag, before)
+    mirrored = ["mirror_search_query", "mirrored.load", "mirrored.wait", "mirrored.publish"]
+    for tasks in (mirrored, ["table.load", "table.wait", "table.publish"]):
+        for before, after in pairwise(["register_schemas", *tasks]):
+            assert after in downstream(dag, before)
+
+
+def test_no_task_of_a_topic_waits_for_a_task_of_another(dag: DAG) -> None:
+    """Tasks of a mapped group wait for those of their own index."""
+    for group, others in (("table", {"mirrored", "mirror_search_query"}), ("mirrored", {"table"})):
+        for name in ("load", "wait", "publish"):
+            before = {
+                task.task_id for task in dag.get_task(f"{group}.{name}").get_flat_relatives(upstream=True)
+            }
+            assert not {task_id.partition(".")[0] for task_id in before} & others
 
 
 def test_each_topic_waits_and_is_published_by_itself_under_its_own_name(dag: DAG) -> None:
-    for dag_id, tasks in (
-        ("warehouse_load", ["wait", "publish"]),
-        ("warehouse_upkeep", ["publish", "compact", "expire"]),
+    for dag_id, topics, tasks in (
+        ("warehouse_load", ["PageView"], ["load", "wait", "publish"]),
+        ("warehouse_upkeep", ["PageView", "SearchQuery"], ["publish", "compact", "expire"]),
     ):
         for name in tasks:
             task = DagBag(str(DAGS)).dags[dag_id].get_task(f"table.{name}")
             group: Any = task.get_closest_mapped_task_group()
-            assert group._expand_input.value == {"topic": ["PageView", "SearchQuery"]}
-            assert task.map_index_template == "{{ task.topic }}"
+            assert group._expand_input.value == {"topic": topics}
+            assert task.map_index_template == f"{{{{ task.{'topics' if name == 'load' else 'topic'} }}}}"
 
 
 def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(dag: DAG) -> None:
-    assert dag.get_task("load").trigger_rule == "all_done"
-    assert dag.get_task("table.publish").trigger_rule == "all_success"
+    assert dag.get_task("mirrored.load").trigger_rule == "all_done"
+    assert dag.get_task("mirrored.publish").trigger_rule == "all_success"
 
 
 def test_a_run_is_about_one_whole_hour(dag: DAG) -> None:
@@ -114,7 +125,9 @@ def test_waiting_holds_no_worker_and_later_runs_go_on_loading_meanwhile(dag: DAG
     wait: Any = dag.get_task("table.wait")
     assert wait.deferrable
     assert dag.max_active_runs > 1
-    assert dag.get_task("load").max_active_tis_per_dag == 1
+    load: Any = dag.get_task("table.load")
+    assert load.max_active_tis_per_dag == 4
+    assert load.execution_timeout == timedelta(hours=12)
     assert not dag.catchup
 
 
