@@ -57,6 +57,9 @@ def _connection_type() -> dict[str, Any]:
             ),
             "origins": _field("Origins", "JSON: brokers of each datacenter's cluster, by its name."),
             "spark_master": _field("Spark master", "Where Spark jobs are submitted to; default: local."),
+            "spark_ui": _field(
+                "Spark's pages", "URL of the cluster's or the history's pages, to link tasks to."
+            ),
             "catalog": _field(
                 "Catalog", "Iceberg catalog of pyiceberg's configuration; default: a local warehouse's own."
             ),

@@ -40,6 +40,8 @@ class MillraceSettings:
     """Bootstrap addresses of the datacenters' clusters, by cluster name."""
     spark_master: str = ""
     """Spark master the jobs are submitted to; empty takes the commands' own default."""
+    spark_ui: str = ""
+    """URL of the pages of the Spark cluster or of its history, for people."""
     catalog: str = ""
     """Iceberg catalog by its name in pyiceberg's configuration; empty for a local warehouse's own."""
     protocol: str = ""

@@ -102,7 +102,7 @@ def run_once(
         env={**os.environ, "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=10 * WAIT_S,
         check=False,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, conf
+from airflow.sdk import BaseOperator, BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
 from millrace.errors import ConfigError
@@ -17,6 +17,7 @@ from millrace_airflow.command_line import command_line, environment, run_id_of_t
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.installation import check_installation
 from millrace_airflow.job import Job, JobRefused
+from millrace_airflow.links import AuditLink, ManifestLink, SparkLink
 from millrace_airflow.triggers.job import JobTrigger
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class MillraceJobOperator(BaseOperator):
     """
 
     ui_color = "#d9e8f5"
+    operator_extra_links: tuple[BaseOperatorLink, ...] = (AuditLink(), ManifestLink())
+    manifest = ""
+    """Where the warehouse keeps what the task has written, once that is known."""
     verb: str
     """Name of the command, which is about `topic`."""
     topic: str
@@ -134,6 +138,8 @@ class MillraceJobOperator(BaseOperator):
 
 class SparkJobOperator(MillraceJobOperator):
     """Runs a millrace command that submits a Spark job: one that reads a log."""
+
+    operator_extra_links = (AuditLink(), ManifestLink(), SparkLink())
 
     def __init__(self, *, spark_conf: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         """`spark_conf` is the command's `--conf`, which comes before `spark-defaults.conf`."""

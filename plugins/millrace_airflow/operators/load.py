@@ -10,6 +10,8 @@ from millrace_airflow.command_line import hour_options
 from millrace_airflow.operators.job import SparkJobOperator
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
+
     from millrace_airflow.settings import MillraceSettings
 
 
@@ -78,6 +80,13 @@ class LoadTopicOperator(SparkJobOperator):
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
         return {name: getattr(self, name) for name in BOUNDS}
+
+    def finish(self, result: Any, context: Context) -> Any:
+        """Note where the manifest of a topic that is alone lies."""
+        loads = [one for one in result if one.get("load")]
+        if len(loads) == 1:
+            self.manifest = f"{loads[0]['topic']}/loads/{loads[0]['load']:010d}.json"
+        return result
 
 
 class ReloadHoursOperator(SparkJobOperator):

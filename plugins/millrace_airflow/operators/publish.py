@@ -86,6 +86,7 @@ class PublishOperator(MillraceJobOperator):
             self.log.info("waits: %s, %s rows", hour["hour"], hour["rows"])
         summary = _summary(answer)
         if answer["published"]:
+            self.manifest = answer["path"]
             catalog = MillraceHook(self.conn_id).get_conn().catalog or self.conn_id
             table = table_asset(self.topic, catalog)
             context["outlet_events"][PUBLISHED].add(table, extra=summary)

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import interval
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
+from millrace_airflow.links import AuditLink
 from millrace_airflow.triggers.completeness import CompletenessTrigger
 from millrace_airflow.waiting import Judgement, Step, ask
 
@@ -29,6 +30,7 @@ class CompletenessSensor(BaseSensorOperator):
 
     template_fields = ("topic", "start", "end", "conn_id")
     ui_color = "#e3f0dc"
+    operator_extra_links = (AuditLink(),)
     _began: datetime | None = None
     _waiting_for = ""
 

@@ -84,7 +84,7 @@ class ProvedHoursTrigger(BaseEventTrigger):
     """
 
     def __init__(self, *, conn_id: str, topic: str, poke_interval: float = 60.0, hours: int = 48) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.conn_id = conn_id
         self.topic = topic
         self.poke_interval = poke_interval
@@ -99,7 +99,8 @@ class ProvedHoursTrigger(BaseEventTrigger):
         """An event for each proved hour, with topic, start, end and the audit's line; never ends."""
         state = self.asset_state_store
         assert state is not None, "only Airflow's triggerer runs it: give it to an AssetWatcher"
-        sent: list[str] = [*(await state.aget("proved", []))]
+        stored: Any = await state.aget("proved", [])
+        sent: list[Any] = list(stored)
         while True:
             last = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
             ended = [last - HOUR * back for back in range(self.hours, 0, -1)]

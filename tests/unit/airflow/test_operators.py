@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from airflow.sdk import DAG, Asset, BaseOperator
@@ -46,6 +46,7 @@ BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
 MIRROR = ("topic", "origin", "max_bytes")
 PUBLISH = ("topic", "start", "end", "unproven_after")
 REASON, AGE = ("topic", "start", "end", "reason"), ("topic", "older_than")
+T = TypeVar("T", bound=BaseTrigger)
 SETTINGS = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
 HOURS: dict[str, Any] = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
 
@@ -87,13 +88,14 @@ def deferred(operator: BaseOperator) -> BaseTrigger:
     with pytest.raises(TaskDeferred) as deferral:
         operator.execute(context())
     assert deferral.value.method_name == "execute_complete"
-    return again(deferral.value.trigger)
+    trigger: BaseTrigger = deferral.value.trigger
+    return again(trigger)
 
 
-def again(trigger: BaseTrigger) -> BaseTrigger:
+def again(trigger: T) -> T:
     path, arguments = trigger.serialize()
     assert path == f"{type(trigger).__module__}.{type(trigger).__qualname__}"
-    built = type(trigger)(**json.loads(json.dumps(arguments)))
+    built: T = type(trigger)(**json.loads(json.dumps(arguments)))
     assert built.serialize() == trigger.serialize()
     return built
 

@@ -1,0 +1,148 @@
+"""The auditor's console and a warehouse's manifests as pages of Airflow, for those who may see plugins.
+
+    GET /millrace/CONNECTION/console, console/console.css, console/console.js, v1/topics, v1/bad, v1/strangers
+    GET /millrace/CONNECTION/manifest?path=TOPIC/loads/0000000001.json
+
+No open proxy: only a connection of type `millrace` says where a page comes from, and PAGES which there are.
+The auditor is asked by GET, without the reader's cookies. Time, size and number of such requests are bounded.
+Airflow protects no page of a plugin: every route here asks for its login. Only the API server imports it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
+from airflow.api_fastapi.core_api.security import requires_access_view
+from airflow.models.connection import Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+from fastapi import Depends, FastAPI, Request, Response
+
+from millrace.errors import MillraceError
+from millrace.urls import address_and_auth, without_secret
+from millrace_airflow.settings import MillraceSettings, settings_of
+
+PAGES = {
+    "console": "text/html",
+    "console/console.css": "text/css",
+    "console/console.js": "text/javascript",
+    "v1/topics": "application/json",
+    "v1/bad": "application/json",
+    "v1/strangers": "application/json",
+}
+"""Path at the auditor -> the type that the browser is told, whatever the answer calls itself."""
+MANIFEST = re.compile(
+    r"[A-Za-z0-9][\w.-]*/(loads|editions|publications)/[0-9]{10}[A-Za-z0-9-]*\.json", re.ASCII
+)
+MOST_BYTES = 16 << 20
+"""Bytes of an answer of the auditor, or of a manifest."""
+MOST_QUERY = 2_000
+TIMEOUT_S = 20.0
+_turns = threading.BoundedSemaphore(4)
+"""Requests at a time: the other threads of the API server are Airflow's."""
+HEADERS = {
+    # The page lies beside Airflow's own, whose cookie it could use: it runs no script but from a file.
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def create_app() -> FastAPI:
+    """The application that Airflow's API server mounts as /millrace."""
+    logged_in = [Depends(requires_access_view(AccessView.PLUGINS))]
+    app = FastAPI(dependencies=logged_in, openapi_url=None, docs_url=None, redoc_url=None)
+    for path in PAGES:
+        _add_page(app, path)
+
+    @app.get("/{conn_id}/manifest")
+    def manifest(conn_id: str, path: str) -> Response:
+        """A load's, an edition's or a publication's manifest, as it lies in the warehouse."""
+        if not MANIFEST.fullmatch(path):
+            return _say(400, "path names no manifest: write TOPIC/loads/0000000001.json")
+        return _in_turn(lambda: _read(_settings(conn_id).warehouse, path))
+
+    return app
+
+
+def _add_page(app: FastAPI, path: str) -> None:
+    @app.get(f"/{{conn_id}}/{path}", name=path)
+    def page(conn_id: str, request: Request) -> Response:
+        """A page of the auditor."""
+        if len(request.url.query) > MOST_QUERY:
+            return _say(414, f"the query has more than {MOST_QUERY} characters")
+        return _in_turn(lambda: _fetch(_settings(conn_id).auditor, path, request.url.query))
+
+
+def _in_turn(answer: Callable[[], Response]) -> Response:
+    """The answer, or one sentence in its place; it does not wait for a turn."""
+    if not _turns.acquire(blocking=False):
+        return _say(503, "too many people look at once: try again in a moment")
+    try:
+        return answer()
+    except MillraceError as error:
+        return _say(502, str(error))
+    finally:
+        _turns.release()
+
+
+def _settings(conn_id: str) -> MillraceSettings:
+    try:
+        connection = Connection.get_connection_from_secrets(conn_id)
+    except AirflowNotFoundException:
+        connection = None
+    if connection is None or connection.conn_type != "millrace":
+        raise MillraceError(
+            f"there is no connection {conn_id[:250]!r} of type millrace: create it in Airflow"
+        )
+    return settings_of(connection)
+
+
+def _fetch(auditor: str, path: str, query: str) -> Response:
+    address, auth = address_and_auth(f"{auditor.rstrip('/')}/{path}")
+    deadline = time.monotonic() + TIMEOUT_S
+    identity = {"Accept-Encoding": "identity"}  # else a few bytes could become very many
+    body = bytearray()
+    try:
+        with httpx.stream(
+            "GET", f"{address}?{query}", auth=auth, timeout=TIMEOUT_S, headers=identity
+        ) as response:
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > MOST_BYTES or time.monotonic() > deadline:
+                    raise MillraceError(
+                        f"the auditor's page is larger than {MOST_BYTES >> 20} MiB or takes more than"
+                        f" {TIMEOUT_S:.0f} s: ask for fewer days"
+                    )
+    except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
+        raise MillraceError(f"no auditor answers at {without_secret(auditor)}: {reason}") from None
+    if response.status_code not in (200, 400) or "content-encoding" in response.headers:
+        # Not passed on: a 401 of the auditor would look like one of Airflow, a redirect would lead away.
+        raise MillraceError(f"the auditor at {without_secret(auditor)} answers {response.status_code}")
+    kind = f"{PAGES[path]}; charset=utf-8"
+    return Response(bytes(body), response.status_code, headers=HEADERS, media_type=kind)
+
+
+def _read(warehouse: str, path: str) -> Response:
+    from millrace_warehouse.storage import open_storage  # pyarrow with it
+
+    try:
+        content = open_storage(warehouse).read(path, 0, MOST_BYTES)
+    except FileNotFoundError:
+        return _say(404, f"the warehouse has no {path}")
+    except OSError as error:
+        raise MillraceError(f"the warehouse cannot be read from Airflow's API server: {error}") from None
+    return Response(content, headers=HEADERS, media_type="application/json")
+
+
+def _say(status: int, sentence: str) -> Response:
+    return Response(f"{sentence}\n", status, headers=HEADERS, media_type="text/plain; charset=utf-8")

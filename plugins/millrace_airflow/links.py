@@ -1,0 +1,60 @@
+"""Links from a task to what it did: the audit's page of its hours, its manifest, Spark's own pages.
+
+Airflow asks for them in the worker when a task has ended, and keeps them.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from airflow.sdk import BaseOperatorLink, conf
+
+from millrace.errors import ConfigError
+from millrace_airflow.command_line import interval
+from millrace_airflow.hooks.millrace import MillraceHook
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import TaskInstanceKey
+
+
+class AuditLink(BaseOperatorLink):
+    """The console's page of the task's topic, opened at its hour or at its first day."""
+
+    name = "Audit"
+
+    def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
+        topic, start = getattr(operator, "topic", ""), getattr(operator, "start", None)
+        if not topic or not start:
+            return _page(operator.conn_id, "console")
+        try:
+            first, last = interval(start, operator.end)
+        except ConfigError:
+            return _page(operator.conn_id, "console")
+        form = "%Y-%m-%dT%H" if last - first == timedelta(hours=1) else "%Y-%m-%d"
+        return _page(operator.conn_id, "console", topic=topic, at=first.strftime(form))
+
+
+class ManifestLink(BaseOperatorLink):
+    """What the task has written, as the warehouse keeps it; no link when it has written nothing."""
+
+    name = "Manifest"
+
+    def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
+        return _page(operator.conn_id, "manifest", path=operator.manifest) if operator.manifest else ""
+
+
+class SparkLink(BaseOperatorLink):
+    """The pages of the cluster that ran the job: the connection's `spark_ui`."""
+
+    name = "Spark"
+
+    def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
+        return MillraceHook(operator.conn_id).get_conn().spark_ui
+
+
+def _page(conn_id: str, page: str, **query: str) -> str:
+    """A page of `console.py`, from the root of Airflow's own address."""
+    prefix = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+    return f"{prefix}/millrace/{quote(conn_id, safe='')}/{page}" + (f"?{urlencode(query)}" if query else "")
