@@ -39,7 +39,7 @@ class Server:
         self._user = "postgres" if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(folder, self._user)
-        self._folder, self._port = folder, free_port()
+        self.folder, self._port = folder, free_port()
         initdb = f"{programs}/initdb -D data -U millrace --auth=trust --no-sync --encoding=UTF8 --locale=C"
         subprocess.run(initdb.split(), user=self._user, cwd=folder, check=True, capture_output=True)
         self._command = f"{programs}/postgres -D data -k {folder} -h 127.0.0.1 -p {self._port}"
@@ -48,13 +48,13 @@ class Server:
 
     def start(self) -> None:
         """Start it, again after a kill, and wait until it takes connections."""
-        log = Path(self._folder, "log")
+        log = Path(self.folder, "log")
         with log.open("w") as output:
             self._process = start_for_the_test_run(
                 lambda ends_with_us: subprocess.Popen(
                     self._command.split(),
                     user=self._user,
-                    cwd=self._folder,
+                    cwd=self.folder,
                     stderr=output,
                     preexec_fn=ends_with_us,
                 )

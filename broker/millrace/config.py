@@ -304,6 +304,8 @@ class BrokerConfig(ClientLimits):
     topic and group names to whoever asks."""
     metrics_access: str = ""
     """A file of tokens (`millrace access`), of which one with the role `metrics` must be shown."""
+    metrics_tls: bool = False
+    """Speak HTTPS there, with the certificate of [tls]."""
     group_min_session_timeout_ms: int = 6_000
     """A consumer group's member may not ask to be given up sooner than this after its last heartbeat."""
     group_max_session_timeout_ms: int = 1_800_000
@@ -321,6 +323,8 @@ class BrokerConfig(ClientLimits):
         ClientLimits.__post_init__(self)
         if self.listeners and self.listen != DEFAULT_LISTEN:
             raise ConfigError("`listen` and [listeners] cannot both be: make the address one more listener")
+        if self.metrics_tls and not (self.metrics_listen and self.tls.certificate):
+            raise ConfigError("metrics_tls needs metrics_listen and [tls] certificate")
         for name, listener in self.listeners.items():
             if listener.uses_tls and not self.tls.certificate:
                 raise ConfigError(f"listener {name} of protocol {listener.protocol} needs [tls] certificate")

@@ -208,7 +208,16 @@ def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
 @click.option(
     "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics for Prometheus there, and /healthz."
 )
-def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **named: Any) -> None:
+@door_options
+def audit_reader(
+    tier: str | None,
+    topics: str,
+    metrics_listen: str | None,
+    access_file: str,
+    certificate: str,
+    key: str,
+    **named: Any,
+) -> None:
     """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own.
 
     A second reader of the same tier stands by until the first one ends.
@@ -222,8 +231,11 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     stop = threading.Event()
     stop_on_signals(stop.set, limited=True)
     numbers = ReaderNumbers(config.tier)
+    tls = tls_of(certificate, key)
     if metrics_listen:
-        log.info("metrics on http://%s/metrics", serve(numbers, metrics_listen))
+        log.info("metrics on %s/metrics", serve(numbers, metrics_listen, access_file, tls))
+    elif access_file or tls is not None:
+        raise MillraceError("--access and --certificate are for the metrics: give --metrics-listen, too")
 
     def ready() -> None:
         click.echo(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")
@@ -256,7 +268,7 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     metavar="HOST:PORT",
     default="127.0.0.1:8083",
     show_default=True,
-    help="Address to take events on; nobody is asked for a name there. Port 0 takes a free one.",
+    help="Address to take events on; port 0 takes a free one.",
 )
 @click.option(
     "--subject", "subjects", metavar="[TOPIC=]SUBJECT", multiple=True, envvar=ENVIRONMENT, help=OPTION_HELP
@@ -281,6 +293,7 @@ def audit_reader(tier: str | None, topics: str, metrics_listen: str | None, **na
     show_default=True,
     help="How often it reports to the audit.",
 )
+@door_options
 def agent(
     cluster: str,
     bootstrap: str,
@@ -294,6 +307,9 @@ def agent(
     follow: Sequence[str],
     lateness_ms: int,
     report_interval_ms: int,
+    access_file: str,
+    certificate: str,
+    key: str,
 ) -> None:
     """Take events over HTTP and from files, for services that are not Python, and be their producer."""
     from millrace_audit.agent.agent import Agent, AgentConfig
@@ -313,6 +329,8 @@ def agent(
         follow={Path(path): topic for topic, path in _pairs(follow, "--follow TOPIC=PATH")},
         lateness_ms=lateness_ms,
         report_interval_ms=report_interval_ms,
+        access_file=access_file,
+        tls=tls_of(certificate, key),
     )
     with Agent(config) as running:
         running.serve()

@@ -33,7 +33,8 @@ _routes = APIRouter()
 
 def create_app(store: Store, door: Door = OPEN, usage: Usage | None = None) -> FastAPI:
     """The application on a store, which holds all its state; `usage` is what its page shows of topics."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=[Depends(requests.only_text)])
+    checks = [Depends(requests.own_pages), Depends(requests.only_text)]
+    app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=checks)
     for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
         app.add_exception_handler(error, _answer_error)
     app.add_exception_handler(Exception, _answer_error)

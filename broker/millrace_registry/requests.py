@@ -19,6 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millrace.service.admission import ANOTHER_SITE, from_another_site
 from millrace_registry.compatibility import Level
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.service import GLOBAL, LATEST, LEVEL, Candidate
@@ -77,6 +78,12 @@ class ConfluentHttp:
         segments = (path[:-1] if path.endswith("/") and len(path) > 1 else path).split("/")
         decoded = (unquote(segment).replace("%", "%25").replace("/", "%2F") for segment in segments)
         return await self._app({**scope, "path": "/".join(decoded)}, receive, send_typed)
+
+
+async def own_pages(request: Request) -> None:
+    """Refuse what another site's page has a browser send; runs for every request."""
+    if from_another_site(request.method, request.headers):
+        raise RegistryError(ErrorCode.FORBIDDEN, ANOTHER_SITE)
 
 
 async def only_text(request: Request) -> None:

@@ -72,8 +72,9 @@ class Job:
     ) -> Job:
         """Start `command` detached from this process, its folder a new one under `parent`.
 
-        `environment` is added to this process's own, and written nowhere. `client_files` are there for this
-        user alone while the command runs; the command finds the first in MILLRACE_CLIENT.
+        `environment` is added to this process's own, of which Airflow's variables stay behind (they hold its
+        secrets and connections), and written nowhere. `client_files` are there for this user alone while the
+        command runs; the command finds the first in MILLRACE_CLIENT.
         """
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
@@ -99,7 +100,7 @@ class Job:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **environment},
+                    env={**_without_airflow(os.environ), **environment},
                     pass_fds=[lock.fileno()],
                     check=False,
                 )
@@ -239,6 +240,10 @@ class Job:
                 # The command's own summary of what went wrong; Spark may still talk after it.
                 return line.removeprefix("millrace: ").strip()
         return last or "it left no word; see the log of the machine it ran on"
+
+
+def _without_airflow(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not name.startswith("AIRFLOW_")}
 
 
 def _sweep(parent: Path) -> None:

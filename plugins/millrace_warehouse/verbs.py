@@ -315,6 +315,11 @@ class AuditWarehouse:
     metrics_listen: str = option(
         "--metrics-listen HOST:PORT", "Serve /metrics for Prometheus there, and /healthz.", default=""
     )
+    access: str = option(
+        "--access FILE", "Show metrics only to who has a token of this file (`millrace access`).", default=""
+    )
+    certificate: str = option("--certificate FILE", "Metrics speak HTTPS with this PEM file.", default="")
+    key: str = option("--key FILE", "Its key, if that is another file; mode 0600.", default="")
     catalog: str = option(*CATALOG, default="")
     new_warehouse: bool = option(
         "--new-warehouse",

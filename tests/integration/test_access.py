@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import free_port
 from tests.certificates import Authority
 from tests.compat.brokers import start_broker
-from tests.support import Process
+from tests.support import Process, run_millrace, wait_until
 
 Start = Callable[..., Process]
 SCHEMA = {"type": "record", "name": "Event", "fields": []}
@@ -57,6 +59,91 @@ def test_a_registry_with_tokens_and_https_serves_its_clients_by_their_urls(
         httpx.get(f"http://{address}/healthz")
     assert web not in process.output
     assert reader not in process.output
+
+
+def served(url: str, token: str, ca: str) -> tuple[int, int, object]:
+    """What `/metrics` answers a stranger, then who shows the token, and what `/healthz` tells a stranger."""
+    with httpx.Client(base_url=url, verify=ssl.create_default_context(cafile=ca)) as client:
+        stranger = client.get("/metrics")
+        known = client.get("/metrics", headers={"authorization": f"Bearer {token}"})
+        assert ("millrace_" in known.text, "millrace_" in stranger.text) == (True, False)
+        return stranger.status_code, known.status_code, client.get("/healthz").json()
+
+
+def test_metrics_of_broker_reader_and_agent_speak_https_and_want_a_token(
+    start: Start, zookeeper: str, tmp_path: Path
+) -> None:
+    authority, file, port = Authority(tmp_path), tmp_path / "access.toml", free_port()
+    server, shown = authority.issue("server"), token(file, "prometheus", "metrics")
+    settings = {
+        "metrics_listen": f"127.0.0.1:{port}",
+        "metrics_access": str(file),
+        "metrics_tls": True,
+        "tls.certificate": server.certificate,
+        "tls.key": server.key,
+    }
+    broker = start_broker(start, zookeeper, tmp_path, "encrypted", 1, **settings)
+    assert served(f"https://127.0.0.1:{port}", shown, authority.ca) == (401, 200, {"healthy": True})
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://127.0.0.1:{port}/healthz")
+    with ClusterClient(broker.bootstrap) as client:
+        for topic in ("audit", "t"):
+            client.create_topic(topic, 1)
+    registry = start("registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/r.db")
+    places = ["--cluster", "encrypted", "--bootstrap", broker.bootstrap]
+    places += ["--registry", f"http://{registry.ready()}"]
+    door = ("--access", str(file), "--certificate", server.certificate, "--key", server.key)
+    at = f"127.0.0.1:{free_port()}"
+    start("audit-reader", *places, "--zookeeper", zookeeper, "--metrics-listen", at, *door).ready()
+    assert served(f"https://{at}", shown, authority.ca) == (401, 200, {"healthy": True})
+
+    writes = token(file, "shop", "write:t")
+    spool = ("--service", "shop", "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
+    agent = start("agent", *places, *spool, *door).ready()
+    assert served(f"https://{agent}", shown, authority.ca) == (401, 200, {"healthy": True})
+    with httpx.Client(
+        base_url=f"https://{agent}", verify=ssl.create_default_context(cafile=authority.ca)
+    ) as shop:
+        for topic, known, answered in (
+            ("t", writes, 404),
+            ("audit", writes, 403),
+            ("t", shown, 403),
+            ("t", "guess", 401),
+        ):
+            headers = {"authorization": f"Bearer {known}"}
+            said = shop.post(f"/v1/topics/{topic}/events", json=[], headers=headers)
+            assert said.status_code == answered, said.text
+    for option in ("--access", "--certificate"):
+        done = run_millrace("audit-reader", *places, "--zookeeper", zookeeper, option, str(file))
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_a_service_takes_a_new_certificate_without_a_restart(start: Start, tmp_path: Path) -> None:
+    first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
+    issued = first.issue("service")
+    process = start(
+        "registry",
+        *("--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/registry.db"),
+        *("--certificate", issued.certificate, "--key", issued.key),
+    )
+    address = process.ready()
+
+    def proves_itself_by(authority: Authority) -> bool:
+        try:
+            context = ssl.create_default_context(cafile=authority.ca)
+            return httpx.get(f"https://{address}/healthz", verify=context).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+    assert (proves_itself_by(first), proves_itself_by(second)) == (True, False)
+    with httpx.Client(
+        base_url=f"https://{address}", verify=ssl.create_default_context(cafile=first.ca)
+    ) as open_one:
+        assert open_one.get("/healthz").status_code == 200
+        second.issue("service")  # over the old files
+        wait_until("it is taken", lambda: proves_itself_by(second))
+        assert not proves_itself_by(first)
+        assert open_one.get("/healthz").status_code == 200, "open connections go on"
 
 
 def test_a_broker_tells_its_numbers_to_who_shows_a_token(

@@ -18,8 +18,8 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.config import parse_address
 from millrace.coordination.groups import CommittedOffset, ConsumerRegistry, GroupKind
 from millrace.coordination.session import Session
-from millrace.metrics import MAX_REQUESTS
 from millrace.records import Message, build_batch
+from millrace.service.monitoring import MAX_REQUESTS
 from millrace.wire.codec import encode
 from millrace.wire.group_messages import FindCoordinatorRequest, LeaveGroupRequest
 from millrace.wire.messages import ApiKey

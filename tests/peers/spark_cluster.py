@@ -91,6 +91,11 @@ class SparkCluster:
         started = [self._processes[name] for name in self._hosts if name in self._processes]
         return [process.pid for process in started if process.poll() is None]
 
+    def pages(self) -> list[str]:
+        """The URLs of the master's page and of the workers'."""
+        workers = (self.state() or {}).get("workers", [])
+        return [self._page.removesuffix("/json/"), *(worker["webuiaddress"] for worker in workers)]
+
     def executors(self) -> list[int]:
         """Process ids of the executors' JVMs."""
         return self._below(self.workers, _EXECUTOR)

@@ -13,7 +13,7 @@ from millrace.service.access import add_entry
 
 @click.group(cls=Group)
 def access() -> None:
-    """Make tokens for registry, auditor and metrics.
+    """Make tokens for registry, auditor, agents and metrics.
 
     Example: millrace access add registry-access.toml loads read
     """
@@ -27,7 +27,8 @@ def add(file: Path, name: str, roles: Sequence[str]) -> None:
     """Add a client NAME with ROLES to FILE, and print its token: this once, because FILE keeps a hash only.
 
     Roles of the registry: read, register, admin, also for subjects (register:web-*). Of the auditor: read,
-    accept, metrics. Of a broker's metrics: metrics.
+    accept, metrics. Of an agent: write, also for topics (write:web-*), metrics. Of brokers and readers:
+    metrics.
 
     Example: millrace access add registry-access.toml web read "register:web-*"
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from millrace.broker.broker import Broker
-from millrace.config import BrokerConfig, load, parse_address
+from millrace.config import BrokerConfig, load
 from millrace.coordination.acls import AclStore
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
@@ -89,7 +89,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         groups = Groups(config, cluster, registry, mailbox, standstills=broker.standstills)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
         handlers = Handlers(Services(broker, groups, mirror.states, acls, users), all_apis())
-        metrics = _serve_metrics(config, broker, server, groups, mirror) if config.metrics_listen else None
+        metrics = None
+        if config.metrics_listen:
+            metrics = _serve_metrics(config, broker, server, groups, mirror, certificates)
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.listen()
@@ -132,8 +134,10 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
 
 
 def _certificates(config: BrokerConfig) -> ServerCertificates | None:
-    """What TLS needs, if any listener uses it; ConfigError when it cannot be used."""
+    """What TLS needs, if a listener or the metrics use it; ConfigError when it cannot be used."""
     modes = [one.client_certificates for one in config.listeners.values() if one.uses_tls]
+    if config.metrics_tls:
+        modes.append("none")
     return ServerCertificates(config.tls, modes) if modes else None
 
 
@@ -164,7 +168,12 @@ def _acls(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener])
 
 
 def _serve_metrics(
-    config: BrokerConfig, broker: Broker, server: Server, groups: Groups, mirror: Mirror
+    config: BrokerConfig,
+    broker: Broker,
+    server: Server,
+    groups: Groups,
+    mirror: Mirror,
+    certificates: ServerCertificates | None,
 ) -> MetricsServer:
     """Start to answer on `metrics_listen`; only then the libraries for it are loaded."""
     from millrace.metrics import MetricsServer
@@ -175,9 +184,10 @@ def _serve_metrics(
     offsets = GroupOffsets(ConsumerRegistry(broker.cluster.session, config.cluster), broker)
     numbers = Numbers(broker=broker, server=server, groups=groups, offsets=offsets, mirrors=mirror.states)
     access = AccessList(config.metrics_access) if config.metrics_access else None
-    metrics = MetricsServer(*parse_address(config.metrics_listen, "metrics_listen"), numbers, access)
+    tls = certificates if config.metrics_tls else None
+    metrics = MetricsServer(config.metrics_listen, numbers, access, tls)
     metrics.start()
-    log.info("metrics on http://%s/metrics, health on /healthz", metrics.address)
+    log.info("metrics on %s/metrics, health on /healthz", metrics.url)
     return metrics
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import sys
 from typing import Any
 
@@ -17,7 +18,7 @@ import uvicorn
 from millrace.config import TlsConfig, parse_address
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
-from millrace.security.certificates import server_context
+from millrace.security.certificates import ServerCertificates
 from millrace.signals import stop_on_signals
 
 _STOP_TIMEOUT_S = 5
@@ -28,7 +29,7 @@ class WebServer(uvicorn.Server):
 
     def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
         """With `tls` every connection uses it; ConfigError when its files cannot be used."""
-        context = server_context(tls, "none") if tls is not None else None
+        context = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
         host, port = parse_address(listen, "--listen")
         shown_host = f"[{host}]" if ":" in host else host
         try:
@@ -72,3 +73,15 @@ class WebServer(uvicorn.Server):
         if self.started:
             click.echo(self._ready)
             sys.stdout.flush()
+
+
+def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
+    """A context whose connections get the certificates as the files have them at that moment."""
+
+    def take_newest(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
+        connection.context = certificates.context("none")
+
+    context = certificates.context("none")
+    context.sni_callback = take_newest  # called in every handshake, also where the client names no host
+    certificates.watch()
+    return context

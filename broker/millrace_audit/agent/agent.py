@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from millrace.config import TlsConfig
 from millrace.errors import ConfigError, MillraceError
 from millrace.repeated_lines import RepeatedLines
+from millrace.service.access import AccessList
 from millrace.service.web import WebServer
 from millrace_audit.agent.app import build_app
 from millrace_audit.agent.carrier import BrokersTopics, Carrier
@@ -19,7 +21,7 @@ from millrace_audit.agent.numbers import AgentNumbers, Taken
 from millrace_audit.agent.spool import Spool
 from millrace_audit.reports.event import MAX_NAME_BYTES
 from millrace_registry.client import SchemaRegistryClient
-from millrace_registry.subjects import Subjects
+from millrace_registry.subjects import Strategy, Subjects
 
 log = logging.getLogger("millrace.agent")
 
@@ -46,6 +48,10 @@ class AgentConfig:
     """Topics by file."""
     lateness_ms: int
     report_interval_ms: int
+    access_file: str
+    """Who may hand in events, by tokens; empty: everybody."""
+    tls: TlsConfig | None
+    """Speak HTTPS with this certificate."""
 
 
 class Agent:
@@ -55,6 +61,8 @@ class Agent:
         for name in (config.server, config.service):
             if len(name.encode()) > MAX_NAME_BYTES:
                 raise ConfigError(f"the name {name[:20]}... has more than {MAX_NAME_BYTES} bytes: shorten it")
+        _check_subjects(config)
+        access = AccessList(config.access_file) if config.access_file else None
         self._registry = SchemaRegistryClient(config.registry)
         self._spool = Spool(config.spool, config.spool_bytes)
         self._failure: list[Exception] = []
@@ -75,8 +83,8 @@ class Agent:
             )
             taken = Taken()
             numbers = AgentNumbers(self._spool, self._carrier, taken, self._follower.files)
-            app = build_app(intake, self._spool, taken, numbers, self._problems)
-            self._server = WebServer(app, config.listen, "agent")
+            app = build_app(intake, self._spool, taken, numbers, self._problems, access)
+            self._server = WebServer(app, config.listen, "agent", config.tls)
             # Each offer to go on in HTTP/2, as Java's client makes with every request, is logged.
             logging.getLogger("uvicorn.error").addFilter(RepeatedLines())
         except BaseException:
@@ -124,3 +132,18 @@ class Agent:
         if used > FULL:
             problems.append(f"the spool is {used:.0%} full: at 100 % events are answered with 503")
         return problems
+
+
+def _check_subjects(config: AgentConfig) -> None:
+    """ConfigError when a topic's subject would be named by its record: an event that comes names none."""
+    subjects = config.subjects
+    named_by_record = [topic for topic, named in subjects.by_topic.items() if named == Strategy.RECORD]
+    if subjects.strategy is Strategy.RECORD:
+        named_by_record += sorted(set(config.follow.values()) - subjects.by_topic.keys())
+        if not subjects.by_topic:
+            named_by_record.append("TOPIC")
+    if named_by_record:
+        raise ConfigError(
+            "an event that an agent takes names no record, so no subject is found by it: give --subject"
+            f" {named_by_record[0]}=SUBJECT"
+        )

@@ -6,6 +6,8 @@
     GET  /healthz                    503 with the reasons while events do not get on
     GET  /metrics                    for Prometheus
 
+With a list of tokens who asks shows one with the route's role; /healthz then tells a stranger no reasons.
+
 200 {"accepted": n}: all the events of the request are on this machine's disk. With any other answer none
 of them was taken: {"error": "one sentence"} with 4xx for a request that will never do, 503 for one to be
 sent again later.
@@ -25,6 +27,8 @@ from starlette.requests import ClientDisconnect
 
 from millrace import __version__
 from millrace.errors import MillraceError
+from millrace.service.access import AccessList
+from millrace.service.admission import admit, who_asks
 from millrace_audit.agent.intake import Intake, Refused, Unknown
 from millrace_audit.agent.numbers import AgentNumbers, Taken
 from millrace_audit.agent.spool import Event, Spool
@@ -36,6 +40,15 @@ BODY_TIMEOUT_S = 30.0
 """A request that has not come whole by then is closed: it holds room that others need."""
 DECODERS = 2
 """Threads that read events: what a request takes in memory while it is read, they take at most."""
+
+
+ROLES: Mapping[tuple[str, str], str] = {
+    ("POST", "/v1/topics/{topic}/events"): "write",
+    ("GET", "/v1/topics/{topic}/schema"): "write",
+    ("GET", "/healthz"): "",
+    ("GET", "/metrics"): "metrics",
+}
+"""Method and path -> the role that it takes, for the topic of the path; empty: open to everybody."""
 
 
 class _TooLarge(Refused):
@@ -65,10 +78,17 @@ _STATUS: Mapping[type[Exception], int] = {
 
 
 def build_app(
-    intake: Intake, spool: Spool, taken: Taken, numbers: AgentNumbers, problems: Callable[[], list[str]]
+    intake: Intake,
+    spool: Spool,
+    taken: Taken,
+    numbers: AgentNumbers,
+    problems: Callable[[], list[str]],
+    access: AccessList | None = None,
 ) -> FastAPI:
-    """The application in front of a spool."""
-    app = FastAPI(title="Millrace agent", version=__version__)
+    """The application in front of a spool; with `access` it answers who has the route's role only."""
+    app = FastAPI(
+        title="Millrace agent", version=__version__, openapi_url="/openapi.json" if access is None else None
+    )
     decoders = ThreadPoolExecutor(DECODERS, "intake")
     requests = asyncio.Semaphore(MAX_REQUESTS)
 
@@ -123,15 +143,17 @@ def build_app(
         return {"schema_id": number, "schema": batch}
 
     @app.get("/healthz")
-    def healthz() -> Response:
+    def healthz(request: Request) -> Response:
         found = problems()
-        return JSONResponse({"healthy": not found, "problems": found}, status_code=503 if found else 200)
+        told = {"problems": found} if access is None or who_asks(request) else {}
+        return JSONResponse({"healthy": not found, **told}, status_code=503 if found else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(numbers.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     _say_errors_in_one_line(app, taken)
+    admit(app, lambda method, path: ROLES.get((method, path)), access, limited_by="topic")
     return app
 
 

@@ -29,10 +29,11 @@ from millrace import __version__
 from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace.service.access import AccessList
+from millrace.service.admission import admit, who_asks
 from millrace.service.database import reason_of
 from millrace_audit.answer import iso, to_json
 from millrace_audit.auditor import answers
-from millrace_audit.auditor.access import Admission, check_roles, who_asks
+from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.answers import Acceptance
 from millrace_audit.auditor.circumstances import AuditRules
 from millrace_audit.auditor.console import GroupsLook, add_console
@@ -206,9 +207,7 @@ def build_app(
             answers.settle(session, rules)
         return {"instances": [instance.instance for instance in accepted], "accepted": reason}
 
-    check_roles(app)
-    if access is not None:
-        app.add_middleware(Admission, routes=app.routes, access=access)
+    admit(app, role_of, access)
     return app
 
 

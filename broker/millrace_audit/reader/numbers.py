@@ -5,22 +5,19 @@ Plain numbers where the work is done; they are read when somebody asks, in a thr
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import numpy as np
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from millrace.config import parse_address
-from millrace.errors import MillraceError
+from millrace.config import TlsConfig
+from millrace.security.certificates import ServerCertificates
+from millrace.service.access import AccessList
+from millrace.service.monitoring import MonitoringServer
 from millrace_audit.reader.counting import Part
 from millrace_audit.reader.partition import Partition
 from millrace_audit.reports.messages import now_ms
@@ -137,36 +134,17 @@ class ReaderNumbers(TierNumbers):
         yield delay
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+def serve(numbers: TierNumbers, listen: str, access_file: str = "", tls: TlsConfig | None = None) -> str:
+    """Answer `/metrics` and `/healthz` in threads of their own; their URL, where port 0 takes a free one."""
 
-
-class _Silent(WSGIRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are no news."""
-
-
-def serve(numbers: TierNumbers, listen: str) -> str:
-    """Answer `/metrics` and `/healthz` in threads of their own; HOST:PORT, where port 0 takes a free one."""
-    host, port = parse_address(listen, "--metrics-listen")
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(numbers)
-    ProcessCollector(registry=registry)
-    metrics = make_wsgi_app(registry)
-
-    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/healthz":
-            return list(metrics(environ, start))
+    def health() -> tuple[bool, Mapping[str, Any]]:
         troubles = numbers.troubles()
-        said = "503 Service Unavailable" if troubles else "200 OK"
-        start(said, [("Content-Type", "application/json")])
-        return [json.dumps({"tier": numbers.tier, "turn": numbers.turn, "troubles": troubles}).encode()]
+        return not troubles, {"tier": numbers.tier, "turn": numbers.turn, "troubles": troubles}
 
-    try:
-        server = make_server(host, port, answer, _Server, _Silent)
-    except OSError as error:
-        raise MillraceError(
-            f"cannot listen on {listen}: {error.strerror}; give another --metrics-listen"
-        ) from error
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return f"{host}:{server.server_port}"
+    access = AccessList(access_file) if access_file else None
+    certificates = ServerCertificates(tls, ["none"]) if tls is not None else None
+    if certificates is not None:
+        certificates.watch()
+    server = MonitoringServer(listen, "--metrics-listen", numbers, health, access, certificates)
+    server.start()
+    return server.url

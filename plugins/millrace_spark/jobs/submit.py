@@ -61,7 +61,7 @@ def submit(
     with tempfile.TemporaryDirectory(prefix="millrace-job-") as name:
         folder = Path(name)
         path = folder / "settings.json"  # a year of hours to read again is too long for an argument
-        path.write_text(json.dumps(dict(settings)))
+        _write_secret(path, json.dumps(dict(settings)))
         confs = _confs(job, master, archives) | dict(conf or {})
         if confs.get("spark.submit.deployMode", "client") != "client":
             raise ConfigError(
@@ -69,13 +69,19 @@ def submit(
             )
         # Not as --conf: every user of this machine reads command lines, and a setting may be a secret.
         properties = folder / "spark.properties"
-        properties.write_text("".join(map(_property, confs, confs.values())), encoding="utf-8")
+        _write_secret(properties, "".join(map(_property, confs, confs.values())))
         options = ["--master", master, "--properties-file", str(properties), "--load-spark-defaults"]
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
         command = [str(_spark_home() / "bin" / "spark-submit"), *options, str(script)]
         where = _stand_in(folder, archives[0]) if archives else None
         answers, code = _run([*command, job, str(path)], where, last, on_line)
     return _answer(job, code, answers, last)
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Write a file for this user alone: URLs and settings may hold passwords."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from millrace.errors import ConfigError
 from millrace.installation import require
 from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
 
@@ -27,6 +29,9 @@ class Silent:
     packages: ClassVar[Sequence[str]] = ("numpy", "pyarrow", "pyiceberg")
     """What the command needs of an extra: all that is missing is named at once."""
 
+    def prepare(self) -> None:
+        """What can be seen to fail at the end fails here, before any work."""
+
 
 @verb
 class Output(Silent):
@@ -39,6 +44,21 @@ class Output(Silent):
         default="",
         envvar="MILLRACE_METRICS_DIR",
     )
+
+    def prepare(self) -> None:
+        if not self.metrics_dir:
+            return
+        folder = Path(self.metrics_dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--metrics-dir {folder} cannot be made ({error.strerror}): name a folder that can be written"
+            ) from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"--metrics-dir {folder} cannot be written: name another folder, or mend its rights"
+            )
 
     def measure(self, command: str, answers: Iterable[Mapping[str, Any]]) -> None:
         """Leave what became of each topic for Prometheus, where that is wanted; not of those that failed."""
@@ -63,7 +83,9 @@ def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None
     def command(run: Callable[[V, P], None]) -> click.Command:
         def callback(**words: Any) -> None:
             require(*output.packages)
-            run(from_words(cls, words), from_words(output, words))
+            request, how = from_words(cls, words), from_words(output, words)
+            how.prepare()
+            run(request, how)
 
         return click.Command(
             run.__name__.replace("_", "-"),

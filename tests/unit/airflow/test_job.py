@@ -66,6 +66,18 @@ def test_a_jobs_client_files_are_its_users_alone_and_go_with_its_end(tmp_path: P
     assert not [path for path in left if "canary-77a1" in path.read_text()]
 
 
+def test_a_job_does_not_inherit_airflows_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", "canary-77a1")
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "canary-77a1")
+    monkeypatch.setenv("OF_THE_WORKER", "kept")
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    job = Job.start(python(code), tmp_path, "load", {"MILLRACE_REGISTRY": "http://given"})
+    job.follow(lambda line: None)
+    inherited = job.result()
+    assert not [name for name in inherited if name.startswith("AIRFLOW")]
+    assert (inherited["OF_THE_WORKER"], inherited["MILLRACE_REGISTRY"]) == ("kept", "http://given")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_job_leaves_no_client_files(tmp_path: Path, number: signal.Signals) -> None:
     pid_file = tmp_path / "pid"

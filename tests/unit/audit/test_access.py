@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from fastapi import FastAPI
 
 from millrace.service.access import AccessList, add_entry
+from millrace.service.admission import check_roles
 from millrace_audit.auditor import answers
-from millrace_audit.auditor.access import ROLES, check_roles
+from millrace_audit.auditor.access import ROLES, role_of
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore
@@ -88,6 +90,24 @@ def test_who_accepts_is_who_has_shown_the_token(
     assert (answer.status_code, said) == (200, ["the-accept"])
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "text/plain"},
+        {"content-type": "application/json", "origin": "http://evil.example"},
+        {"content-type": "application/json", "sec-fetch-site": "cross-site"},
+    ],
+)
+def test_a_foreign_page_accepts_nothing_with_a_browsers_own_token(
+    auditor: Client, tokens: dict[str, str], headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "accept", lambda *_: pytest.fail("it was accepted"))
+    shown = {**headers, "authorization": f"Bearer {tokens['accept']}"}
+    answer = auditor.post("/v1/accept", content=json.dumps(BODY).encode(), headers=shown)
+    assert answer.status_code in (400, 403)
+
+
 def test_a_route_without_a_role_does_not_start() -> None:
     app = FastAPI(openapi_url=None)
 
@@ -95,4 +115,4 @@ def test_a_route_without_a_role_does_not_start() -> None:
     def secrets() -> None: ...
 
     with pytest.raises(RuntimeError, match="route /v1/secrets has no role"):
-        check_roles(app)
+        check_roles(app, role_of)

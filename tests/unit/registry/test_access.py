@@ -99,6 +99,18 @@ def test_nothing_of_a_body_is_read_for_a_request_that_is_refused(store: Store) -
         assert answer.status_code == 403
 
 
+def test_a_browser_changes_nothing_for_a_page_of_another_site(store: Store) -> None:
+    with TestClient(create_app(store)) as client:
+        for shown in ({"sec-fetch-site": "cross-site"}, {"origin": "http://evil.example"}):
+            # Without a Content-Type a browser asks nobody first.
+            answer = client.post("/subjects/s/versions", content=b'{"schema": "\\"int\\""}', headers=shown)
+            assert (answer.status_code, answer.json()["error_code"]) == (403, ErrorCode.FORBIDDEN)
+            assert client.request("DELETE", "/subjects/s", headers=shown).status_code == 403
+        assert client.get("/subjects", headers={"sec-fetch-site": "cross-site"}).json() == []
+        own = {"origin": "http://registry", "sec-fetch-site": "same-origin"}
+        assert client.post("/subjects/s/versions", json={"schema": '"int"'}, headers=own).status_code == 200
+
+
 @pytest.mark.parametrize(("user", "status"), [("reader", 200), ("writer", 403), ("", 401)])
 def test_a_door_may_give_roles_by_principal_and_subject(store: Store, user: str, status: int) -> None:
     def principal_of(request: Any) -> str:

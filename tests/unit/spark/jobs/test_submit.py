@@ -99,6 +99,14 @@ def test_settings_may_name_every_hour_of_a_year(spark_submit: Path) -> None:
     assert submit("reload", {"hours": hours}, master="local[2]", on_line=print) == 1
 
 
+def test_settings_which_may_hold_passwords_are_in_files_of_this_user_alone(spark_submit: Path) -> None:
+    spark_submit.write_text(
+        "#!/bin/sh\nfor file; do :; done\n"
+        'echo "{\\"result\\": \\"$(stat -c %a "$(dirname "$file")"/* | sort -u)\\"}"\n'
+    )
+    assert run([]) == "600"
+
+
 def test_no_java_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MillraceError, match="no Java in JAVA_HOME"):

@@ -100,13 +100,21 @@ def test_a_run_whose_answer_nobody_heard_tells_again_what_it_published(loaded: P
     assert again["sha256"] == first["sha256"]
 
 
-def test_a_publication_leaves_its_numbers_for_prometheus(loaded: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "metrics"
-    words = (TOPIC, "--unasked", "--hour", HOURS[0], "--metrics-dir", str(folder))
-    refused = on(loaded, publish, *words)
+def test_a_folder_for_numbers_that_cannot_be_made_is_refused_before_anything_is_published(
+    loaded: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "metrics"
+    refused = on(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--metrics-dir", str(folder))
     assert refused.exit_code == 1
-    assert f"--metrics-dir {folder} cannot be written" in str(refused.exception)
-    folder.mkdir()
+    assert f"--metrics-dir {folder} cannot be made" in str(refused.exception)
+    (answer,) = answers(loaded, publish, TOPIC, "--unasked")
+    assert answer["publication"] is None
+
+
+def test_a_publication_leaves_its_numbers_for_prometheus(loaded: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "metrics"
+    words = (TOPIC, "--unasked", "--hour", HOURS[0], "--metrics-dir", str(folder))
     before = time.time()
     assert on(loaded, publish, *words).exit_code == 0
     on(loaded, publish, "Missing", "--unasked", "--metrics-dir", str(folder))  # fails, and leaves nothing

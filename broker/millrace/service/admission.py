@@ -1,0 +1,127 @@
+"""Stands before a web application: who asks must have the role of the route, and ask for a page of its own.
+
+Knows no routes: an application brings the role of each, and one without a role does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from millrace.service.access import AccessList, NotKnown
+
+RoleOf = Callable[[str, str], str | None]
+"""From method and path of a route to the role that it takes; empty: open to everybody; None: nobody's."""
+_UNUSED_OUTSIDE = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+"""FastAPI's own pages: they are there where everybody may ask everything."""
+_CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
+
+
+def check_roles(app: FastAPI, role_of: RoleOf) -> None:
+    """RuntimeError unless every route of the application has a role."""
+    for route in app.routes:
+        path = getattr(route, "path", "")
+        methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else set()
+        known = bool(methods) and all(role_of(method, path) is not None for method in methods)
+        if path not in _UNUSED_OUTSIDE and not known:
+            raise RuntimeError(f"route {path} has no role: give it one in ROLES")
+
+
+def admit(app: FastAPI, role_of: RoleOf, access: AccessList | None, *, limited_by: str | None = None) -> None:
+    """Check the routes' roles, then let in who has them; without an access list everybody.
+
+    `limited_by` is the parameter of paths that a role can be limited to, as in `write:web-*`. What a browser
+    sends for somebody else's page is refused in any case.
+    """
+    check_roles(app, role_of)
+    if access is not None:
+        app.add_middleware(
+            _Admission, routes=app.routes, access=access, role_of=role_of, limited_by=limited_by
+        )
+    app.add_middleware(_OwnPages)
+
+
+class _Admission:
+    """Answers who may not ask with 401 or 403, and reads nothing of a body."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[BaseRoute],
+        access: AccessList,
+        role_of: RoleOf,
+        limited_by: str | None,
+    ) -> None:
+        self._app, self._routes, self._access = app, routes, access
+        self._role_of, self._limited_by = role_of, limited_by
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        role, what = self._asked_for(scope)
+        try:
+            name = self._access.name_of(Headers(scope=scope).get("authorization"))
+        except NotKnown as error:
+            if role == "":
+                return None
+            challenge = {"WWW-Authenticate": 'Basic realm="millrace"'}  # has a browser ask for name and token
+            return JSONResponse({"error": str(error)}, status_code=401, headers=challenge)
+        if role is None or (role and not self._access.allows(name, role, what)):
+            lacks = "a role for this" if role is None else f"the role {role}{f' for {what}' if what else ''}"
+            return JSONResponse({"error": f"{name} lacks {lacks}: ask an operator for it"}, status_code=403)
+        scope.setdefault("state", {})["who"] = name
+        return None
+
+    def _asked_for(self, scope: Scope) -> tuple[str | None, str]:
+        """The role of the request's route, and what of it the role may be limited to."""
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                limit = found.get("path_params", {}).get(self._limited_by, "")
+                return self._role_of(scope["method"], getattr(route, "path", "")), str(limit)
+        return None, ""
+
+
+def who_asks(request: Request) -> str | None:
+    """Who has proved to be that; None where nobody is asked to."""
+    who: str | None = getattr(request.state, "who", None)
+    return who
+
+
+class _OwnPages:
+    """Refuses what another site's page has a browser send: with it would go the user's name and token."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and from_another_site(scope["method"], Headers(scope=scope)):
+            refusal = JSONResponse({"error": ANOTHER_SITE}, status_code=403)
+            return await refusal(scope, receive, send)
+        return await self._app(scope, receive, send)
+
+
+ANOTHER_SITE = "a page of another site may not have a browser change anything here: send it without a browser"
+
+
+def from_another_site(method: str, headers: Headers) -> bool:
+    """True for a request that may change something and that a browser sends for a page of another site.
+
+    Browsers say so themselves in Sec-Fetch-Site, but for addresses without TLS that are not this machine:
+    then they name the page's site as Origin. Who sends neither is no browser, and has only what it was given.
+    """
+    if method in _CHANGES_NOTHING:
+        return False
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()

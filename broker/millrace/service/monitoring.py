@@ -1,0 +1,154 @@
+"""A process's numbers and health over HTTP or HTTPS: `/metrics` for Prometheus, `/healthz` for a supervisor.
+
+Answers in threads of its own, to anybody or to who shows a token of a file with the role `metrics`. Health is
+open, and tells a stranger only whether the process is well. Owns no number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.registry import Collector
+
+from millrace.config import parse_address
+from millrace.errors import MillraceError
+from millrace.security.certificates import ServerCertificates
+from millrace.service.access import AccessList, NotKnown
+
+MAX_REQUESTS = 8
+"""Most requests that are answered at once; the connection of one more is closed."""
+REQUEST_TIMEOUT_S = 10
+_JSON = [("Content-Type", "application/json")]
+Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing: a line for every scrape says nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    certificates: ServerCertificates | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self.certificates is None:
+            return super().finish_request(request, client_address)
+        # Here, in the request's own thread: a client that is slow to shake hands holds up no other.
+        request.settimeout(REQUEST_TIMEOUT_S)
+        context = self.certificates.context("none")
+        with context.wrap_socket(request, server_side=True) as encrypted:
+            super().finish_request(encrypted, client_address)
+            return None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Logs nothing: a client that went away or said nothing for 10 s is no event."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class MonitoringServer:
+    """Serves from `start` to `close`."""
+
+    def __init__(
+        self,
+        listen: str,
+        option: str,
+        collector: Collector,
+        health: Callable[[], tuple[bool, Mapping[str, Any]]],
+        access: AccessList | None = None,
+        certificates: ServerCertificates | None = None,
+    ) -> None:
+        """Listen; MillraceError names the `option` that says where.
+
+        `health` tells whether the process is well, and what else is to be said of that. `certificates` have a
+        context for clients without one: with them every connection uses TLS.
+        """
+        host, port = parse_address(listen, option)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        try:
+            server = _Server6 if ":" in host else _Server
+            self._http = make_server(host, port, _routes(registry, health, access), server, _Handler)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise MillraceError(f"cannot listen on {listen}: {reason}; give another {option}") from error
+        self._http.certificates = certificates
+        scheme = "http" if certificates is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._http.server_port}"
+        self._thread = threading.Thread(target=self._http.serve_forever, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+def _routes(
+    registry: CollectorRegistry,
+    health: Callable[[], tuple[bool, Mapping[str, Any]]],
+    access: AccessList | None,
+) -> Wsgi:
+    metrics = make_wsgi_app(registry)
+    one_at_a_time = threading.Lock()
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path not in ("/metrics", "/healthz"):
+            start_response("404 Not Found", _JSON)
+            return [b'{"paths": ["/metrics", "/healthz"]}\n']
+        refusal = _refusal(access, environ.get("HTTP_AUTHORIZATION"))
+        if path == "/healthz":
+            well, told = health()
+            start_response("200 OK" if well else "503 Service Unavailable", _JSON)
+            return [json.dumps({"healthy": well, **({} if refusal else told)}).encode() + b"\n"]
+        if refusal:
+            start_response("401 Unauthorized", [*_JSON, ("WWW-Authenticate", 'Basic realm="millrace"')])
+            return [json.dumps({"error": refusal}).encode() + b"\n"]
+        with one_at_a_time:
+            return metrics(environ, start_response)  # type: ignore[no-any-return]
+
+    return answer
+
+
+def _refusal(access: AccessList | None, authorization: str | None) -> str:
+    """Why the numbers are not for who sends this header; empty when they are."""
+    if access is None:
+        return ""
+    try:
+        name = access.name_of(authorization)
+    except NotKnown as error:
+        return str(error)
+    return "" if access.allows(name, "metrics") else f"{name} lacks the role metrics"
