@@ -6,6 +6,9 @@ ROUNDS ?= 10
 PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,)
 
+# Images of containers often switch it off; every process that a test starts would then compile Millrace again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
