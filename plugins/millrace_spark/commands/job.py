@@ -55,6 +55,7 @@ class Invocation(Output):
     """Where a command's job runs, with what, and how the answer is printed; see docs/clusters.md."""
 
     packages: ClassVar[Sequence[str]] = (*Output.packages, "pyspark")
+    takes_values: ClassVar[bool] = False
     master: str = option(
         "--master", "Spark master the job is submitted to.", _checked_master, default="local[2]"
     )

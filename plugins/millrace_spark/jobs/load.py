@@ -26,11 +26,12 @@ from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
-from millrace_warehouse.load.task import write_cut
+from millrace_warehouse.load.task import CutResult, CutTask, write_cut
 from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.log.bounds import Bounds
 from millrace_warehouse.storage import Storage, open_storage
 from millrace_warehouse.verbs import Load, Reload
+from millrace_warehouse.without_pandas import keep_pandas_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,13 +139,18 @@ def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what
         writing = Writing(
             storage=storage,
             client=client,
-            run=partial(in_tasks, spark, write_cut),
+            run=partial(in_tasks, spark, _write_cut),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, storage, registry, Subjects.parse(request.subjects), connect),
             progress=to_stderr(what),
         )
         yield writing
+
+
+def _write_cut(task: CutTask) -> CutResult:
+    keep_pandas_out()
+    return write_cut(task)
 
 
 def _pin(

@@ -17,6 +17,7 @@ from rich.table import Table
 from millrace.errors import ConfigError
 from millrace.installation import require
 from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
+from millrace_warehouse.without_pandas import keep_pandas_out
 
 V = TypeVar("V", bound=Any)
 P = TypeVar("P", bound="Silent")
@@ -28,6 +29,8 @@ class Silent:
 
     packages: ClassVar[Sequence[str]] = ("numpy", "pyarrow", "pyiceberg")
     """What the command needs of an extra: all that is missing is named at once."""
+    takes_values: ClassVar[bool] = True
+    """False where Arrow has no values in the command's own process, but in a job's."""
 
     def prepare(self) -> None:
         """What can be seen to fail at the end fails here, before any work."""
@@ -85,6 +88,8 @@ def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None
             require(*output.packages)
             request, how = from_words(cls, words), from_words(output, words)
             how.prepare()
+            if output.takes_values:
+                keep_pandas_out()
             run(request, how)
 
         return click.Command(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
+from millrace_warehouse.without_pandas import keep_pandas_out
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
 
 LOAD_STEPS = ("planned", "written", "described", "published", "recorded")
@@ -69,6 +70,7 @@ def crash_reload(warehouse: Path, step: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_pandas_out()  # or every process that is forked imports it
     folder = Path(sys.argv[1])
     for verb, steps, crash in (("load", LOAD_STEPS, crash_load), ("reload", RELOAD_STEPS, crash_reload)):
         for name in steps:

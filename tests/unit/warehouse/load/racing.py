@@ -21,6 +21,7 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.log.bounds import Bounds
 from millrace_warehouse.storage import open_storage
+from millrace_warehouse.without_pandas import keep_pandas_out
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run
 
 DRIVERS = 3
@@ -94,4 +95,5 @@ def race(warehouse: Path, seed: int, kills: int) -> int:
 
 
 if __name__ == "__main__":
+    keep_pandas_out()  # or every process that is forked imports it
     print(race(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.task import CutResult, CutTask, write_cut
 from millrace_warehouse.storage.local import LocalStorage
+from millrace_warehouse.without_pandas import keep_pandas_out
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
 
 PAUSES = (
@@ -128,5 +129,6 @@ def load_with_zombies(folder: Path, pause_at: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_pandas_out()  # or every process that is forked imports it
     for each in PAUSES:
         load_with_zombies(Path(sys.argv[1], each), each)
