@@ -1,25 +1,21 @@
-"""A process that ends itself in the middle of an upkeep of a warehouse. Started by a test.
-
-`python -m tests.crashing FOLDER STEP VERB`: runs `compact` or `expire` of `tests.published` and calls
-os._exit when the step is done, which nothing can catch, as with SIGKILL. `deleted:3` is a step's third time.
-"""
+"""A process that ends itself in the middle of an upkeep of a warehouse, as with SIGKILL."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.published import warehouse
-from tests.support import REPOSITORY
 
 KILLED = 9
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["tests.published"])  # imports take longer than all the rest
 
 
 def exit_at(wanted: str) -> Callable[[str], None]:
-    """A progress that ends the process at a step."""
+    """A progress that ends the process when a step is done; `deleted:3` is a step's third time."""
     name, _, number = wanted.partition(":")
     left = [int(number or 1)]
 
@@ -27,18 +23,19 @@ def exit_at(wanted: str) -> Callable[[str], None]:
         if step == name:
             left[0] -= 1
             if not left[0]:
-                os._exit(KILLED)
+                os._exit(KILLED)  # which nothing can catch
 
     return progress
 
 
 def cut_off(folder: Path, step: str, verb: str) -> None:
-    """Run a verb in a process of its own that ends itself at a step."""
-    command = [sys.executable, "-m", "tests.crashing", str(folder), step, verb]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode == KILLED, done.stderr
+    """Run `compact` or `expire` of `tests.published` in a process of its own that ends itself at a step."""
+    process = _PROCESSES.Process(target=_run, args=(folder, step, verb))
+    process.start()
+    process.join(120)
+    assert process.exitcode == KILLED
 
 
-if __name__ == "__main__":
-    with warehouse(Path(sys.argv[1])) as made:
-        getattr(made, sys.argv[3])(progress=exit_at(sys.argv[2]))
+def _run(folder: Path, step: str, verb: str) -> None:
+    with warehouse(folder) as made:
+        getattr(made, verb)(progress=exit_at(step))

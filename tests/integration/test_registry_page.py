@@ -45,12 +45,11 @@ def browse(url: str, folder: Path, name: str) -> str:
     )  # fmt: skip
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
     assert not console, console
-    picture = Path(SCREENSHOTS or folder) / f"{name}.png"
-    subprocess.run(
-        [CHROMIUM, *options, f"--screenshot={picture}", url],
-        capture_output=True, timeout=2 * WAIT_S, check=True,
-    )  # fmt: skip
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    if SCREENSHOTS:
+        subprocess.run(
+            [CHROMIUM, *options, f"--screenshot={Path(SCREENSHOTS) / name}.png", url],
+            capture_output=True, timeout=2 * WAIT_S, check=True,
+        )  # fmt: skip
     return done.stdout
 
 

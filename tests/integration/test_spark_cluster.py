@@ -133,13 +133,6 @@ def test_a_load_says_that_the_cluster_gives_it_no_executor_and_ends_after_its_bo
     assert len(loaded_rows(tmp_path / "w", topic)) == 20
 
 
-def test_a_bound_that_is_no_time_is_refused(site: TestSite, cluster: SparkCluster, tmp_path: Path) -> None:
-    load = ["load", site.topic("NoTime"), *site.load_options(tmp_path / "w"), *command_options(cluster)]
-    done = run_millrace(*load, "--conf", f"{TIMEOUT}=soon", timeout_s=120)
-    assert done.returncode == 1
-    assert done.stderr == f"millrace: {TIMEOUT}=soon is not a time like 90s, 10m or 1h\n"
-
-
 @pytest.mark.long
 def test_every_command_with_a_job_runs_on_a_cluster(
     site: TestSite, aggregate: TestCluster, cluster: SparkCluster, tmp_path: Path

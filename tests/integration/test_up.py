@@ -55,11 +55,15 @@ def children_of(pid: int) -> dict[int, str]:
     return found
 
 
-@pytest.fixture
-def up(start: Start, tmp_path: Path) -> Process:
-    process = start("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(tmp_path))
+def started(start: Start, folder: Path) -> Process:
+    process = start("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(folder))
     process.ready()
     return process
+
+
+@pytest.fixture(scope="module")
+def up(start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> Process:
+    return started(start_for_module, tmp_path_factory.mktemp("up"))
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -71,13 +75,6 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_sigterm_stops_every_child_and_exits_with_zero(up: Process) -> None:
-    children = children_of(up.pid)
-    assert len(children) >= 10  # ZooKeeper, registry, auditor, four brokers, three readers
-    assert up.stop() == 0
-    wait_until("all children are gone", lambda: not alive(list(children)))
 
 
 def test_a_producer_and_a_consumer_stay_in_their_datacenter_and_the_offline_cluster_has_all(
@@ -107,16 +104,13 @@ def test_a_child_that_dies_is_started_again_at_its_address(up: Process) -> None:
     with ClusterClient(address, timeout_s=30) as client:
         assert "audit" in client.topics()
     assert up.running
-    children = children_of(up.pid)
-    assert broker not in children
-    assert up.stop() == 0
-    assert up.lines[-2:] == ["stopping", "stopped"]
-    wait_until("all children are gone", lambda: not alive(list(children)))
+    assert broker not in children_of(up.pid)
 
 
-def test_children_end_with_a_supervisor_that_is_killed(up: Process) -> None:
-    children = list(children_of(up.pid))
-    up.kill()
+def test_children_end_with_a_supervisor_that_is_killed(start: Start, tmp_path: Path) -> None:
+    supervisor = started(start, tmp_path)
+    children = list(children_of(supervisor.pid))
+    supervisor.kill()
     wait_until("all children are gone", lambda: not alive(children))
 
 
@@ -139,7 +133,9 @@ def refused_to_write(bootstrap: str, security: ClientSecurity, topic: str) -> bo
     return outcomes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
 
 
-def test_a_secure_start_is_one_option_and_no_secret_leaves_its_file(start: Start, tmp_path: Path) -> None:
+def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stops_every_child(
+    start: Start, tmp_path: Path
+) -> None:
     process = start("up", str(REPOSITORY / "deploy" / "local.toml"), "--secure", *overrides(tmp_path))
     process.ready()
     addresses = dict(line.split() for line in process.lines if len(line.split()) == 2)
@@ -187,7 +183,11 @@ def test_a_secure_start_is_one_option_and_no_secret_leaves_its_file(start: Start
         files = {path for path in tmp_path.rglob("*") if path.is_file()}
         assert {path for path in files if secret.encode() in path.read_bytes()} <= kept
     assert {path for path in kept if path.stat().st_mode & 0o077} == set()
+
+    assert len(children) >= 10  # ZooKeeper, registry, auditor, four brokers, three readers
     assert process.stop() == 0
+    assert process.lines[-2:] == ["stopping", "stopped"]
+    wait_until("all children are gone", lambda: not alive(list(children)))
 
 
 def test_an_origin_that_is_no_cluster_is_named(tmp_path: Path) -> None:
