@@ -1,24 +1,63 @@
-"""Fetch, v4 to v11.
+"""Fetch, v4 to v17.
 
 Waits until min_bytes are there or max_wait passes. Answers with file slices, never copies. A refused topic is
 answered at once; whether the client may still read is asked again when a fetch that waited is answered.
-Left out: fetch sessions (always session 0), rack-aware reads, requests of follower replicas.
+From v13 on a topic is asked for by its id: a topic that was deleted and created anew is not taken for the one
+that the client knew. Left out: fetch sessions (always session 0), rack-aware reads, requests of follower
+replicas.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from millrace.broker.broker import Broker
 from millrace.broker.fetch import PartitionRead, Reads
 from millrace.errors import ErrorCode
 from millrace.handlers.table import Api, Services
+from millrace.handlers.topic_ids import TopicIds
 from millrace.security import rights
 from millrace.security.rights import Need, Operation, Refused, ResourceType
 from millrace.server.request import Request
 from millrace.wire import fetch
+from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
 
 
 def _needs(asked: fetch.FetchRequest) -> list[Need]:
-    return [Need(Operation.READ, rights.topic(name)) for name, _ in asked.topics]
+    return [Need(Operation.READ, rights.topic(name)) for name, _ in asked.topics if name or not asked.ids]
+
+
+def _resolver() -> Callable[[Services, fetch.FetchRequest], fetch.FetchRequest]:
+    ids = TopicIds()
+
+    def resolve(services: Services, asked: fetch.FetchRequest) -> fetch.FetchRequest:
+        """The request with names; the empty one, which no topic has, for an id that is not known."""
+        if not asked.ids:
+            return asked
+        cluster = services.broker.cluster
+        names = [ids.name(cluster, topic_id) or "" for topic_id in asked.ids]
+        wanted = [partitions for _, partitions in asked.topics]
+        return asked._replace(topics=list(zip(names, wanted, strict=True)))
+
+    return resolve
+
+
+def _with_ids(
+    broker: Broker, asked: fetch.FetchRequest, topics: Reads
+) -> list[tuple[bytes, list[PartitionRead]]]:
+    """What was read, by the ids that were asked for; of a topic that has another id by now an error."""
+
+    def checked(topic_id: bytes, name: str, read: PartitionRead) -> PartitionRead:
+        if not read.error and broker.partition(name, read.number).topic_id.bytes == topic_id:
+            return read
+        unknown = not name or not read.error
+        return PartitionRead(read.number, ErrorCode.UNKNOWN_TOPIC_ID) if unknown else read
+
+    return [
+        (topic_id, [checked(topic_id, name, read) for read in reads])
+        for topic_id, (name, reads) in zip(asked.ids, topics, strict=True)
+    ]
 
 
 def _handle(services: Services, request: Request, asked: fetch.FetchRequest, refused: Refused) -> None:
@@ -32,11 +71,13 @@ def _handle(services: Services, request: Request, asked: fetch.FetchRequest, ref
             now_refused |= client.access.refused(_needs(asked))
         if now_refused:
             topics = _without(asked, topics, now_refused)
-        for _, reads in topics:
+        told = _with_ids(services.broker, asked, topics) if asked.ids else topics
+        for _, reads in told:
             for read in reads:
                 if read.error:
                     request.failed(read.error)
-        request.answer(fetch.encode_response(request.api_version, topics))
+        flexible = is_flexible(ApiKey.FETCH, request.api_version)
+        request.answer(fetch.encode_response(request.api_version, told), header=b"\0" if flexible else b"")
 
     wanted = asked
     if refused:
@@ -61,8 +102,9 @@ def _without(asked: fetch.FetchRequest, topics: Reads, refused: Refused) -> Read
 
 FETCH = Api(
     key=ApiKey.FETCH,
-    versions=range(4, 12),
+    versions=range(4, 18),
     decode=lambda request: fetch.decode_request(request.api_version, request.body),
+    resolve=_resolver(),
     needs=_needs,
     by_item=(ResourceType.TOPIC,),
     handle=_handle,

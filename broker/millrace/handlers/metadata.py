@@ -16,17 +16,17 @@ features, and what a client says about its software.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
 from millrace.coordination.state import PartitionState, TopicState, check_topic_name
 from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send
+from millrace.handlers.topic_ids import TopicIds
 from millrace.security import rights
 from millrace.security.rights import Access, Need, Operation, Refused, ResourceType, open_to_all
 from millrace.server.request import Request
@@ -64,8 +64,7 @@ class Metadata:
         self._answers: dict[tuple[int, bytes, str, str, str], bytes] = {}
         self._topics: dict[tuple[int, str, str], _EncodedTopic] = {}
         """By version, listener and name."""
-        self._names: Mapping[UUID, str] | None = None
-        """The topics by id, once somebody has asked for one by it."""
+        self._ids = TopicIds()
         self._creating: set[str] = set()
         """Whoever waits for a topic asks again and again: it is created once."""
 
@@ -78,7 +77,6 @@ class Metadata:
             self._snapshot = (cluster.brokers, cluster.topics, access.version)
             self._answers.clear()
             if topics is not cluster.topics:
-                self._names = None
                 self._topics = {key: one for key, one in self._topics.items() if key[2] in cluster.topics}
         whose = ("", "") if access.everything else (access.principal, access.host)
         key = (version, bytes(request.body), request.client.listener_name, *whose)
@@ -130,14 +128,11 @@ class Metadata:
         topics = broker.cluster.topics
         if wanted.name is not None:
             return topics.get(wanted.name)
-        if self._names is None:
-            self._names = {topic.topic_id: topic.name for topic in topics.values()}
-        if wanted.topic_id is None or (name := self._names.get(wanted.topic_id)) is None:
-            return None
-        topic = topics.get(name)  # by now it may be another one of that name
-        if topic is None or topic.topic_id != wanted.topic_id or not access.allows(_may_describe(name)):
+        name = None if wanted.topic_id is None else self._ids.name(broker.cluster, wanted.topic_id.bytes)
+        if name is None or not access.allows(_may_describe(name)):
             return None  # an id must not tell a name
-        return topic
+        topic = topics.get(name)  # by now it may be another one of that name
+        return topic if topic is not None and topic.topic_id == wanted.topic_id else None
 
     def _encoded(self, topic: TopicState, live: Collection[int], request: Request) -> bytes:
         version, listener = request.api_version, request.client.listener_name

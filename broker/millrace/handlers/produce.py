@@ -1,4 +1,4 @@
-"""Produce, v3 to v8 (v0 to v2 are told, because old clients look for them, and refused); InitProducerId.
+"""Produce, v3 to v12 (v0 to v2 are told, because old clients look for them, and refused); InitProducerId.
 
 Nearly every request brings one batch for one partition, and many that lie behind each other ask for the same:
 such a run is served at one go (`serve_run`), any other request by itself (`handle`). acks=0 gets no answer,
@@ -157,7 +157,7 @@ def _refusal(request: produce.ProduceRequest, version: int) -> BrokerError | Non
 
 PRODUCE = Api(
     key=ApiKey.PRODUCE,
-    versions=range(9),
+    versions=range(13),
     decode=lambda request: produce.decode_request(request.api_version, request.body),
     needs=lambda asked: [_write(topic) for topic, _ in asked.topics],
     by_item=(ResourceType.TOPIC,),

@@ -74,6 +74,8 @@ class Api(Generic[A]):
     """Versions that are served, too, and that no client is told of."""
     decode: Callable[[Request], A]
     """What the bytes of a request ask for; BrokerError when they do not fit."""
+    resolve: Callable[[Services, A], A] | None = None
+    """Puts names in the place of ids; rights are looked up by name."""
     needs: Needs[A]
     """The rights without which the handler does not run; `open_to_all` is served before a login, too."""
     by_item: Collection[ResourceType] = ()
@@ -269,6 +271,8 @@ class Handlers:
             request.body = frame[skip_tagged_fields(frame, body) :]
         try:
             asked = api.decode(request)
+            if api.resolve is not None:
+                asked = api.resolve(self._services, asked)
             refused = _refused(api, request, asked)
             api.handle(self._services, request, asked, refused)
         except Exception as error:

@@ -1,5 +1,5 @@
-"""Fetch, laid out by hand: v4 to v11, requests as the broker reads them (and v11 as Millrace's own clients
-send them), responses both ways.
+"""Fetch, laid out by hand: v4 to v17, requests as the broker reads them (and v11 as Millrace's own clients
+send them), responses as the broker writes them, and up to v11 as clients read them.
 
 Encoding leaves the records where they are: the answer is a list of parts, bytes and whatever stands for the
 records (a slice of a file, on the server). Decoding hands out views of the received buffer. `wire.codec`
@@ -14,6 +14,11 @@ would copy the records in both directions.
     partition := index int32, error int16, high_watermark int64, last_stable_offset int64,
                  v5+: log_start_offset int64, aborted [producer_id int64, first_offset int64],
                  v11+: preferred_read_replica int32, records bytes
+
+From v12 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields: what
+may stand there is passed over in requests, and nothing is in responses. A wanted partition has a
+last_fetched_epoch int32 behind its offset (KIP-595). From v13 on a topic is its id (KIP-516), 16 bytes; from
+v15 on the replica's id is a tagged field (KIP-903), as is a follower's directory in v17 (KIP-853).
 """
 
 from __future__ import annotations
@@ -27,14 +32,18 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
-from millrace.wire.primitives import INT16, INT32, INT64, Reader, reads, text
+from millrace.wire.messages import ApiKey
+from millrace.wire.primitives import INT16, INT32, INT64, Reader, compact_length, compact_text, reads, text
 
 _REQUEST = struct.Struct(">iiiib")
 _SESSION = struct.Struct(">ii")
+_FLEXIBLE, _BY_ID, _NO_REPLICA_ID = ApiKey.FETCH.flexible_since, 13, 15
+_ID_BYTES = 16
+_WANTED_12, _REQUEST_15 = struct.Struct(">iiqiqiB"), struct.Struct(">iiib")
 _WANTED_4, _WANTED_5, _WANTED_9 = struct.Struct(">iqi"), struct.Struct(">iqqi"), struct.Struct(">iiqqi")
 _PARTITION = struct.Struct(">ihqq")
 _PARTITION_4, _PARTITION_5 = struct.Struct(">ihqqii"), struct.Struct(">ihqqqii")
-_PARTITION_11 = struct.Struct(">ihqqqiii")
+_PARTITION_11, _PARTITION_12 = struct.Struct(">ihqqqiii"), struct.Struct(">ihqqqBi")
 _HEAD_4, _HEAD_7 = bytes(4), bytes(10)
 _ABORTED = struct.Struct(">qq")
 MAX_FETCHED_PARTITIONS = 10_000
@@ -71,12 +80,14 @@ class FetchRequest(NamedTuple):
     """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most.
 
     `topics` is [(topic, [(partition, offset, max_bytes)])]; what the rest of a request says has no effect.
+    From v13 on the topics are named by `ids`, one for each, and have no names yet.
     """
 
     max_wait: int
     min_bytes: int
     max_bytes: int
     topics: list[tuple[str, list[tuple[int, int, int]]]]
+    ids: Sequence[bytes] = ()
 
 
 def encode_request(
@@ -99,6 +110,8 @@ def encode_request(
 @reads("fetch request")
 def decode_request(version: int, body: memoryview) -> FetchRequest:
     """The request in `body`; InvalidRequest when its lengths do not fit or it is for too many partitions."""
+    if version >= _FLEXIBLE:
+        return _decode_flexible(version, body)
     reader, room = Reader(body), MAX_FETCHED_PARTITIONS
     layout = _WANTED_9 if version >= 9 else _WANTED_5 if version >= 5 else _WANTED_4
     offset_at = 2 if version >= 9 else 1
@@ -126,16 +139,62 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
     return FetchRequest(max_wait, min_bytes, max_bytes, topics)
 
 
+def _decode_flexible(version: int, body: memoryview) -> FetchRequest:
+    reader = Reader(body, items=MAX_FETCHED_PARTITIONS, flexible=True)
+    if version >= _NO_REPLICA_ID:
+        max_wait, min_bytes, max_bytes, _ = reader.unpack(_REQUEST_15)
+    else:
+        _, max_wait, min_bytes, max_bytes, _ = reader.unpack(_REQUEST)
+    reader.unpack(_SESSION)
+    topics, ids = [], []
+    for _ in range(reader.count(reader.length())):
+        if version >= _BY_ID:
+            topic = ""
+            ids.append(bytes(reader.part(_ID_BYTES)))
+        else:
+            topic = reader.text()
+        topics.append((topic, _wanted(reader, reader.count(reader.length()))))
+        reader.skip_tagged_fields()
+    # Nobody reads what follows, but it must be there.
+    for _ in range(reader.count(reader.length())):
+        reader.part(_ID_BYTES) if version >= _BY_ID else reader.text()
+        reader.part(4 * max(0, reader.length()))
+        reader.skip_tagged_fields()
+    reader.text()
+    reader.skip_tagged_fields()
+    return FetchRequest(max_wait, min_bytes, max_bytes, topics, ids)
+
+
+def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int]]:
+    """So many partitions: their number, their offset and how much of them."""
+    start, size = reader.position, count * _WANTED_12.size
+    block = reader.encoded[start : start + size]
+    if len(block) == size and not any(block[_WANTED_12.size - 1 :: _WANTED_12.size]):  # no tagged fields
+        reader.position = start + size
+        return [(one[0], one[2], one[5]) for one in _WANTED_12.iter_unpack(block)]
+    wanted = []
+    for _ in range(count):
+        number, _, offset, _, _, most, _ = reader.unpack(_WANTED_12)
+        reader.position -= 1
+        reader.skip_tagged_fields()
+        wanted.append((number, offset, most))
+    return wanted
+
+
 def encode_response(
-    version: int, topics: Sequence[tuple[str, Sequence[tuple[int, int, int, int, S | None]]]]
+    version: int, topics: Sequence[tuple[str | bytes, Sequence[tuple[int, int, int, int, S | None]]]]
 ) -> list[bytes | S]:
     """The body of a fetch response as parts, the records between bytes.
 
-    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])].
+    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])]; a topic is
+    its id from v13 on, else its name.
     """
+    if version >= _FLEXIBLE:
+        return _encode_flexible(topics)
     parts: list[bytes | S] = []
     pending = [(_HEAD_7 if version >= 7 else _HEAD_4) + INT32.pack(len(topics))]
     for name, partitions in topics:
+        assert isinstance(name, str)
         pending.append(text(name) + INT32.pack(len(partitions)))
         for index, code, end, start, records in partitions:
             size = 0 if records is None else records.length
@@ -154,8 +213,32 @@ def encode_response(
     return parts
 
 
+def _encode_flexible(
+    topics: Sequence[tuple[str | bytes, Sequence[tuple[int, int, int, int, S | None]]]],
+) -> list[bytes | S]:
+    parts: list[bytes | S] = []
+    pending = [_HEAD_7 + compact_length(len(topics))]
+    for topic, partitions in topics:
+        name = compact_text(topic) if isinstance(topic, str) else topic
+        pending.append(name + compact_length(len(partitions)))
+        for index, code, end, start, records in partitions:
+            size = 0 if records is None else records.length
+            # 1 is an empty list: nothing here is transactional.
+            pending.append(_PARTITION_12.pack(index, code, end, end, start, 1, -1) + compact_length(size))
+            if records is not None:
+                parts += (b"".join(pending), records)
+                pending = []
+            pending.append(b"\0")
+        pending.append(b"\0")
+    pending.append(b"\0")
+    parts.append(b"".join(pending))
+    return parts
+
+
 def encode_error(version: int, code: int) -> bytes | None:
     """The body of a response without topics; None before v7, which has no place for the error."""
+    if version >= _FLEXIBLE:
+        return bytes(4) + INT16.pack(code) + bytes(4) + compact_length(0) + b"\0"
     return bytes(4) + INT16.pack(code) + bytes(8) if version >= 7 else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -82,6 +82,10 @@ class Reader(Generic[B]):
         return self.encoded[start:end]
 
     def varint(self) -> int:
+        number = self.encoded[self.position]
+        if number < 0x80:  # nearly every one
+            self.position += 1
+            return number
         number = 0
         for shift in range(0, _MAX_VARINT_BITS, 7):
             byte = self.encoded[self.position]
@@ -122,6 +126,9 @@ class Reader(Generic[B]):
         return None if value == _NO_UUID else UUID(bytes=value)
 
     def skip_tagged_fields(self) -> None:
+        if not self.encoded[self.position]:  # nearly always
+            self.position += 1
+            return
         for _ in range(self.count(self.varint())):
             self.varint()
             self.part(self.varint())
@@ -157,6 +164,18 @@ def text(value: str) -> bytes:
     """A text in the versions that are not flexible."""
     encoded = value.encode()
     return INT16.pack(len(encoded)) + encoded
+
+
+@lru_cache(maxsize=4096)
+def compact_length(length: int) -> bytes:
+    """A length as flexible versions write it, -1 for null; kept, because messages of one size are many."""
+    return _varint(length + 1)
+
+
+def compact_text(value: str) -> bytes:
+    """A text in the flexible versions."""
+    encoded = value.encode()
+    return compact_length(len(encoded)) + encoded
 
 
 def _varint(number: int) -> bytes:

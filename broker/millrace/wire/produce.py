@@ -1,4 +1,4 @@
-"""Produce requests and responses, laid out by hand: v0 to v8, the broker's side.
+"""Produce requests and responses, laid out by hand: v0 to v12, the broker's side.
 
 The records of a request are handed out as writable views of the received bytes, so that the broker stamps
 them where they are and writes them from there; `wire.codec` would copy them (a 945 KB request: 0.2 ms).
@@ -8,6 +8,10 @@ them where they are and writes them from there; `wire.codec` would copy them (a 
     response := [topic string, [partition]], v1+: throttle_ms int32
     partition := index int32, error int16, base_offset int64, v2+: log_append_time int64,
                  v5+: log_start_offset int64, v8+: [record errors], error_message string?
+
+From v9 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields: what
+may stand there is passed over in requests, and nothing is in responses, not even the leaders of KIP-951. v11
+and v12 (KIP-890) differ in errors of transactions only.
 """
 
 from __future__ import annotations
@@ -22,23 +26,37 @@ from millrace.records.compression import Codec
 from millrace.records.header import CHECKED, CRC_START, MIN_RECORD_BYTES, crc32c
 from millrace.wire import primitives
 from millrace.wire.messages import ApiKey
-from millrace.wire.primitives import INT16, INT32, RequestTooLarge, reads, text
+from millrace.wire.primitives import (
+    INT16,
+    INT32,
+    Reader,
+    RequestTooLarge,
+    compact_length,
+    compact_text,
+    reads,
+    text,
+)
 
 _ACKS = struct.Struct(">hii")
+_ACKS_AND_TIMEOUT = struct.Struct(">hi")
 _PAIR = struct.Struct(">ii")
 _ONE_TOPIC_HEAD = struct.Struct(">hhiih")
+_FLEXIBLE_TOPIC_HEAD = struct.Struct(">BBhiB")
 _RESULT = struct.Struct(">ihqqq")
 _FRAME_HEAD = struct.Struct(">ihhih")
 _VERSIONS = struct.Struct(">hh")
 _SIZE_BYTES = 4
-_PRODUCE = int(ApiKey.PRODUCE)
+_PRODUCE, _FLEXIBLE = int(ApiKey.PRODUCE), ApiKey.PRODUCE.flexible_since
 _BEFORE_COMMON = 12
 _NULL_STRING = b"\xff\xff"
 _CLIENT_ID_TO_TOPIC = INT16.size + _ONE_TOPIC_HEAD.size
+_NO_TAGS = b"\0\0\0"
+"""Behind a flexible request's only batch: of its partition, its topic and the request."""
 _LAST_CODEC = int(Codec.ZSTD)
+_MAX_LENGTH_BYTES = 5
 CACHED_TARGETS = 2048
 """Most targets kept for all clients together: 1 to 2 KB each. One that is not kept costs 2 us a run."""
-RUN_VERSIONS = range(3, 9)
+RUN_VERSIONS = range(3, 13)
 MAX_COMMON_BYTES = 512
 """Requests with longer names than fit are read in the general way."""
 
@@ -69,6 +87,8 @@ class ProducedPartition(NamedTuple):
 @reads("produce request")
 def decode_request(version: int, body: memoryview) -> ProduceRequest:
     """The request in `body`; InvalidRequest when its lengths do not fit or it is for too many partitions."""
+    if version >= _FLEXIBLE:
+        return _decode_flexible(body)
     # Without a Reader: every request that the network cut in two comes here.
     transactional_id, position = None, 0
     if version >= 3:
@@ -99,11 +119,31 @@ def decode_request(version: int, body: memoryview) -> ProduceRequest:
     return ProduceRequest(transactional_id, acks, topics, batches)
 
 
+def _decode_flexible(body: memoryview) -> ProduceRequest:
+    reader = Reader(body, items=primitives.MAX_DECODED_ITEMS, flexible=True)
+    transactional_id = reader.string()
+    acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
+    topics, batches = [], []
+    for _ in range(reader.count(reader.length())):
+        name = reader.text()
+        count = reader.count(reader.length())
+        topics.append((name, count))
+        for _ in range(count):
+            number, records = reader.number(INT32), reader.data()
+            batches.append((name, number, body[:0] if records is None else records))
+            reader.skip_tagged_fields()
+        reader.skip_tagged_fields()
+    reader.skip_tagged_fields()
+    return ProduceRequest(transactional_id, acks, topics, batches)
+
+
 class Target(NamedTuple):
     """What requests with one batch each ask for: everything but the correlation id and the batch.
 
     size int32, api key and version, correlation id int32, client id ... partition, records bytes
                 `versions`                                 `common`
+
+    Behind the records of a flexible request stand `trailing` bytes, no tagged fields.
     """
 
     topic: str
@@ -113,6 +153,7 @@ class Target(NamedTuple):
     versions: bytes
     common: bytes
     layout: struct.Struct
+    trailing: int
 
 
 class Run(NamedTuple):
@@ -140,39 +181,42 @@ def next_run(
     target = _target_at(data, position)
     if target is None:
         return None
-    topic, partition, _, _, versions, common, layout = target
+    topic, partition, _, _, versions, common, layout, trailing = target
     correlation_ids: list[int] = []
     batches: list[memoryview] = []
     unpack, checksum, end = layout.unpack_from, crc32c, len(data)
     smallest = layout.size
     before_batch = smallest - HEADER_BYTES
+    around_batch = before_batch + trailing - _SIZE_BYTES
     largest = max_batch_bytes(topic, partition)
-    room = max_frame_bytes + _SIZE_BYTES - before_batch
+    room = max_frame_bytes - around_batch
     if room < largest:
         largest = room
     while end - position >= smallest:
-        framed, its_versions, number, its_common, size, length, magic, crc, attributes, delta, count = unpack(
-            data, position
+        framed, its_versions, number, its_common, stated, length, magic, crc, attributes, delta, count = (
+            unpack(data, position)
         )
+        size = framed - around_batch
         start = position + before_batch
         after = start + size
         if (
             its_common != common
             or its_versions != versions
             or not HEADER_BYTES <= size <= largest
-            or after > end
-            or framed + _SIZE_BYTES != before_batch + size
+            or after + trailing > end
+            or stated != (compact_length(size) if trailing else size)
             or length + LENGTH_OVERHEAD != size
             or magic != MAGIC
             or not 0 < count == delta + 1
             or not 0 <= attributes <= _LAST_CODEC
             or (not attributes and count * MIN_RECORD_BYTES > size - HEADER_BYTES)
             or checksum(data[start + CRC_START : after]) != crc
+            or (trailing and data[after : after + trailing] != _NO_TAGS)
         ):
             break
         correlation_ids.append(number)
         batches.append(data[start:after])
-        position = after
+        position = after + trailing
     return Run(target, correlation_ids, batches, position) if batches else None
 
 
@@ -182,7 +226,11 @@ def _target_at(data: memoryview, position: int) -> Target | None:
         return None
     _, api_key, version, _, client_id_size = _FRAME_HEAD.unpack_from(data, position)
     start = position + _BEFORE_COMMON
-    name_at = start + _CLIENT_ID_TO_TOPIC + (client_id_size if client_id_size > 0 else 0)
+    if client_id_size < 0:
+        client_id_size = 0
+    if version >= _FLEXIBLE:
+        return _flexible_target_at(data, start, client_id_size, version) if api_key == _PRODUCE else None
+    name_at = start + _CLIENT_ID_TO_TOPIC + client_id_size
     if api_key != _PRODUCE or name_at > len(data):
         return None
     (name_size,) = INT16.unpack_from(data, name_at - INT16.size)
@@ -205,9 +253,54 @@ def _parse_target(version: int, common: bytes) -> Target | None:
         topic = str(common[name_at : name_at + name_size], "utf-8")
     except UnicodeDecodeError:
         return None
-    # A batch's header without its base offset, which the broker writes.
-    layout = struct.Struct(f">i4si{len(common)}si8x{CHECKED.format.removeprefix('>q')}")
-    return Target(topic, partition, version, acks, _VERSIONS.pack(0, version), common, layout)
+    layout = _layout(common, "i")
+    return Target(topic, partition, version, acks, _VERSIONS.pack(0, version), common, layout, 0)
+
+
+def _layout(common: bytes, size: str) -> struct.Struct:
+    """Of a request up to its batch's header; without the base offset there, which the broker writes."""
+    return struct.Struct(f">i4si{len(common)}s{size}8x{CHECKED.format.removeprefix('>q')}")
+
+
+def _flexible_target_at(data: memoryview, start: int, client_id_size: int, version: int) -> Target | None:
+    """As `_target_at`, of a request whose client id begins at `start`."""
+    name_at = start + INT16.size + client_id_size + _FLEXIBLE_TOPIC_HEAD.size + 1
+    if name_at >= len(data):
+        return None
+    name_size = data[name_at - 1] - 1
+    if name_size >= 0x7F:  # the length has a second byte, and names have no third one
+        name_size, name_at = name_size - 0x80 + (data[name_at] << 7), name_at + 1
+    end = name_at + name_size + 1 + INT32.size
+    if name_size < 0 or end >= len(data) or end > start + MAX_COMMON_BYTES:
+        return None
+    width = 1
+    while data[end + width - 1] >= 0x80:
+        width += 1
+        if width > _MAX_LENGTH_BYTES or end + width > len(data):
+            return None
+    name_at -= start
+    return _parse_flexible_target(version, bytes(data[start:end]), name_at, name_size, width)
+
+
+@lru_cache(maxsize=CACHED_TARGETS)
+def _parse_flexible_target(
+    version: int, common: bytes, name_at: int, name_size: int, width: int
+) -> Target | None:
+    """`width` is how many bytes state the batch's size: a run ends where it changes."""
+    start = INT16.size + max(0, INT16.unpack_from(common)[0])
+    tags, transaction, acks, _, topic_count = _FLEXIBLE_TOPIC_HEAD.unpack_from(common, start)
+    name_end = name_at + name_size
+    is_usual = not tags and transaction == 0 and -1 <= acks <= 1 and topic_count == common[name_end] == 2
+    if not is_usual or version not in RUN_VERSIONS:
+        return None
+    try:
+        topic = str(common[name_at:name_end], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    (partition,) = INT32.unpack_from(common, name_end + 1)
+    layout = _layout(common, f"{width}s")
+    versions = _VERSIONS.pack(0, version)
+    return Target(topic, partition, version, acks, versions, common, layout, len(_NO_TAGS))
 
 
 def encode_successes(
@@ -231,7 +324,10 @@ def _success(
     """The parts of successful responses, which differ in correlation id and base offset only."""
     result = ProducedPartition(partition, 0, 0, log_start_offset)
     body = encode_response(version, [(topic, 1)], [result])
-    split = INT32.size + len(text(topic)) + INT32.size + 6
+    if version >= _FLEXIBLE:
+        split = 1 + 1 + len(compact_text(topic)) + 1 + 6
+    else:
+        split = INT32.size + len(text(topic)) + INT32.size + 6
     before, after = body[:split], body[split + 8 :]
     return struct.Struct(f">ii{split}sq{len(after)}s").pack, 4 + len(body), before, after
 
@@ -239,9 +335,17 @@ def _success(
 def encode_response(
     version: int, topics: Sequence[tuple[str, int]], partitions: Sequence[ProducedPartition]
 ) -> bytes:
-    """The body of a produce response: `topics` as in the request, `partitions` one for each batch."""
-    parts = [INT32.pack(len(topics))]
+    """A produce response behind its correlation id: `topics` as in the request, `partitions` one for each
+    batch."""
     rest = iter(partitions)
+    if version >= _FLEXIBLE:
+        parts = [b"\0", compact_length(len(topics))]  # the header has tagged fields, too
+        for name, count in topics:
+            parts.append(compact_text(name) + compact_length(count))
+            parts += [_encode_flexible_partition(next(rest)) for _ in range(count)]
+            parts.append(b"\0")
+        return b"".join([*parts, INT32.pack(0), b"\0"])
+    parts = [INT32.pack(len(topics))]
     for name, count in topics:
         parts.append(text(name) + INT32.pack(count))
         parts += [_encode_partition(version, next(rest)) for _ in range(count)]
@@ -258,3 +362,11 @@ def _encode_partition(version: int, partition: ProducedPartition) -> bytes:
         reason = _NULL_STRING if message is None else text(message[: primitives.MAX_MESSAGE_CHARACTERS])
         return fixed + INT32.pack(0) + reason
     return fixed if version >= 5 else fixed[:22] if version >= 2 else fixed[:14]
+
+
+def _encode_flexible_partition(partition: ProducedPartition) -> bytes:
+    number, error, base_offset, log_start_offset, message = partition
+    fixed = _RESULT.pack(number, error, base_offset, -1, log_start_offset) + compact_length(0)
+    if message is None:
+        return fixed + compact_length(-1) + b"\0"
+    return fixed + compact_text(message[: primitives.MAX_MESSAGE_CHARACTERS]) + b"\0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from tests.unit.broker.asking import (
 from tests.unit.broker.running import Running, topic
 
 TOLD = {
-    0: (0, 8),
-    1: (4, 11),
+    0: (0, 12),
+    1: (4, 17),
     2: (1, 10),
     3: (0, 13),
     8: (2, 9),
@@ -66,6 +67,8 @@ TOLD = {
 """API -> versions: what the clients we know ask for."""
 
 BATCH = build_batch([Message(1, None, b"x" * 50)])
+T = topic("t", 1)
+IDS = {"t": T.topic_id, "nope": uuid.UUID(int=99)}
 _ALTERED = {"resource_type": 2, "resource_name": "t"}
 
 
@@ -80,7 +83,13 @@ def requests(name: str) -> dict[int, Values]:
         ApiKey.FETCH: {
             "max_wait": 0,
             "max_bytes": 1 << 20,
-            "topics": [{"topic": name, "partitions": [{"partition": 0, "partition_max_bytes": 99}]}],
+            "topics": [
+                {
+                    "topic": name,
+                    "topic_id": IDS[name],
+                    "partitions": [{"partition": 0, "partition_max_bytes": 99}],
+                }
+            ],
         },
         ApiKey.LIST_OFFSETS: {"replica_id": -1, "topics": [{"name": name, "partitions": [number]}]},
         ApiKey.METADATA: {"topics": [{"name": name}], "allow_auto_topic_creation": False},
@@ -134,7 +143,7 @@ SERVED = [(key, version) for key in ASKED for version in versions(key)]
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    made = Running(tmp_path, ChangingCluster(topic("t", 1)), LogConfig(flush_ms=1))
+    made = Running(tmp_path, ChangingCluster(T), LogConfig(flush_ms=1))
     made.produce()
     made.turn()
     made.until("the first message is flushed", lambda: made.high_watermark() == 1)
@@ -163,7 +172,23 @@ def test_a_clients_own_bytes_get_a_whole_answer_without_an_error(
 def test_a_topic_that_is_not_there_is_an_error_of_its_own(running: Running, api_key: int) -> None:
     for version in versions(api_key):
         entity = ask(running, api_key, version, requests("nope")[api_key])
-        assert set(error_codes(entity)) - {ErrorCode.NONE} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        by_id = api_key == ApiKey.FETCH and version >= 13
+        code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert set(error_codes(entity)) - {ErrorCode.NONE} == {code}
+
+
+def test_a_topic_created_anew_is_not_fetched_by_the_id_it_had(running: Running) -> None:
+    for version in range(13, 18):
+        (answered,) = ask(running, ApiKey.FETCH, version, requests("t")[ApiKey.FETCH]).responses
+        assert (answered.topic_id, bool(answered.partitions[0].records)) == (T.topic_id, True)
+    anew = dataclasses.replace(T, topic_id=uuid.uuid4())
+    running.cluster.topics = {"t": anew}  # known already, and its log not open yet
+    for asked in (T.topic_id, anew.topic_id):
+        values = {**requests("t")[ApiKey.FETCH]}
+        values["topics"] = [{**values["topics"][0], "topic_id": asked}]
+        (answered,) = ask(running, ApiKey.FETCH, 13, values).responses
+        assert answered.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+        assert not answered.partitions[0].records
 
 
 @pytest.mark.parametrize("api_key", list(ASKED))

@@ -68,6 +68,7 @@ CODES = {
 }
 BATCH = build_batch([Message(1, None, b"x" * 50)])
 NUMBER = {"partition_index": 0}
+T = topic("t", 1)
 
 
 class Granted:
@@ -215,7 +216,13 @@ ROWS = [
         {
             "max_wait": 0,
             "max_bytes": 1 << 20,
-            "topics": [{"topic": "t", "partitions": [{"partition": 0, "partition_max_bytes": 99}]}],
+            "topics": [
+                {
+                    "topic": "t",
+                    "topic_id": T.topic_id,
+                    "partitions": [{"partition": 0, "partition_max_bytes": 99}],
+                }
+            ],
         },
         [((READ, TOPIC),)],
     ),
@@ -342,7 +349,7 @@ class Secured(Running):
     """A broker with two topics of one message and one that mirrors; clients have what they are granted."""
 
     def __init__(self, folder: Path) -> None:
-        cluster = ChangingCluster(topic("t", 1), topic("u", 1), topic("copy", 1, origin=ORIGIN))
+        cluster = ChangingCluster(T, topic("u", 1), topic("copy", 1, origin=ORIGIN))
         super().__init__(folder, cluster, LogConfig(flush_ms=1))
         self.granted, self.groups = Granted(), FakeGroups()
         self.acls = FakeAcls()

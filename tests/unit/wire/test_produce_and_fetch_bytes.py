@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import io
 import struct
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ def produce_body(version: int, *, transactional_id: str | None = None) -> bytear
     return bytearray(out.getvalue())
 
 
-@pytest.mark.parametrize("version", range(3, 9))
+@pytest.mark.parametrize("version", range(3, 13))
 def test_a_produce_request_is_read_as_kio_wrote_it(version: int) -> None:
     body = produce_body(version, transactional_id="tx" if version == 5 else None)
     request = produce.decode_request(version, memoryview(body))
@@ -85,13 +86,35 @@ def test_records_are_views_of_the_received_bytes() -> None:
     assert b"BATCH zero" in body
 
 
-@pytest.mark.parametrize("cut", range(len(produce_body(7))))
-def test_a_produce_request_cut_anywhere_is_refused(cut: int) -> None:
-    with pytest.raises(InvalidRequest):
-        produce.decode_request(7, memoryview(produce_body(7))[:cut])
+@pytest.mark.parametrize("version", [7, 12])
+def test_a_produce_request_cut_anywhere_is_refused(version: int) -> None:
+    body = memoryview(produce_body(version))
+    for cut in range(len(body)):
+        with pytest.raises(InvalidRequest):
+            produce.decode_request(version, body[:cut])
 
 
-@pytest.mark.parametrize("version", range(3, 9))
+@given(st.binary(max_size=80), st.integers(3, 12))
+def test_a_produce_request_of_any_bytes_is_read_or_refused(data: bytes, version: int) -> None:
+    with contextlib.suppress(InvalidRequest):
+        asked = produce.decode_request(version, memoryview(data))
+        assert sum(len(batch) for _, _, batch in asked.batches) <= len(data)
+
+
+def test_tagged_fields_of_later_clients_are_passed_over() -> None:
+    tagged = b"\2\5\3abc\7\0"  # two fields of three bytes and none
+    body = b"\0" + struct.pack(">hi", 1, 1000) + b"\2\2t\2" + struct.pack(">i", 4) + b"\3xy" + tagged * 3
+    request = produce.decode_request(9, memoryview(body))
+    assert [(topic, partition, bytes(batch)) for topic, partition, batch in request.batches] == [
+        ("t", 4, b"xy")
+    ]
+    wanted = struct.pack(">iiqiqi", 3, -1, 77, -1, -1, 99) + tagged
+    head = struct.pack(">iiibii", 500, 1, 99, 0, 0, -1)
+    body = head + b"\2" + bytes(16) + b"\3" + wanted * 2 + tagged + b"\1\1" + tagged
+    assert fetch.decode_request(16, memoryview(body)).topics == [("", [(3, 77, 99)] * 2)]
+
+
+@pytest.mark.parametrize("version", range(3, 13))
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_kio_reads_our_produce_response(version: int, partitions: int) -> None:
     results = [
@@ -101,6 +124,9 @@ def test_kio_reads_our_produce_response(version: int, partitions: int) -> None:
     ]
     topics = [("alpha", 1)] if partitions == 1 else [("alpha", 2), ("β", 1)]
     body = produce.encode_response(version, topics, results[:partitions])
+    if version >= 9:  # no tagged fields in the header
+        assert body[:1] == b"\0"
+        body = body[1:]
     response = read_with_kio(PRODUCE, version, body)
     assert [topic.name for topic in response.responses] == [name for name, _ in topics]
     first = response.responses[0].partition_responses[0]
@@ -130,13 +156,16 @@ def test_old_produce_responses_have_their_old_layout(version: int) -> None:
     assert struct.unpack(layout, body)[3:6] == (1, 2, 35)
 
 
+IDS = {name: uuid.uuid5(uuid.NAMESPACE_URL, name) for name in ("alpha", "β", "c")}
+
+
 def fetch_body(version: int) -> bytes:
     schema: Any = load_request_schema(FETCH, version)
     module = __import__(schema.__module__, fromlist=["x"])
     wanted = {"alpha": [(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)], "β": [(1, -1, 0)], "c": []}
     topics = tuple(
         module.FetchTopic(
-            topic=name,
+            **({"topic_id": IDS[name]} if version >= 13 else {"topic": name}),
             partitions=tuple(
                 module.FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=size)
                 for p, offset, size in partitions
@@ -144,11 +173,15 @@ def fetch_body(version: int) -> bytes:
         )
         for name, partitions in wanted.items()
     )
-    forgotten = {}
+    forgotten: dict[str, Any] = {}
     if version >= 7:
-        forgotten["forgotten_topics_data"] = (module.ForgottenTopic(topic="f", partitions=(1, 2)),)
+        named = {"topic_id": IDS["c"]} if version >= 13 else {"topic": "f"}
+        forgotten["forgotten_topics_data"] = (module.ForgottenTopic(**named, partitions=(1, 2)),)
+    if version >= 11:
+        forgotten["rack_id"] = "rack"
+    if version < 15:
+        forgotten["replica_id"] = -1
     request = schema(
-        replica_id=-1,
         max_wait=datetime.timedelta(milliseconds=500),
         min_bytes=3,
         max_bytes=1 << 20,
@@ -161,15 +194,16 @@ def fetch_body(version: int) -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("version", range(4, 12))
+@pytest.mark.parametrize("version", range(4, 18))
 def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
     asked = fetch.decode_request(version, memoryview(fetch_body(version)))
     assert asked[:3] == (500, 3, 1 << 20)
-    assert asked.topics == [
-        ("alpha", [(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)]),
-        ("β", [(1, -1, 0)]),
-        ("c", []),
-    ]
+    wanted = [[(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)], [(1, -1, 0)], []]
+    assert [partitions for _, partitions in asked.topics] == wanted
+    if version >= 13:
+        assert asked.ids == [one.bytes for one in IDS.values()]
+    else:
+        assert [topic for topic, _ in asked.topics] == list(IDS)
 
 
 def test_kio_and_we_read_our_own_fetch_request() -> None:
@@ -191,7 +225,7 @@ def test_kio_and_we_read_our_own_fetch_request() -> None:
     ]
 
 
-@pytest.mark.parametrize("version", range(4, 12))
+@pytest.mark.parametrize("version", range(4, 18))
 def test_a_fetch_request_cut_anywhere_is_refused(version: int) -> None:
     body = memoryview(fetch_body(version))
     for cut in range(len(body)):
@@ -199,7 +233,7 @@ def test_a_fetch_request_cut_anywhere_is_refused(version: int) -> None:
             fetch.decode_request(version, body[:cut])
 
 
-@given(st.binary(max_size=80), st.integers(4, 11))
+@given(st.binary(max_size=80), st.integers(4, 17))
 def test_a_fetch_request_of_any_bytes_is_read_or_refused(data: bytes, version: int) -> None:
     try:
         asked = fetch.decode_request(version, memoryview(data))
@@ -219,19 +253,24 @@ def fetch_parts(version: int) -> bytes:
     def part(index: int, error: int, records: Records | None) -> tuple[int, int, int, int, Records | None]:
         return index, error, 900, 100, records
 
-    topics = [
+    topics: list[tuple[str | bytes, Any]] = [
         ("alpha", [part(0, 0, Records(b"first")), part(1, 3, None), part(2, 0, Records(b"second"))]),
         ("β", [part(9, 0, None)]),
     ]
+    if version >= 13:
+        topics = [(IDS[str(name)].bytes, partitions) for name, partitions in topics]
     parts = fetch.encode_response(version, topics)
     assert [p.data for p in parts if isinstance(p, Records)] == [b"first", b"second"]
     return b"".join(p if isinstance(p, bytes) else p.data for p in parts)
 
 
-@pytest.mark.parametrize("version", range(4, 12))
+@pytest.mark.parametrize("version", range(4, 18))
 def test_kio_reads_our_fetch_response(version: int) -> None:
     response = read_with_kio(FETCH, version, fetch_parts(version))
-    assert [topic.topic for topic in response.responses] == ["alpha", "β"]
+    if version >= 13:
+        assert [topic.topic_id for topic in response.responses] == [IDS["alpha"], IDS["β"]]
+    else:
+        assert [topic.topic for topic in response.responses] == ["alpha", "β"]
     first, second, third = response.responses[0].partitions
     assert (first.partition_index, first.error_code, bytes(first.records)) == (0, 0, b"first")
     assert (first.high_watermark, first.last_stable_offset) == (900, 900)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.errors import BrokerError
 from millrace.records import HEADER_BYTES, Message, batch_crc, build_batch, check_produced
 from millrace.records.compression import Codec
-from millrace.wire.framing import parse_header
+from millrace.wire.framing import parse_header, skip_tagged_fields
 from millrace.wire.produce import MAX_COMMON_BYTES, Run, decode_request, next_run
 
 MAX_FRAME_BYTES = 700
@@ -35,6 +35,14 @@ def string(text: str | None) -> bytes:
     return struct.pack(">h", len(text.encode())) + text.encode()
 
 
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + varint(number >> 7)
+
+
+def compact(text: str | None) -> bytes:
+    return b"\0" if text is None else varint(len(text.encode()) + 1) + text.encode()
+
+
 def request(
     batch: bytes,
     *,
@@ -47,8 +55,15 @@ def request(
     batches: int = 1,
     correlation_id: int = 1,
     trailing: bytes = b"",
+    tags: bytes = b"\0",
 ) -> bytes:
     """One produce request with its length in front."""
+    if version >= 9:
+        frame = struct.pack(">hhi", 0, version, correlation_id) + string(client_id) + b"\0"
+        frame += compact(transaction) + struct.pack(">hi", acks, 1000) + b"\2" + compact(topic)
+        item = struct.pack(">i", partition) + varint(len(batch) + 1) + batch + tags
+        frame += varint(batches + 1) + item * batches + b"\0\0" + trailing
+        return struct.pack(">i", len(frame)) + frame
     frame = struct.pack(">hhi", 0, version, correlation_id) + string(client_id) + string(transaction)
     frame += struct.pack(">hii", acks, 1000, 1) + string(topic) + struct.pack(">i", batches)
     frame += (struct.pack(">ii", partition, len(batch)) + batch) * batches + trailing
@@ -79,15 +94,16 @@ def _flipped(batch: bytes, place: int, bits: int, *, seal: bool) -> bytes:
 REQUESTS = st.builds(
     request,
     st.one_of(BATCHES, BATCHES, BATCHES, FLIPPED, st.binary(max_size=80)),
-    topic=st.sampled_from(["t", "t", "t", "β", "x" * 249, NO_BATCHES_HERE]),
+    topic=st.sampled_from(["t", "t", "t", "β", "y" * 126, "z" * 127, "x" * 249, NO_BATCHES_HERE]),
     partition=st.sampled_from([0, 0, 0, 1, 9]),
     acks=st.sampled_from([1, 1, 1, 0, -1, 2]),
-    version=st.sampled_from([7, 7, 7, 3, 8]),
+    version=st.sampled_from([7, 7, 7, 3, 8, 9, 12, 12, 12]),
     client_id=st.sampled_from(["c", "c", "c", "", None, "y" * 100, "y" * MAX_COMMON_BYTES]),
     transaction=st.sampled_from([None, None, None, "", "tx"]),
     batches=st.sampled_from([1, 1, 1, 0, 2]),
     correlation_id=st.integers(-(1 << 31), (1 << 31) - 1),
     trailing=st.sampled_from([b"", b"", b"", b"more"]),
+    tags=st.sampled_from([b"\0", b"\0", b"\0", b"\1\0\1x"]),
 )
 STREAMS = st.lists(st.tuples(REQUESTS, st.integers(1, 4)), max_size=6).map(
     lambda runs: b"".join(each * times for each, times in runs)
@@ -117,6 +133,8 @@ def general(data: memoryview, position: int) -> Single | None:
         return None
     frame = data[position + 4 : end]
     _, version, correlation_id, body = parse_header(frame)
+    if version >= 9:
+        body = skip_tagged_fields(frame, body)
     try:
         asked = decode_request(version, frame[body:])
         ((topic, partition, batch),) = asked.batches
@@ -167,10 +185,19 @@ def test_a_stream_cut_anywhere_brings_the_same_batches_either_way(stream: bytes,
 
 
 @settings(deadline=None, max_examples=30)
-@given(BATCHES.filter(lambda batch: len(batch) <= MAX_BATCH_BYTES), st.integers(1, 3))
-def test_usual_requests_are_read_as_one_run_wherever_the_stream_is_cut(batch: bytes, times: int) -> None:
-    one = request(batch)
-    stream = b"".join(request(batch, correlation_id=number) for number in range(times))
+@given(
+    BATCHES.filter(lambda batch: len(batch) <= MAX_BATCH_BYTES),
+    st.integers(1, 3),
+    st.sampled_from([7, 9, 12]),
+    st.sampled_from(["t", "y" * 126, "z" * 127]),
+)
+def test_usual_requests_are_read_as_one_run_wherever_the_stream_is_cut(
+    batch: bytes, times: int, version: int, topic: str
+) -> None:
+    one = request(batch, version=version, topic=topic)
+    stream = b"".join(
+        request(batch, version=version, topic=topic, correlation_id=number) for number in range(times)
+    )
     for cut in range(len(stream) + 1):
         run = check(stream[:cut], 0)
         whole = cut // len(one)
@@ -187,6 +214,7 @@ def test_a_batch_with_a_changed_byte_is_taken_only_if_it_passes_the_check(positi
     for bits in range(1, 256):
         changed = _flipped(batch, position, bits, seal=seal)
         check(request(changed), 0)
+        check(request(changed, version=12), 0)
 
 
 def test_an_uncompressed_batch_that_states_too_many_records_is_in_no_run() -> None:
