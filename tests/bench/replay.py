@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import struct
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.records import HEADER_BYTES, BatchHeader, Message, build_batch
+from millrace.security.client import of_process, tls_context
 
 MB = 1 << 20
 VALUE_BYTES = 200
@@ -32,6 +34,9 @@ FETCH_VERSION = 4
 CHUNK_BYTES = MB
 """Requests are repeated to about this much for one send."""
 TIMEOUT_S = 120
+_RECORDS_A_TURN = 64
+"""TLS sends a record of 16 KiB at a time; so many are the chunk."""
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +151,7 @@ def produce(
     each = [produce_request(topic, {number: batch}, acks) for number in range(partitions)]
     last = produce_request(topic, {0: batch}, 1)
     with ExitStack() as stack:
-        sockets = [stack.enter_context(_connect(address)) for _ in range(connections)]
+        sockets = [stack.enter_context(connect(address)) for _ in range(connections)]
         started, cpu = time.monotonic(), time.process_time()
         if acks == 0:
             size = len(each[0])
@@ -228,12 +233,17 @@ class _Replayed:
 
     def turn(self, events: int) -> None:
         """Receive what is there and send what is allowed."""
-        if events & ~select.POLLOUT:
-            self._receive()
-        if allowed := self._allowed():
-            start = self._sent % len(self._chunk)
-            with suppress(BlockingIOError):
-                self._sent += self._connection.send(self._chunk[start : start + allowed])
+        with suppress(*_LATER):
+            if events & ~select.POLLOUT:
+                self._receive()
+                # TLS takes a record at a time from the socket, and nobody polls for what it holds already.
+                while isinstance(self._connection, ssl.SSLSocket) and self._connection.pending():
+                    self._receive()
+        with suppress(*_LATER):
+            for _ in range(_RECORDS_A_TURN if isinstance(self._connection, ssl.SSLSocket) else 1):
+                if allowed := self._allowed():
+                    start = self._sent % len(self._chunk)
+                    self._sent += self._connection.send(self._chunk[start : start + allowed])
 
     def _allowed(self) -> int:
         """Bytes that may be sent now."""
@@ -297,7 +307,7 @@ def consume(
     head_bytes = 4 + 4 + 4 + 4 + 2 + len(topic) + 4 + (4 + 2 + 8 + 8) + 4 + 4
     head, sink = bytearray(head_bytes), bytearray(max(8 << 20, 2 * max_bytes))
     data_bytes = 0
-    with _connect(address) as connection:
+    with connect(address) as connection:
         started, cpu = time.monotonic(), time.process_time()
         connection.sendall(b"".join(requests[:in_flight]))
         for answered in range(len(requests)):
@@ -318,11 +328,13 @@ def consume(
         )
 
 
-def _connect(address: str) -> socket.socket:
+def connect(address: str) -> socket.socket:
+    """A connection to a broker, which uses TLS if the process's client file says so."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+    context = tls_context(of_process())
+    return connection if context is None else context.wrap_socket(connection, server_hostname=host)
 
 
 def _receive(connection: socket.socket, buffer: bytearray, size: int) -> None:

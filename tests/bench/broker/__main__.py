@@ -23,6 +23,7 @@ from tests.bench import machine
 from tests.bench.broker import cells, meter, raw, report
 from tests.bench.broker.activemq import ActiveMq
 from tests.bench.broker.apache_kafka import ApacheKafka
+from tests.bench.broker.encrypted import EncryptedKafka, EncryptedMillrace
 from tests.bench.broker.millrace import Millrace
 from tests.bench.broker.rabbitmq import RabbitMq
 from tests.bench.broker.run import CommandFailed
@@ -36,6 +37,8 @@ SYSTEMS: Mapping[str, Callable[[], System]] = {
     "millrace": Millrace,
     "kafka": lambda: ApacheKafka(flushed=False),
     "kafka-flushed": lambda: ApacheKafka(flushed=True),
+    "millrace-tls": EncryptedMillrace,
+    "kafka-tls": EncryptedKafka,
     "rabbitmq-streams": lambda: RabbitMq(streams=True),
     "rabbitmq-classic": lambda: RabbitMq(streams=False),
     "activemq": lambda: ActiveMq(persistent=True),

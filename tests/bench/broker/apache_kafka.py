@@ -36,6 +36,7 @@ class ApacheKafka:
                 "log.flush.interval.ms": "100",
                 "log.flush.scheduler.interval.ms": "100",
             }
+        self._listeners: Sequence[str] = ()
         self._broker: KafkaBroker | None = None
 
     def install(self) -> None:
@@ -49,7 +50,11 @@ class ApacheKafka:
         """With the heap and collector of its own start script."""
         with missing_without_jars():
             self._broker = KafkaBroker(
-                folder, heap_mb=1024, settings=self._settings, java_options=java.KAFKA_OPTIONS
+                folder,
+                heap_mb=1024,
+                settings=self._settings,
+                java_options=java.KAFKA_OPTIONS,
+                listeners=self._listeners,
             )
         self.address = self._broker.address
         self.clients = clients(self.address)

@@ -50,6 +50,8 @@ COUNTS: Mapping[str, Counts] = {
     "millrace": _KAFKA,
     "kafka": _KAFKA,
     "kafka-flushed": _KAFKA,
+    "millrace-tls": _KAFKA,
+    "kafka-tls": _KAFKA,
     "rabbitmq-streams": Counts(
         single=10 * MILLION, batched=10 * MILLION, behind=20 * MILLION, latency_rate=10_000, cold_rate=100_000
     ),
@@ -61,7 +63,13 @@ COUNTS: Mapping[str, Counts] = {
         single=600_000, batched=600_000, behind=600_000, latency_rate=2_000, cold_rate=2_000
     ),
 }
-LEFT_OUT = {"confluent-kafka": ("both", "latency", "cold"), "kafka-flushed": ("produce-1", "consume", "cold")}
+_ENCRYPTED = tuple(cell for cell in CELLS if cell not in ("produce-50", "consume"))
+LEFT_OUT = {
+    "confluent-kafka": ("both", "latency", "cold"),
+    "kafka-flushed": ("produce-1", "consume", "cold"),
+    "millrace-tls": _ENCRYPTED,
+    "kafka-tls": _ENCRYPTED,
+}
 """Cells that a client or system does not run: they would say again what another row says."""
 
 

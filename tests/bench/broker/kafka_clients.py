@@ -23,9 +23,10 @@ def clients(address: str) -> list[Client]:
     return [Replay(address), *java_client, Confluent(address)]
 
 
-def _script(name: str, *arguments: object) -> Command:
+def _script(name: str, *arguments: object, client_file: str = "") -> Command:
     module = [sys.executable, "-m", f"tests.bench.broker.{name}"]
-    return Command(arguments=[*module, *map(str, arguments)], parse=tool_output.ours)
+    environment = {"MILLRACE_CLIENT": client_file} if client_file else {}
+    return Command(arguments=[*module, *map(str, arguments)], parse=tool_output.ours, environment=environment)
 
 
 class Replay:
@@ -34,16 +35,20 @@ class Replay:
     name = "replay"
     holds_rate = False
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, client_file: str = "") -> None:
+        """With a client file that says so it uses TLS."""
+        self._address, self._client_file = address, client_file
+
+    def _run(self, *arguments: object) -> Command:
+        return _script("replay_client", *arguments, client_file=self._client_file)
 
     def produce(self, place: str, per_request: int, messages: int, *, rate: int = 0) -> Command:
         """Batches of 4,500 (945 KB) where large ones are asked for; it cannot hold a rate."""
-        return _script("replay_client", "produce", self._address, place, messages, per_request or 4500)
+        return self._run("produce", self._address, place, messages, per_request or 4500)
 
     def consume(self, place: str, messages: int) -> Command:
         """Follow the log, looking at nothing but batch headers."""
-        return _script("replay_client", "consume", self._address, place, messages)
+        return self._run("consume", self._address, place, messages)
 
     def latency(self, place: str, rate: int, seconds: int) -> None:
         """It keeps no clock: the Java client does."""

@@ -23,6 +23,7 @@ class Level:
     wanted: float
     measured: float | None
     at_least: bool = True
+    system: str = "millrace"
     client: str = "replay"
     cell: str | None = None
     """Where the figure comes from; None when it is no cell."""
@@ -78,6 +79,20 @@ def _rates(result: Result) -> Iterator[Level]:
         found = figures.outcome(result, "millrace", "replay", cell)
         measured = None if found is None else figures.rate(found, "produce") * scale
         yield Level(key=key, what=f"replay, {what}", unit=unit, wanted=wanted, measured=measured, cell=cell)
+    for key, cell, role, what, unit, wanted, scale in (
+        ("tls-consume", "consume", "consume", "consumption", "GB/s", 1.2, MESSAGE_BYTES / 1e9),
+        ("tls-fifty", "produce-50", "produce", "50 per request", "M msgs/s", 2.5, 1e-6),
+    ):
+        found = figures.outcome(result, "millrace-tls", "replay", cell)
+        yield Level(
+            key=key,
+            what=f"replay with TLS, {what}",
+            unit=unit,
+            wanted=wanted,
+            measured=None if found is None else figures.rate(found, role) * scale,
+            system="millrace-tls",
+            cell=cell,
+        )
 
 
 def _broker_cpu(result: Result) -> Iterator[Level]:

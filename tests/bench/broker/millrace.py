@@ -40,13 +40,17 @@ class Millrace:
         self._processes.append(zookeeper)
         config = folder / "broker.toml"
         config.write_text(
-            f'broker_id = 1\ncluster = "bench"\nlisten = "127.0.0.1:0"\nzookeeper = "{zookeeper.ready()}"\n'
-            f'log_dir = "{self._folder}"\n'
+            f'broker_id = 1\ncluster = "bench"\nzookeeper = "{zookeeper.ready()}"\n'
+            f'log_dir = "{self._folder}"\n{self._listeners(folder)}'
         )
         broker = Process(["broker", str(config), *self._overrides])
         self._processes.append(broker)
         self.address = broker.ready()
         self.clients = clients(self.address)
+
+    def _listeners(self, folder: Path) -> str:
+        """The lines of the broker's file that say where it listens."""
+        return 'listen = "127.0.0.1:0"\n'
 
     def pids(self) -> list[int]:
         """The broker only: ZooKeeper does nothing while messages flow."""

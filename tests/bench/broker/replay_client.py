@@ -5,6 +5,7 @@
 
 `consume` also follows a log that still grows. It looks at batch headers only, into one buffer, and asks for
 what comes next as soon as it has seen the last header of an answer, while the rest of that is on its way.
+MILLRACE_CLIENT in the environment has it use TLS.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ def consume(address: str, topic: str, messages: int) -> Timed:
     """(messages, seconds, CPU seconds) until at least so many were read from the start of partition 0."""
     with ClusterClient(address) as client:
         offset = client.list_offsets(topic, EARLIEST, [0])[0]
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=IDLE_TIMEOUT_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with replay.connect(address) as connection:
+        connection.settimeout(IDLE_TIMEOUT_S)
         follower = Follower(connection, topic, offset)
         started = heard = time.monotonic()
         cpu = time.process_time()

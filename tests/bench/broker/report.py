@@ -28,7 +28,7 @@ TITLES = {
 }
 COMPARED = TITLES | {"cold": "A consumer that starts cold"}
 UNEXPLAINED = "Not looked into yet."
-KAFKA_PROTOCOL = ("kafka", "kafka-flushed")
+KAFKA_PROTOCOL = ("kafka", "kafka-flushed", "kafka-tls")
 _AHEAD = 1.05
 """A peer counts as ahead when it is faster by more than the noise between two runs."""
 
@@ -132,7 +132,7 @@ def _missed(result: Result) -> Iterator[str]:
     notes = _notes().get("level", {})
     for level in levels(result):
         if level.met is False:
-            where = level.cell and figures.outcome(result, "millrace", level.client, level.cell)
+            where = level.cell and figures.outcome(result, level.system, level.client, level.cell)
             pace = f" Bottleneck: {figures.bottleneck(where, _cores(result))}." if where else ""
             yield f"- *{level.what}* is {short_of(level)}.{pace} {notes.get(level.key, UNEXPLAINED)}"
 
@@ -149,12 +149,13 @@ def _ahead(result: Result) -> Iterator[str]:
     for cell, title in COMPARED.items():
         rows = list(_rows_of(result, cell))
         for system, client, outcome in rows:
+            like_it = "millrace-tls" if system == "kafka-tls" else "millrace"
             ours = [
                 own
                 for name, used, own in rows
-                if name == "millrace" and (used == client if system in KAFKA_PROTOCOL else used != "replay")
+                if name == like_it and (used == client if system in KAFKA_PROTOCOL else used != "replay")
             ]
-            if system == "millrace" or not ours:
+            if system.startswith("millrace") or not ours:
                 continue
             best = max(ours, key=_main_rate)
             times = _main_rate(outcome) / _main_rate(best)

@@ -13,6 +13,7 @@ from millrace.records import BatchHeader, iter_records
 from tests.bench import replay
 from tests.bench.broker import __main__ as benchmark
 from tests.bench.broker import activemq, cells, report, run
+from tests.bench.broker.encrypted import EncryptedMillrace
 from tests.bench.broker.kafka_clients import Replay
 from tests.bench.broker.millrace import Millrace
 from tests.bench.broker.system import LARGE, MESSAGE_BYTES, Client, Command, Figures
@@ -135,3 +136,20 @@ def test_one_broker_is_measured_and_the_page_says_on_what_machine(tmp_path: Path
     finally:
         system.stop()
     assert "- Machine: 2 cores (some CPU), 24 GiB" in report.page(RESULT)
+
+
+def test_replay_loads_and_reads_a_broker_through_tls(tmp_path: Path) -> None:
+    system = EncryptedMillrace()
+    try:
+        system.start(tmp_path)
+        system.create("t")
+        (client,) = system.clients
+        for command in (client.produce("t", 50, 20_000), client.produce("t", LARGE, 9_000)):
+            assert command is not None
+            run.run([command], system.pids())
+        command = client.consume("t", 29_000)
+        assert command is not None
+        ([figures], _) = run.run([command], system.pids())
+        assert figures.messages == 29_000
+    finally:
+        system.stop()

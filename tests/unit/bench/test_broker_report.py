@@ -113,6 +113,19 @@ def test_apache_kafka_is_compared_client_by_client() -> None:
     assert lines(report.page(result), "- *One producer, 50 messages", "Apache Kafka (Java), 1.11 times")
 
 
+def test_with_tls_each_broker_is_compared_with_the_other_s_and_has_levels_of_its_own() -> None:
+    result = copy.deepcopy(RESULT)
+    for name, rate in (("millrace-tls", 2_000_000), ("kafka-tls", 3_000_000)):
+        rates = {"produce-50": outcome({"produce": rate}), "consume": outcome({"consume": 7_000_000})}
+        result["systems"][name] = {**result["systems"]["kafka"], "title": name, "cells": {"replay": rates}}
+    page = report.page(result)
+    assert lines(page, "| replay with TLS, consumption |", "≥ 1.2 GB/s", "1.4 GB/s", "| yes |")
+    assert lines(page, "| replay with TLS, 50 per request |", "≥ 2.5 M", "2 M", "| **no** |")
+    assert lines(page, "- *replay with TLS, 50 per request* is 20% below its level.")
+    assert lines(page, "- *One producer, 50 messages", "kafka-tls (replay), 1.50 times")
+    assert not lines(page, "- *", "millrace-tls (replay)")
+
+
 @pytest.mark.parametrize(
     ("usage", "verdict"),
     [
@@ -150,4 +163,5 @@ def test_both_at_once_shows_both_rates_and_the_cold_reader_its_distance() -> Non
 
 def test_every_system_has_counts_and_every_cell_a_title() -> None:
     assert set(report.TITLES) | {"latency", "cold"} == set(cells.CELLS)
-    assert cells.COUNTS["millrace"] == cells.COUNTS["kafka"], "the same counts for what is compared"
+    for one, other in (("millrace", "kafka"), ("millrace-tls", "kafka-tls")):
+        assert cells.COUNTS[one] == cells.COUNTS[other], "the same counts for what is compared"
