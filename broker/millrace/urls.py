@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from millrace.errors import ConfigError
 
@@ -38,3 +38,14 @@ def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
     if parts.username is None:
         return address, None
     return address, (unquote(parts.username), unquote(parts.password or ""))
+
+
+def with_password(url: str, password: str) -> str:
+    """The URL with a password for the user that it names; ConfigError when it names none, or has one."""
+    address, auth = address_and_auth(url)
+    if auth is None or not auth[0] or auth[1]:
+        raise ConfigError(
+            f"{without_secret(url)!r} names no user for the token: write https://NAME@HOST:PORT"
+        )
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{quote(auth[0], safe='')}:{quote(password, safe='')}@{rest}"

@@ -51,6 +51,10 @@ def _connection_type() -> dict[str, Any]:
         "conn-fields": {
             "registry": _field("Schema registry", "URL of the schema registry."),
             "auditor": _field("Auditor", "URL of the auditor."),
+            "registry_token": _secret(
+                "Registry's token", "Of the user that its URL names: https://NAME@HOST."
+            ),
+            "auditor_token": _secret("Auditor's token", "Of the user that its URL names: https://NAME@HOST."),
             "warehouse": _field("Warehouse", "Path or URI of the folder that holds the tables."),
             "subjects": _field(
                 "Subjects", "How subjects are named: topic (default), topic-value, record, TOPIC=SUBJECT."
@@ -78,3 +82,8 @@ def _connection_type() -> dict[str, Any]:
 
 def _field(label: str, description: str) -> dict[str, Any]:
     return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}
+
+
+def _secret(label: str, description: str) -> dict[str, Any]:
+    field = _field(label, description)
+    return {**field, "schema": {**field["schema"], "format": "password"}}

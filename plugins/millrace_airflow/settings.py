@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from millrace.config import ClientSecurity, from_mapping, parse_addresses
 from millrace.errors import ConfigError
+from millrace.urls import with_password
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -92,6 +93,10 @@ def settings_of(connection: Connection) -> MillraceSettings:
     values = {key: value for key, value in connection.extra_dejson.items() if value not in (None, "")}
     values["bootstrap"] = f"{host}:{port}" if port else host
     values |= {"user": connection.login or "", "password": connection.password or ""}
+    for service in ("registry", "auditor"):
+        # Airflow hides a field of this name wherever it shows connections, and no password in a URL.
+        if token := values.pop(f"{service}_token", ""):
+            values[service] = _with_token(values.get(service, ""), token, f"{where}: {service}")
     if isinstance(origins := values.get("origins"), str):  # a form field and a URI carry text only
         try:
             values["origins"] = json.loads(origins)
@@ -109,3 +114,10 @@ def settings_of(connection: Connection) -> MillraceSettings:
     for name, address in settings.origins.items():
         parse_addresses(address, f"{where}: origin {name}")
     return settings
+
+
+def _with_token(url: str, token: str, what: str) -> str:
+    try:
+        return with_password(url, token)
+    except ConfigError as error:
+        raise ConfigError(f"{what} {error}") from None

@@ -60,6 +60,26 @@ def test_login_and_password_become_a_client_file(monkeypatch: pytest.MonkeyPatch
     assert "s3cr" not in repr(settings)
 
 
+def test_tokens_have_fields_of_their_own_which_airflow_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.api_fastapi.core_api.datamodels.connections import ConnectionResponse
+
+    tokens = {"registry_token": "canary-r/", "auditor_token": "canary-a"}
+    urls = {"registry": "https://web@r:1", "auditor": "https://ops@a:2/under"}
+    extra = {**EXTRA, **urls, **tokens}
+    set_connection(monkeypatch, host="b:1", extra=extra)
+    settings = MillraceHook().get_conn()
+    assert settings.registry == "https://web:canary-r%2F@r:1"
+    assert settings.auditor == "https://ops:canary-a@a:2/under"
+    assert "canary" not in repr(settings)
+    shown = ConnectionResponse.redact_extra(json.dumps(extra))
+    assert shown is not None
+    assert "canary" not in shown
+    set_connection(monkeypatch, host="b:1", extra={**EXTRA, "registry_token": "canary"})
+    with pytest.raises(ConfigError, match="registry 'http://r:1' names no user for the token") as error:
+        MillraceHook().get_conn()
+    assert "canary" not in str(error.value)
+
+
 def test_jobs_are_kept_in_airflows_home_unless_a_folder_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", "/home/of/airflow")
     set_connection(monkeypatch, host="b:1", extra=EXTRA)
