@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 
 from millrace.errors import MillraceError
 from millrace_audit.reader.numbers import TierNumbers
-from millrace_audit.reader.turn_taker import TurnTaker
+from millrace_audit.reader.turn_taker import Holder, TurnTaker
 from millrace_audit.reports.turns import Turn
 
 log = logging.getLogger("millrace.audit.reader")
@@ -23,6 +23,7 @@ log = logging.getLogger("millrace.audit.reader")
 IDLE_HEARTBEAT_S = 5.0
 """A reader that has no news publishes a heartbeat so often."""
 _RETRY_S = 1.0
+_STAND_BY_S = 30.0
 
 
 class TierReader(ABC):
@@ -83,18 +84,30 @@ class TierReader(ABC):
             self._turn = self._numbers.turn = None
 
     def _begin_turn(self) -> bool:
-        """Wait for the turn and begin it; False when `stop` was set first."""
-        self._turn = self._taker.await_turn(self._stop, self.check_place)
-        if self._turn is None:
-            return False
+        """Stand by until the turn is free, and begin it; False when `stop` was set first."""
+        stands_by = False
+        while True:
+            self.check_place()
+            taken = self._taker.take()
+            if not isinstance(taken, Holder):
+                break
+            self._numbers.trouble = None  # whatever went wrong before: it knows now that it need not count
+            if not stands_by:
+                line = "tier %s is counted by the reader on %s, process %d: this one stands by"
+                log.info(line, self._numbers.tier, taken.host, taken.pid)
+                stands_by = True
+            self._taker.wait_until_free(self._stop, _STAND_BY_S)
+            if self._stop.is_set():
+                return False
+        self._turn = taken
         try:
-            self.prepare(self._turn)
+            self.prepare(taken)
         except MillraceError:
             self._turn = None  # it is still ours to take
             raise
         self._numbers.heartbeat_at = time.time()  # the first one is due from here on
-        self._numbers.turn = self._turn.number
-        log.info("turn %d of tier %s begins", self._turn.number, self._numbers.tier)
+        self._numbers.turn = taken.number
+        log.info("turn %d of tier %s begins", taken.number, self._numbers.tier)
         return True
 
     # What a reader does.

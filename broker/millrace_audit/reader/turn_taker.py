@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -28,7 +27,6 @@ from millrace_audit.reports.turns import TURN_PREFIX, Seat, Turn, read_turns
 
 log = logging.getLogger("millrace.audit.reader")
 
-_STAND_BY_S = 30.0
 KEPT_MS = 60 * 24 * 3600 * 1000
 """A turn goes this long after the next one began: no audit topic is kept for longer."""
 
@@ -95,21 +93,6 @@ class TurnTaker:
         name = path.rpartition("/")[2]
         self._forget_old()
         return replace(turn, number=int(name.removeprefix(TURN_PREFIX)))
-
-    def await_turn(self, stop: threading.Event, check: Callable[[], None]) -> Turn | None:
-        """A new turn once it is free; None when `stop` was set first. `check` runs before each try."""
-        stands_by = False
-        while not stop.is_set():
-            check()
-            taken = self.take()
-            if isinstance(taken, Turn):
-                return taken
-            if not stands_by:
-                line = "tier %s is counted by the reader on %s, process %d: this one stands by"
-                log.info(line, self._tier, taken.host, taken.pid)
-                stands_by = True
-            self.wait_until_free(stop, _STAND_BY_S)
-        return None
 
     def _made_with(self, transaction: int) -> Turn | None:
         """The turn that was made in that transaction of ZooKeeper's."""

@@ -14,22 +14,32 @@ from millrace.errors import MillraceError
 from millrace_audit.reader import rounds
 from millrace_audit.reader.numbers import TierNumbers, serve
 from millrace_audit.reader.rounds import TierReader
+from millrace_audit.reader.turn_taker import Holder
 from millrace_audit.reports.turns import Turn
 
 
 class Taker:
-    """Gives a new turn to whoever asks."""
+    """Gives a new turn to whoever asks, behind the answers that are planned."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
         self.before: Turn | None = None
         self.taken = self.released = 0
+        self.plan = list[Holder | MillraceError]()
+        self.while_it_stands_by: Callable[[], object] = lambda: None
 
-    def await_turn(self, stop: threading.Event, check: Callable[[], None]) -> Turn:
-        check()
+    def take(self) -> Turn | Holder:
+        if self.plan:
+            answer = self.plan.pop(0)
+            if isinstance(answer, MillraceError):
+                raise answer
+            return answer
         self.lost.clear()
         self.taken += 1
         return Turn(number=self.taken, secret=b"s", cluster_id="c", host="h", pid=1, began=0)
+
+    def wait_until_free(self, stop: threading.Event, timeout_s: float) -> None:
+        self.while_it_stands_by()
 
     def counted_elsewhere(self) -> Turn | None:
         return self.before
@@ -98,6 +108,15 @@ def test_a_reader_keeps_its_turn_over_what_fails_and_takes_another_when_it_is_lo
         "disconnected",
     ]
     assert (ready, taker.released) == (["ready"], 1)
+
+
+def test_a_reader_that_stands_by_is_well_again_once_it_can_look_who_counts() -> None:
+    taker = Taker()
+    taker.plan = [Holder("h", 1), MillraceError("ZooKeeper does not answer"), Holder("h", 1)]
+    reader, seen = Counting(taker), list[list[str]]()
+    taker.while_it_stands_by = lambda: seen.append(reader._numbers.troubles())
+    reader.run(lambda: None)
+    assert seen == [[], []]
 
 
 @pytest.mark.parametrize("may_replace", [False, True])
