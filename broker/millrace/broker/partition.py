@@ -252,7 +252,9 @@ class Partition:
             self.wake_parked()
             if self.log.flush_refusal is None and self.gone is None and self._timer is None:
                 self._timer = self._mailbox.after(FLUSH_AGAIN_S, self._flush_is_due)
-        else:
+        elif self.gone is None:
+            # Else nothing is published: when the log is led here again, a flush of that `Partition` does it,
+            # and only that one knows who waits.
             before = self.log.visible_end
             self.log.publish(flushed)
             visible = self.log.visible_end

@@ -13,7 +13,7 @@ import pytest
 
 from millrace.broker.partition import Outcomes, Partition
 from millrace.config import LogConfig
-from millrace.errors import BrokerError, UnknownTopicOrPartition
+from millrace.errors import BrokerError, NotLeader, UnknownTopicOrPartition
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.storage.partition_log import PartitionLog
@@ -84,7 +84,11 @@ class Clocked:
         self.now = 100.0
         self.mailbox, self.flushes = Mailbox(lambda: self.now), Flushes()
         self.log = PartitionLog(folder, LogConfig(flush=flush, flush_ms=int(FLUSH_S * 1000)), time.time)
-        self.partition = Partition(
+        self.partition = self.led()
+
+    def led(self) -> Partition:
+        """The partition as it is when its leadership begins; its log stays the same."""
+        return Partition(
             "t",
             0,
             uuid4(),
@@ -225,6 +229,26 @@ def test_a_log_that_could_not_be_flushed_is_not_hurried_until_it_can(clocked: Cl
     clocked.flushes.run()
     clocked.write(acks_all=False)
     assert len(clocked.flushes.due_soon) == 1
+
+
+@pytest.mark.parametrize("acks_all", [False, True])
+def test_who_waits_where_leadership_has_come_back_hears_of_what_was_being_flushed_when_it_went(
+    clocked: Clocked, acks_all: bool
+) -> None:
+    clocked.partition.park(WaitingFetch())
+    clocked.write(acks_all=acks_all)
+    before = clocked.flushes.due_soon, clocked.flushes.due
+    clocked.flushes.due_soon, clocked.flushes.due = [], []
+    clocked.partition.close(NotLeader("another broker leads t-0 now"), lambda: None)
+    again, fetch, seen = clocked.led(), WaitingFetch(any_is_enough=False), list[str]()
+    again.when_visible(clocked.log.end, lambda: seen.append("all"))
+    again.park(fetch)
+    for flush in (*before[0], *before[1]):
+        flush()
+    clocked.passes(2 * FLUSH_S)
+    clocked.flushes.run()
+    assert (fetch.published, seen) == (clocked.log.end, ["all"])
+    assert clocked.log.visible_end == clocked.log.end
 
 
 def test_a_partition_is_idle_when_no_flush_of_either_kind_runs(clocked: Clocked) -> None:
