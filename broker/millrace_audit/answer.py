@@ -119,6 +119,14 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Bad:
+    """A window that is not complete."""
+
+    topic: str
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
 class Completeness:
     """The verdict on [start, end): as bad as its worst window."""
 

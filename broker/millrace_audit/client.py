@@ -12,7 +12,7 @@ import httpx
 
 from millrace.errors import MillraceError
 from millrace.urls import address_and_auth, without_secret
-from millrace_audit.answer import Completeness, Window, window_from_json
+from millrace_audit.answer import Bad, Completeness, window_from_json
 
 TIMEOUT_S = 30.0
 
@@ -27,13 +27,11 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
     return Completeness.from_json(_ask("GET", path, params=query))
 
 
-def bad(url: str, topic: str | None, limit: int) -> list[tuple[str, Window]]:
-    """The windows that are not complete, of one topic or of all, the worst first: (topic, window)."""
+def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
+    """The windows that are not complete, of one topic or of all, the worst first."""
     params = {"limit": limit} | ({} if topic is None else {"topic": topic})
-    return [
-        (found["topic"], window_from_json(found["window"]))
-        for found in _ask("GET", f"{url.rstrip('/')}/v1/bad", params=params)
-    ]
+    found = _ask("GET", f"{url.rstrip('/')}/v1/bad", params=params)
+    return [Bad(one["topic"], window_from_json(one["window"])) for one in found]
 
 
 def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:

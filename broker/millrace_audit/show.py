@@ -10,7 +10,7 @@ from datetime import datetime
 from rich.console import Console
 from rich.table import Table
 
-from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
+from millrace_audit.answer import Bad, Completeness, Window, by_hour, tiers_of
 from millrace_audit.reports.ranges import in_words
 
 STYLES = {
@@ -66,14 +66,15 @@ def _watermark(answer: Completeness) -> str:
     return f"proven from its beginning up to {_minute(answer.watermark)}{held}"
 
 
-def print_bad(windows: Sequence[tuple[str, Window]], limit: int) -> None:
+def print_bad(windows: Sequence[Bad], limit: int) -> None:
     """One line for each window that is not complete, then what to do about each kind of cause."""
     console = Console(soft_wrap=True, highlight=False)
-    for topic, window in windows:
+    for one in windows:
+        window = one.window
         causes = [*_findings([window]), *window.reasons]
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         cause = causes[0].removeprefix(f"{_minute(window.start)}: ") if causes else ""
-        console.print(f"{styled(window.verdict)} {topic} {_minute(window.start)}", end=": ")
+        console.print(f"{styled(window.verdict)} {one.topic} {_minute(window.start)}", end=": ")
         console.print(f"{cause}{more}", markup=False)
     if not windows:
         console.print("every window that is over is complete")

@@ -20,9 +20,11 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.circumstances import AuditRules
 from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore, WindowRow
+from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -179,17 +181,17 @@ def main() -> None:
             print(f"{place.topic}: {len(values):,} records, {entries:,} entries: {rates}; {wall:.1f} s")
         began = time.process_time()
         with store.writing() as session:
-            judged = answers.settle(session, rules)
+            judged = settle(session, rules)
         cpu = time.process_time() - began
         print(f"judged {judged:,} windows of {given.instances} instances in {cpu:.2f} s of CPU")
         began = time.process_time()
         with store.writing() as session:
-            answers.settle(session, rules)
+            settle(session, rules)
         print(f"judged again: {time.process_time() - began:.3f} s")
         before = sum(file.stat().st_size for file in Path(folder).iterdir())
         later = replace(rules, clock_ms=lambda: rules.clock_ms() + 30 * 3_600_000)
         with store.writing() as session:
-            answers.tidy(session, later)
+            tidy(session, later)
         with store.reading() as session:
             count, packed = session.execute(
                 select(func.count(), func.sum(func.length(WindowRow.evidence)))

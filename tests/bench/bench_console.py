@@ -22,9 +22,10 @@ from sqlalchemy import insert
 
 from millrace_audit.answer import to_json
 from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import (
     AuditStore,
     BeatRow,
@@ -34,7 +35,7 @@ from millrace_audit.auditor.store import (
     TopicRow,
     WindowRow,
 )
-from millrace_audit.auditor.verdict import Circumstances, judge
+from millrace_audit.auditor.verdict import judge
 from millrace_audit.reports.counts import WINDOW_MS
 from tests.unit.audit.test_app import Worker
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from millrace_audit.answer import Verdict
-from millrace_audit.auditor.circumstances import STANDS_MS
+from millrace_audit.auditor.topic_view import STANDS_MS
 from millrace_audit.reports.messages import OFFLINE
 from tests.faultaudit.row import HOME, Row
 from tests.faultaudit.stage import Says, Stage

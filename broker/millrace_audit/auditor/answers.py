@@ -1,58 +1,41 @@
-"""From the database to verdicts: has windows judged where something has changed, and says what the answer is.
+"""What the auditor answers, read from its database: verdicts, watermarks, instances, strangers, history.
 
-`settle` judges what needs it and notes the verdicts; all else reads them. A window is judged again only when
-its evidence or its circumstances are others than at its last verdict.
+Judges only windows of which there is no verdict yet; all others `settling` has judged.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, or_, select, update
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import case, func, or_, select
+from sqlalchemy.orm import Session
 
 from millrace_audit.answer import (
+    Bad,
     Completeness,
-    Instance,
     Topic,
     Verdict,
     Window,
     iso,
     overall,
-    to_json,
     utc,
     window_from_json,
 )
-from millrace_audit.auditor import beats, store
+from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.circumstances import AuditRules, TopicView, note_unheard, to_instance, views
-from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
-from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
-from millrace_audit.auditor.verdict import Circumstances, judge
-from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
-
-_SETTLING = (Verdict.INCOMPLETE, Verdict.CARRIED, Verdict.COMPLETE)
-_AT_ONCE = 1000
-"""Windows that are folded in one transaction."""
-MOST_UNCOUNTED = 100
-"""Topics that are judged though no reader names them: who may produce to `audit` may make up any number."""
-Settled = Callable[[Window, Circumstances, str], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """A window that is not complete."""
-
-    topic: str
-    window: Window
+from millrace_audit.auditor.circumstances import Circumstances
+from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.store import HistoryRow, TopicRow, WindowRow
+from millrace_audit.auditor.topic_view import TopicView, is_listed, listed, views
+from millrace_audit.auditor.verdict import judge
+from millrace_audit.reports.counts import WINDOW_MS, window_start
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
 def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> Completeness:
@@ -102,10 +85,6 @@ _TO_COME = Circumstances(
 _EXPIRED = Circumstances(
     waiting=[(Verdict.UNKNOWN, "it is older than --keep-days, and what was known of it is deleted")]
 )
-_TOO_MUCH = (
-    f"more than {MOST_RANGES_KEPT} ranges of sequences were reported or counted in it: look for who sends"
-    " sequences out of order, or in others' names"
-)
 _COLUMNS = select(
     WindowRow.window, WindowRow.revision, WindowRow.dirty, WindowRow.positions, WindowRow.judged
 )
@@ -123,188 +102,6 @@ def _judged(row: Any, now: int) -> Window:
     return replace(
         window, verdict=verdict, reasons=[*window.reasons, *(text for _, text in _IN_HAND.waiting)]
     )
-
-
-class _Judge:
-    """Judges windows of a topic, and reads of every producer once who it is."""
-
-    def __init__(
-        self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int], topic: str
-    ) -> None:
-        self._session, self._rules, self._heartbeats = session, rules, heartbeats
-        self._topic = topic
-        self._instances: dict[int, Instance] = {}
-
-    def judge(self, start: int, around: Circumstances) -> Window:
-        here = (WindowRow.topic == self._topic, WindowRow.window == start)
-        evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
-        link = store.ProducerTopicRow
-        named = (link.producer == ProducerRow.producer) & (link.topic == self._topic)
-        rows = select(ProducerRow, link.topic).outerjoin(link, named)
-        for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
-            for row, topic in self._session.execute(rows.where(ProducerRow.producer.in_(some))):
-                heartbeat = self._heartbeats.get(row.origin, NOTHING)
-                self._instances[row.producer] = to_instance(
-                    row, heartbeat, self._rules, is_of_topic=topic is not None
-                )
-        if evidence.is_too_much:
-            around.waiting.append((Verdict.UNKNOWN, _TOO_MUCH))
-        return judge(start, evidence, self._instances, around)
-
-
-def is_listed(topic: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """True for a topic that a reader or a load names, and for the first few others."""
-    counted = select(CoverageRow.topic)
-    others = select(TopicRow.topic).where(TopicRow.topic.not_in(counted))
-    return or_(topic.in_(counted), topic.in_(others.order_by(TopicRow.topic).limit(MOST_UNCOUNTED)))
-
-
-def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: None) -> int:
-    """Judge every window whose verdict may have changed; call it when all that was said is applied.
-
-    Returns how many were judged; `settled` hears of those that are final for the first time.
-    """
-    progress = Progress(session)
-    _note_hellos(session, progress)
-    note_unheard(session, progress)
-    judged = 0
-    listed = select(TopicRow).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
-    topics = {row.topic: row for row in session.scalars(listed)}
-    for view in views(session, rules, progress, [*topics]):
-        topic = topics[view.topic]
-        if view.announced:
-            topic.final_through = max(topic.final_through, view.final_through)
-        judging = _Judge(session, rules, progress.heartbeats, topic.topic)
-        judged += _settle(session, judging, view, settled)
-    return judged
-
-
-def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled) -> int:
-    columns = select(
-        WindowRow.window,
-        WindowRow.revision,
-        WindowRow.dirty,
-        WindowRow.positions,
-        WindowRow.signature,
-        WindowRow.last_settled,
-    )
-    # What is still to come nobody can have sent, whatever clocks say: it waits for its time.
-    still_open = columns.where(
-        ~WindowRow.settled, WindowRow.topic == view.topic, WindowRow.window <= view.now
-    )
-    changes = []
-    for row in session.execute(still_open.order_by(WindowRow.window)).all():
-        around = view.around(row.window, row.positions)
-        signature = _signature(around)
-        if not row.dirty and signature == row.signature:
-            continue
-        window = judging.judge(row.window, around)
-        is_final = window.verdict in _SETTLING and all(v in _SETTLING for v, _ in around.waiting)
-        change = {
-            "topic": view.topic,
-            "window": row.window,
-            "verdict": window.verdict,
-            "settled": is_final,
-            "last_settled": window.verdict if is_final else row.last_settled,
-            "dirty": False,
-            "signature": signature,
-            "judged": to_json(window),
-        }
-        changes.append(change)
-        if is_final and row.last_settled is None:
-            settled(window, around, view.topic)
-        elif is_final and row.last_settled != window.verdict:
-            what = f"{row.last_settled} became {window.verdict} at revision {row.revision}"
-            _remember(session, view.now, view.topic, row.window, "the auditor", what)
-    if changes:
-        session.execute(update(WindowRow), changes)
-    return len(changes)
-
-
-def _signature(around: Circumstances) -> str:
-    a = around
-    sets = [sorted(some) for some in (a.past, a.ahead)]
-    names = [sorted(some) for some in (a.unheard, a.doubted)]
-    causes = [sorted(some.items()) for some in (a.deaf, a.lost, a.lacks)]
-    said = repr((a.waiting, *sets, *names, *causes, a.notes))
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
-
-
-def _note_hellos(session: Session, progress: Progress) -> None:
-    """Note of new instances from when on they are awaited: their cluster's heartbeat behind the hello."""
-    new = (ProducerRow.announced, ~ProducerRow.done, ProducerRow.next_report == 0, ~ProducerRow.counted)
-    for row in session.scalars(select(ProducerRow).where(*new, ProducerRow.awaited_from == NOTHING)):
-        if beat := progress.beats[row.origin].first(reported_at=row.hello_at):
-            row.awaited_from = beat.time
-
-
-def _remember(
-    session: Session, time: int, topic: str | None, window: int | None, who: str, what: str
-) -> None:
-    session.add(HistoryRow(time=time, topic=topic, window=window, who=who, what=what))
-
-
-def tidy(session: Session, rules: AuditRules) -> bool:
-    """Fold complete windows that no longer change, delete expired ones; True if there is more to do."""
-    now = rules.clock_ms()
-    kept_from = window_start(now - rules.keep_ms)
-    old = (
-        WindowRow.touched < kept_from,
-        WindowRow.window < kept_from,
-        WindowRow.verdict != Verdict.INCOMPLETE,
-    )
-    newest = select(WindowRow.topic, func.max(WindowRow.window)).where(*old).group_by(WindowRow.topic)
-    for topic, last in session.execute(newest).all():
-        row = session.get_one(TopicRow, topic)
-        row.kept_from = max(row.kept_from, last + WINDOW_MS)
-        session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
-    far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # a stranger's
-    session.execute(delete(WindowRow).where(*far))
-    _forget_producers(session, now, kept_from)
-    session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
-    session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
-    still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
-    complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
-    columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
-    folded = [
-        {
-            "topic": row.topic,
-            "window": row.window,
-            "folded": True,
-            "evidence": Evidence.unpack(row.evidence).pack(fold=True),
-        }
-        for row in session.execute(columns.limit(_AT_ONCE)).all()
-    ]
-    if folded:
-        session.execute(update(WindowRow), folded)
-    still_open = select(func.min(WindowRow.window)).where(~WindowRow.settled, is_listed(WindowRow.topic))
-    first_open = session.scalar(still_open)
-    heard = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]  # which has no beats
-    if heard:
-        beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
-    return len(folded) == _AT_ONCE
-
-
-def _forget_producers(session: Session, now: int, kept_from: int) -> None:
-    """Delete producers that have ended and of whom no window holds anything, and topics of nobody."""
-    table = ProducerRow
-    ended = (
-        or_(table.done, table.accepted.is_not(None), ~table.announced),
-        or_(table.last_window < kept_from, table.last_window > now + MOST_AHEAD_MS),
-        or_(table.heard_at < kept_from, table.heard_at > now + MOST_AHEAD_MS),
-    )
-    candidates = session.execute(select(table.producer, table.first_window, table.last_window).where(*ended))
-    rows = candidates.all()
-    if not rows:
-        return
-    there = session.scalars(select(WindowRow.window).distinct().order_by(WindowRow.window)).all()
-    forgotten = [one for one, first, last in rows if bisect_left(there, first) >= bisect_right(there, last)]
-    link = store.ProducerTopicRow
-    for some in store.slices(forgotten):
-        session.execute(delete(link).where(link.producer.in_(some)))
-        session.execute(delete(table).where(table.producer.in_(some)))
-    named = (select(CoverageRow.topic), select(link.topic), select(WindowRow.topic))
-    session.execute(delete(TopicRow).where(*(TopicRow.topic.not_in(topics) for topics in named)))
 
 
 def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> list[Bad]:
@@ -325,13 +122,11 @@ def bad(session: Session, rules: AuditRules, topic: str | None, most: int) -> li
 
 def topics(session: Session, rules: AuditRules) -> list[Topic]:
     """Every topic the auditor knows, with its watermark and the instances that have not ended."""
-    progress = Progress(session)
-    listed = select(TopicRow.topic).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
-    names = session.scalars(listed).all()
-    return [
-        Topic(view.topic, *watermark_of(session, view), view.instances)
-        for view in views(session, rules, progress, names)
-    ]
+    return [known_of(session, view) for view in views(session, rules, Progress(session), listed(session))]
+
+
+def known_of(session: Session, view: TopicView) -> Topic:
+    return Topic(view.topic, *watermark_of(session, view), view.instances)
 
 
 def heartbeats(session: Session) -> dict[str, int]:
@@ -344,89 +139,21 @@ def heartbeats(session: Session) -> dict[str, int]:
 def strangers(session: Session) -> list[dict[str, Any]]:
     """Records that have no effect, because who wrote them cannot be who they say; the newest first."""
     table = store.StrangerRow
-    return [
-        {
-            "place": row.place,
-            "kind": row.kind,
-            "cause": row.cause,
-            "who": row.who,
-            "count": row.count,
-            "first": iso(row.first),
-            "last": iso(row.last),
-        }
-        for row in session.scalars(select(table).order_by(table.last.desc()))
-    ]
+    columns = (table.place, table.kind, table.cause, table.who, table.count, table.first, table.last)
+    rows = session.execute(select(*columns).order_by(table.last.desc()))
+    return [{**row._mapping, "first": iso(row.first), "last": iso(row.last)} for row in rows]
 
 
 def history(session: Session, topic: str, start: int, end: int) -> list[dict[str, Any]]:
     """What operators said of a topic, and how final verdicts of [start, end) changed; the oldest first."""
     table = HistoryRow
     here = or_(table.window.between(window_start(start), end - 1), table.window.is_(None))
-    rows = session.scalars(select(table).where(table.topic == topic, here).order_by(table.number))
+    columns = select(table.time, table.window, table.who, table.what)
+    rows = session.execute(columns.where(table.topic == topic, here).order_by(table.number))
     return [
-        {
-            "time": iso(row.time),
-            "window": None if row.window is None else iso(row.window),
-            "who": row.who,
-            "what": row.what,
-        }
+        {**row._mapping, "time": iso(row.time), "window": None if row.window is None else iso(row.window)}
         for row in rows
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """Without whose word an operator goes on: of one instance, or of a service up to a time."""
-
-    instance: int | None = None
-    service: str | None = None
-    server: str | None = None
-    before: int = FOR_EVER
-    """Only those that were last heard of before (ms)."""
-    disown: bool = False
-    """They are nobody: what they have reported does not count, either."""
-    reason: str
-    who: str
-
-
-def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instance]:
-    """Go on without the word of silent or false instances from now on; returns them.
-
-    A later reason takes over.
-    """
-    table = ProducerRow
-    rows = select(table).where(table.announced, table.heard_at < said.before)
-    if said.instance is not None:
-        rows = rows.where(table.instance == said.instance)
-    else:
-        rows = rows.where(table.service == said.service)
-        if not said.disown:
-            rows = rows.where(~table.done, table.accepted.is_(None))
-        if said.server is not None:
-            rows = rows.where(table.server == said.server)
-    accepted = []
-    now = rules.clock_ms()
-    link = store.ProducerTopicRow
-    topics: Counter[str] = Counter()
-    for row in session.scalars(rows.order_by(table.instance)).all():
-        row.accepted = said.reason
-        if said.disown:
-            row.disowned = row.done = True
-        accepted.append(to_instance(row, NOTHING, rules))
-        topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
-    for topic, count in topics.items():
-        gap = store.UnheardRow  # it stays, without a time: who was not heard may speak from now on
-        crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))
-        session.execute(crowd.values(to=gap.at, since=0, until=0))
-        if said.disown:  # what it said may be in any window, and have made it incomplete
-            again = update(WindowRow).where(WindowRow.topic == topic)
-            session.execute(again.values(dirty=True, settled=False))
-        whom = (
-            f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
-        )
-        done = "disowned" if said.disown else "accepted"
-        _remember(session, now, topic, None, said.who, f"{done} {whom}: {said.reason}")
-    return accepted
 
 
 def watermark_of(session: Session, view: TopicView) -> tuple[datetime | None, str | None]:

@@ -33,11 +33,12 @@ from millrace.service.admission import admit, who_asks
 from millrace.service.database import reason_of
 from millrace_audit.answer import iso, to_json
 from millrace_audit.auditor import answers
+from millrace_audit.auditor.acceptance import Acceptance, accept
 from millrace_audit.auditor.access import role_of
-from millrace_audit.auditor.answers import Acceptance
-from millrace_audit.auditor.circumstances import AuditRules
 from millrace_audit.auditor.console import GroupsLook, add_console
 from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
@@ -171,50 +172,39 @@ def build_app(
         """All numbers for Prometheus."""
         return Response(worker.numbers.text(), media_type="text/plain; version=0.0.4")
 
+    def take(request: Request, said: Reason, **whom: Any) -> list[int]:
+        reason = said.reason.strip()
+        if not reason:
+            raise MillraceError("an acceptance needs a reason: say why the instance will never report")
+        who = who_asks(request) or said.who
+        with store.writing() as session:
+            acceptance = Acceptance(**whom, disown=said.disown, reason=reason, who=who)
+            accepted = accept(session, rules, acceptance)
+            if accepted:
+                settle(session, rules)
+        return [instance.instance for instance in accepted]
+
     @app.post("/v1/instances/{instance}/accept")
-    def accept(request: Request, instance: int, said: Reason) -> dict[str, Any]:
+    def accept_instance(request: Request, instance: int, said: Reason) -> dict[str, Any]:
         """Go on without the word of an instance; the reason stays visible beside its windows."""
         if not -(1 << 63) <= instance < 1 << 63:
             raise MillraceError(f"{instance} is no instance number")
-        reason = _reason(said)
-        acceptance = Acceptance(
-            instance=instance, disown=said.disown, reason=reason, who=who_asks(request) or said.who
-        )
-        with store.writing() as session:
-            if not answers.accept(session, rules, acceptance):
-                raise MillraceError(
-                    f"nobody has heard of instance {instance}: the reasons beside a window name those that"
-                    " are silent"
-                )
-            answers.settle(session, rules)
-        return {"instance": instance, "accepted": reason}
+        if not take(request, said, instance=instance):
+            raise MillraceError(
+                f"nobody has heard of instance {instance}: the reasons beside a window name those that are"
+                " silent"
+            )
+        return {"instance": instance, "accepted": said.reason.strip()}
 
     @app.post("/v1/accept")
     def accept_service(request: Request, said: ServiceReason) -> dict[str, Any]:
         """Go on without the word of a service's silent instances that were last heard of before a time."""
-        reason = _reason(said)
         before = FOR_EVER if said.before is None else _ms(said.before, "before")
-        acceptance = Acceptance(
-            service=said.service,
-            server=said.server,
-            before=before,
-            disown=said.disown,
-            reason=reason,
-            who=who_asks(request) or said.who,
-        )
-        with store.writing() as session:
-            accepted = answers.accept(session, rules, acceptance)
-            answers.settle(session, rules)
-        return {"instances": [instance.instance for instance in accepted], "accepted": reason}
+        instances = take(request, said, service=said.service, server=said.server, before=before)
+        return {"instances": instances, "accepted": said.reason.strip()}
 
     admit(app, role_of, access)
     return app
-
-
-def _reason(said: Reason) -> str:
-    if not (reason := said.reason.strip()):
-        raise MillraceError("an acceptance needs a reason: say why the instance will never report")
-    return reason
 
 
 def _span(start: str, end: str) -> tuple[int, int]:

@@ -24,11 +24,13 @@ from millrace.coordination.session import Session as ZooKeeperSession
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
-from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor import ledger
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
+from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.batches import AuditMessage, messages_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
@@ -192,13 +194,13 @@ class Auditor:
         self._is_stale |= news
         if now >= self._settle_due and (self._is_stale or now >= self._settle_due + _SETTLE_S):
             with self._store.writing() as session:
-                answers.settle(session, self._rules, self.numbers.settled)
+                settle(session, self._rules, self.numbers.settled)
             self._is_stale = False
             took = time.monotonic() - now
             self._settle_due = now + min(5 * took, _SETTLE_S)  # a fifth of a core at the most
         if now >= self._tidy_due:
             with self._store.writing() as session:
-                more = answers.tidy(session, self._rules)
+                more = tidy(session, self._rules)
             self._tidy_due = now if more else now + _TIDY_S
         return news
 

@@ -1,7 +1,7 @@
 """What a batch of audit records changes: windows, producers and strangers, each read and written once.
 
-Knows rows and sums; what a record means is decided in `said` and `counted`. What changes a window that was
-final before raises its revision.
+Knows rows and sums; what a record means is decided in `reported` and `counted`. What changes a window that
+was final before raises its revision.
 """
 
 from __future__ import annotations

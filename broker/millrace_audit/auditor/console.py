@@ -32,9 +32,9 @@ from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
 from millrace_audit.auditor import answers
-from millrace_audit.auditor.circumstances import AuditRules
 from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import AuditStore, CoverageRow, LoadRow, StrangerRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE

@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 from millrace_audit.answer import Topic, Verdict, overall
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.beats import Progress
-from millrace_audit.auditor.circumstances import AuditRules, TopicView, views
-from millrace_audit.auditor.store import TopicRow, WindowRow
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.store import WindowRow
+from millrace_audit.auditor.topic_view import TopicView, listed, views
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 
 _WORST_FIRST = tuple(Verdict)
@@ -40,15 +41,13 @@ def newest_end(session: Session, now: int) -> int:
 
 def hours_of_all(session: Session, rules: AuditRules, start: int, end: int) -> list[TopicHours]:
     """Every topic by name, with its verdicts on the hours of [start, end), both full hours in ms."""
-    progress = Progress(session)
-    listed = select(TopicRow.topic).where(answers.is_listed(TopicRow.topic)).order_by(TopicRow.topic)
     judged = _judged_hours(session, start, end)
     return [
         TopicHours(
-            Topic(view.topic, *answers.watermark_of(session, view), view.instances),
+            answers.known_of(session, view),
             [_verdict(judged.get((view.topic, hour)), view, hour) for hour in range(start, end, HOUR_MS)],
         )
-        for view in views(session, rules, progress, session.scalars(listed).all())
+        for view in views(session, rules, Progress(session), listed(session))
     ]
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Strangers
 from millrace_audit.auditor.counted import Counted
-from millrace_audit.auditor.said import Said
+from millrace_audit.auditor.reported import Reported
 from millrace_audit.auditor.store import TierRow
 from millrace_audit.reports.messages import FOR_EVER, SIGNED, WAREHOUSE, Hello, LoadCount, OtherVersion
 
@@ -64,7 +64,7 @@ def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
         else:
             belong.append(entry)
     if belong:
-        part = Said if Hello in place.takes else Counted
+        part = Reported if Hello in place.takes else Counted
         part(session, place, changes, strangers).take_all(belong)
     if heard and Hello in place.takes:
         gap = store.UnheardRow

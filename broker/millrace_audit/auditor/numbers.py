@@ -16,12 +16,13 @@ from sqlalchemy import func, select
 from millrace_audit.answer import Verdict, Window
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
+from millrace_audit.auditor.topic_view import is_listed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 
 if TYPE_CHECKING:
-    from millrace_audit.auditor.circumstances import AuditRules
-    from millrace_audit.auditor.verdict import Circumstances
+    from millrace_audit.auditor.circumstances import Circumstances
+    from millrace_audit.auditor.rules import AuditRules
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
 
@@ -87,7 +88,7 @@ class AuditNumbers(Collector):
         with self._store.reading() as session:
             counts = select(WindowRow.topic, WindowRow.verdict, func.count(), func.min(WindowRow.window))
             for topic, verdict, count, first in session.execute(
-                counts.where(answers.is_listed(WindowRow.topic)).group_by(WindowRow.topic, WindowRow.verdict)
+                counts.where(is_listed(WindowRow.topic)).group_by(WindowRow.topic, WindowRow.verdict)
             ):
                 windows.add_metric([topic, verdict], count)
                 if verdict == Verdict.PENDING:

@@ -22,12 +22,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window, iso, overall, utc
-from millrace_audit.auditor.beats import Beat
+from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window, overall, utc
+from millrace_audit.auditor.circumstances import Circumstances, silent_about
 from millrace_audit.auditor.evidence import Evidence, Held, Said, pairs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
-from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
-from millrace_audit.reports.ranges import SequenceRanges, in_words
+from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
+from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import wrapped
 
 FOREIGN = "messages without a header"
@@ -35,43 +35,6 @@ MOST_REASONS = 20
 """Most reasons that a window lists; the others are counted."""
 _WITHOUT_CONTENT = (WAREHOUSE, TABLE)
 """A row is no message any more: nobody can take its fingerprint."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Circumstances:
-    """Everything beside its own evidence that the verdict on a window rests on."""
-
-    waiting: list[tuple[Verdict, str]] = field(default_factory=list)
-    """Why it is `unknown` or `pending`, whatever its evidence says."""
-    past: set[tuple[str, str]] = field(default_factory=set)
-    """(origin, tier): what the tier lacks of the origin's events, it lacks for good."""
-    ahead: set[tuple[str, str]] = field(default_factory=set)
-    """(origin, tier): what the tier has and the tier before has not, that one will never count."""
-    unheard: set[str] = field(default_factory=set)
-    """Origins whose producers may have said hello, and the auditor has not heard it yet."""
-    deaf: dict[str, str] = field(default_factory=dict)
-    """Origin -> why its producers may have reported what was counted, and the auditor will never hear it."""
-    doubted: set[str] = field(default_factory=set)
-    """Tiers that could not be counted in full: what they lack, they may have."""
-    lost: dict[str, str] = field(default_factory=dict)
-    """Tier -> why it may have had more, long after the window was over, than it counted."""
-    lacks: dict[str, str] = field(default_factory=dict)
-    """Those of `lost` where the tier may have had what it would be past by."""
-    reached: dict[str, Beat] = field(default_factory=dict)
-    """Tier -> the beat by which it was past the window."""
-    notes: list[str] = field(default_factory=list)
-    """What is said beside the verdict."""
-
-    def excuse(self, finding: Finding, home: str) -> str | None:
-        """Why what seems wrong may be right: a tier may have had what nobody counted there."""
-        if finding.kind == "missing":
-            return self.lacks.get(finding.tier)
-        before = {OFFLINE: home, WAREHOUSE: OFFLINE, TABLE: WAREHOUSE}
-        if finding.tier == home and finding.kind == "unexpected":
-            return self.deaf.get(home)
-        if finding.kind == "altered" or finding.tier == home:
-            return None
-        return self.lost.get(before[finding.tier])
 
 
 @dataclass(slots=True)
@@ -227,16 +190,6 @@ def _silence(entry: _Entry, end: int) -> Iterator[str]:
         is_repeated = times > 1 and home.layers == [SequenceRanges(pairs(said.acknowledged))] * times
         if is_repeated and home.fingerprint != wrapped(times * said.fingerprint):
             yield f"two producers share instance number {instance.instance}: their messages differ"
-
-
-def silent_about(instance: Instance, end: int) -> str | None:
-    """Why it may still have something to say about the time before `end`; None when it has not."""
-    if instance.missing_reports:
-        return f"report {in_words(instance.missing_reports)} of {instance.name} is missing"
-    if instance.closed_through >= end or instance.idle:
-        return None
-    said = "nothing" if instance.closed_through == NOTHING else f"only {iso(instance.closed_through)}"
-    return f"{instance.name} has closed {said} and may send more"
 
 
 def _findings(entry: _Entry, end: int, around: Circumstances) -> Iterator[Finding]:

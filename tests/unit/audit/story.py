@@ -16,8 +16,10 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Completeness, to_json
 from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.circumstances import AuditRules
+from millrace_audit.auditor.acceptance import Acceptance, accept
 from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -327,12 +329,12 @@ class Story:
 
     def settle(self) -> int:
         with self.store.writing() as session:
-            return answers.settle(session, self.rules)
+            return settle(session, self.rules)
 
     def accept(self, **said: Any) -> list[int]:
         with self.store.writing() as session:
-            acceptance = answers.Acceptance(**{"reason": "burnt down", "who": "me", **said})
-            return [instance.instance for instance in answers.accept(session, self.rules, acceptance)]
+            acceptance = Acceptance(**{"reason": "burnt down", "who": "me", **said})
+            return [instance.instance for instance in accept(session, self.rules, acceptance)]
 
     def completeness(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> Completeness:
         with self.store.reading() as session:

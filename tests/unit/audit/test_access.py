@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from millrace.service.access import AccessList, add_entry
 from millrace.service.admission import check_roles
-from millrace_audit.auditor import answers
+from millrace_audit.auditor.acceptance import Acceptance
 from millrace_audit.auditor.access import ROLES, role_of
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
@@ -80,11 +80,11 @@ def test_who_accepts_is_who_has_shown_the_token(
 ) -> None:
     said: list[str] = []
 
-    def accept(_session: object, _rules: object, acceptance: answers.Acceptance) -> list[Any]:
+    def accept(_session: object, _rules: object, acceptance: Acceptance) -> list[Any]:
         said.append(acceptance.who)
         return []
 
-    monkeypatch.setattr(answers, "accept", accept)
+    monkeypatch.setattr("millrace_audit.auditor.app.accept", accept)
     token = base64.b64encode(f"the-accept:{tokens['accept']}".encode()).decode()
     answer = auditor.post("/v1/accept", json=BODY, headers={"authorization": f"Basic {token}"})
     assert (answer.status_code, said) == (200, ["the-accept"])
@@ -102,7 +102,7 @@ def test_who_accepts_is_who_has_shown_the_token(
 def test_a_foreign_page_accepts_nothing_with_a_browsers_own_token(
     auditor: Client, tokens: dict[str, str], headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "accept", lambda *_: pytest.fail("it was accepted"))
+    monkeypatch.setattr("millrace_audit.auditor.app.accept", lambda *_: pytest.fail("it was accepted"))
     shown = {**headers, "authorization": f"Bearer {tokens['accept']}"}
     answer = auditor.post("/v1/accept", content=json.dumps(BODY).encode(), headers=shown)
     assert answer.status_code in (400, 403)

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor import ledger
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
+from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat
 from tests.unit.audit.story import NOW, OWN, RULES, TOPIC, Story, found
@@ -54,7 +55,7 @@ class Service:
 
     def settle(self) -> None:
         with self.story.store.writing() as session:
-            answers.settle(session, self.story.rules, self.worker.numbers.settled)
+            settle(session, self.story.rules, self.worker.numbers.settled)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import delete, func, select
 
 from millrace_audit.answer import iso
-from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor import answers, ledger, topic_view
 from millrace_audit.auditor.batch import Heard
 from millrace_audit.auditor.beats import Beat, Beats
-from millrace_audit.auditor.said import MOST_RANGES
+from millrace_audit.auditor.reported import MOST_RANGES
 from millrace_audit.auditor.store import (
     AuditStore,
     BeatRow,
@@ -25,6 +25,7 @@ from millrace_audit.auditor.store import (
     UnheardRow,
     WindowRow,
 )
+from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -337,7 +338,7 @@ def test_of_a_window_of_too_many_ranges_nothing_is_kept_and_it_is_never_complete
 def test_topics_that_nobody_counts_are_judged_only_as_long_as_they_are_few(
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "MOST_UNCOUNTED", 5)
+    monkeypatch.setattr(topic_view, "MOST_UNCOUNTED", 5)
     for n in range(20):
         quick.hello(1000 + n, topic=f"A{n:02}")
         quick.report(0, (0, 9), instance=1000 + n, topic=f"A{n:02}")
@@ -379,7 +380,7 @@ def test_an_instance_that_ended_is_forgotten_with_the_last_of_its_windows(story:
     for now, kept in ((NOW + 89 * days, 7), (NOW + 92 * days, 3)):
         story.rules = replace(RULES, clock_ms=lambda now=now: now)  # type: ignore[misc]
         with story.store.writing() as session:
-            answers.tidy(session, story.rules)
+            tidy(session, story.rules)
         assert len(known_producers(story)) == kept
     assert known_producers(story) == [("dc1", 2), ("dc1", 3), ("dc1", 4)]
     with story.store.reading() as session:
@@ -596,7 +597,7 @@ def test_strangers_fill_no_database(story: Story, monkeypatch: pytest.MonkeyPatc
 def test_more_open_instances_than_any_topic_has_are_strangers(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 3)
+    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 3)
     for instance in range(1, 6):
         story.hello(instance)
     story.report(0, (0, 1), instance=2)
@@ -613,7 +614,7 @@ def test_more_open_instances_than_any_topic_has_are_strangers(
 def test_hellos_of_nobody_make_what_is_not_heard_unknown_until_they_are_accepted(
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 10)
+    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 10)
     quick.carry(SequenceCounts())
     quick.beats(W - 10 * WINDOW_MS)
     for instance in range(100, 110):
@@ -988,7 +989,7 @@ def test_a_lost_hello_is_made_up_for_by_a_report_only_while_windows_of_that_time
     assert quick.apply().strangers() == []
     quick.rules = replace(RULES, clock_ms=lambda: LATER + RULES.keep_ms + WINDOW_MS)
     with quick.store.writing() as session:
-        answers.tidy(session, quick.rules)
+        tidy(session, quick.rules)
     quick.report(4, (0, 9), instance=4, window=NOW)
     assert quick.apply().strangers() == [("Report", "its instance has not said hello")]
 
@@ -1116,7 +1117,7 @@ def test_what_is_deleted_before_it_is_known_holds_nothing_up(quick: Story) -> No
 def test_who_was_not_heard_among_too_many_may_speak_once_some_are_accepted(
     quick: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_audit.auditor.said.MOST_OPEN", 3)
+    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 3)
     for instance in range(100, 103):
         quick.hello(instance, service="evil")
     quick.hello()
@@ -1590,7 +1591,7 @@ def test_a_folded_window_gives_the_same_answer_and_unfolds_for_what_is_late(stor
     before = story.answer()
     story.rules = replace(RULES, clock_ms=lambda: NOW + 25 * 3_600_000)
     with story.store.writing() as session:
-        answers.tidy(session, story.rules)
+        tidy(session, story.rules)
     assert story.answer() == before
     story.report(1, (12, 14))
     story.carry(found((12, 14)))
@@ -1609,7 +1610,7 @@ def test_windows_expire_and_do_not_come_back(story: Story) -> None:
     story.apply()
     story.rules = replace(RULES, clock_ms=lambda: NOW + 91 * 24 * 3_600_000)
     with story.store.writing() as session:
-        answers.tidy(session, story.rules)
+        tidy(session, story.rules)
     story.carry(found((0, 9), instance=4))
     story.apply()
     with story.store.reading() as session:
@@ -1624,7 +1625,7 @@ def test_an_expired_window_is_unknown_and_an_incomplete_one_stays(quick: Story) 
     assert quick.apply().verdict(W + WINDOW_MS) == "incomplete"
     quick.rules = replace(RULES, clock_ms=lambda: NOW + RULES.keep_ms + WINDOW_MS)
     with quick.store.writing() as session:
-        answers.tidy(session, quick.rules)
+        tidy(session, quick.rules)
     assert [quick.verdict(), quick.verdict(W + WINDOW_MS)] == ["unknown", "incomplete"]
     assert "it is older than --keep-days" in quick.window()["reasons"][0]
 
@@ -1638,7 +1639,7 @@ def test_a_window_of_a_far_time_that_expires_blinds_nobody(quick: Story) -> None
     later = NOW + RULES.keep_ms + 24 * 3_600_000
     quick.rules = replace(RULES, clock_ms=lambda: later)
     with quick.store.writing() as session:
-        answers.tidy(session, quick.rules)
+        tidy(session, quick.rules)
     window = later // WINDOW_MS * WINDOW_MS - 10 * WINDOW_MS
     quick.hello()
     quick.report(0, (0, 9), window=window)

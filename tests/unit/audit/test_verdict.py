@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from millrace_audit.answer import Instance, Verdict, Window, iso, overall
+from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.evidence import Evidence
-from millrace_audit.auditor.verdict import Circumstances, judge
+from millrace_audit.auditor.verdict import judge
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import Range, SequenceRanges

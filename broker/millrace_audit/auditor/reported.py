@@ -36,7 +36,7 @@ MOST_RANGES = 50_000
 """Of all windows of a report: more than twice what producers put into one."""
 
 
-class Said:
+class Reported:
     """Hellos and reports of one cluster's producers."""
 
     def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:

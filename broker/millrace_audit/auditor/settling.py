@@ -1,0 +1,125 @@
+"""Has windows judged whose evidence or circumstances are others than at their last verdict, and keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from millrace_audit.answer import Instance, Verdict, Window, to_json
+from millrace_audit.auditor import store
+from millrace_audit.auditor.beats import Progress
+from millrace_audit.auditor.circumstances import FINAL, Circumstances
+from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
+from millrace_audit.auditor.gaps import note_unheard
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.store import HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.topic_view import TopicView, is_listed, to_instance, views
+from millrace_audit.auditor.verdict import judge
+from millrace_audit.reports.messages import NOTHING
+
+_TOO_MUCH = (
+    f"more than {MOST_RANGES_KEPT} ranges of sequences were reported or counted in it: look for who sends"
+    " sequences out of order, or in others' names"
+)
+Settled = Callable[[Window, Circumstances, str], object]
+
+
+def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: None) -> int:
+    """Judge every window whose verdict may have changed; call it when all that was said is applied.
+
+    Returns how many were judged; `settled` hears of those that are final for the first time.
+    """
+    progress = Progress(session)
+    _note_hellos(session, progress)
+    note_unheard(session, progress)
+    judged = 0
+    listed = select(TopicRow).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
+    topics = {row.topic: row for row in session.scalars(listed)}
+    for view in views(session, rules, progress, [*topics]):
+        if view.announced:
+            topic = topics[view.topic]
+            topic.final_through = max(topic.final_through, view.final_through)
+        judging = _Judge(session, rules, progress.heartbeats, view.topic)
+        judged += _settle(session, judging, view, settled)
+    return judged
+
+
+def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled) -> int:
+    columns = select(
+        WindowRow.window,
+        WindowRow.revision,
+        WindowRow.dirty,
+        WindowRow.positions,
+        WindowRow.signature,
+        WindowRow.last_settled,
+    )
+    # What is still to come nobody can have sent, whatever clocks say: it waits for its time.
+    still_open = columns.where(
+        ~WindowRow.settled, WindowRow.topic == view.topic, WindowRow.window <= view.now
+    )
+    changes = []
+    for row in session.execute(still_open.order_by(WindowRow.window)).all():
+        around = view.around(row.window, row.positions)
+        signature = around.digest()
+        if not row.dirty and signature == row.signature:
+            continue
+        window = judging.judge(row.window, around)
+        is_final = window.verdict in FINAL and around.is_over
+        change = {
+            "topic": view.topic,
+            "window": row.window,
+            "verdict": window.verdict,
+            "settled": is_final,
+            "last_settled": window.verdict if is_final else row.last_settled,
+            "dirty": False,
+            "signature": signature,
+            "judged": to_json(window),
+        }
+        changes.append(change)
+        if is_final and row.last_settled is None:
+            settled(window, around, view.topic)
+        elif is_final and row.last_settled != window.verdict:
+            what = f"{row.last_settled} became {window.verdict} at revision {row.revision}"
+            session.add(
+                HistoryRow(time=view.now, topic=view.topic, window=row.window, who="the auditor", what=what)
+            )
+    if changes:
+        session.execute(update(WindowRow), changes)
+    return len(changes)
+
+
+class _Judge:
+    """Judges windows of a topic, and reads of every producer once who it is."""
+
+    def __init__(
+        self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int], topic: str
+    ) -> None:
+        self._session, self._rules, self._heartbeats = session, rules, heartbeats
+        self._topic = topic
+        self._instances: dict[int, Instance] = {}
+
+    def judge(self, start: int, around: Circumstances) -> Window:
+        here = (WindowRow.topic == self._topic, WindowRow.window == start)
+        evidence = Evidence.unpack(self._session.scalar(select(WindowRow.evidence).where(*here)) or b"")
+        link = store.ProducerTopicRow
+        named = (link.producer == ProducerRow.producer) & (link.topic == self._topic)
+        rows = select(ProducerRow, link.topic).outerjoin(link, named)
+        for some in store.slices(sorted(evidence.producers() - self._instances.keys())):
+            for row, topic in self._session.execute(rows.where(ProducerRow.producer.in_(some))):
+                heartbeat = self._heartbeats.get(row.origin, NOTHING)
+                self._instances[row.producer] = to_instance(
+                    row, heartbeat, self._rules, is_of_topic=topic is not None
+                )
+        if evidence.is_too_much:
+            around.waiting.append((Verdict.UNKNOWN, _TOO_MUCH))
+        return judge(start, evidence, self._instances, around)
+
+
+def _note_hellos(session: Session, progress: Progress) -> None:
+    """Note of new instances from when on they are awaited: their cluster's heartbeat behind the hello."""
+    new = (ProducerRow.announced, ~ProducerRow.done, ProducerRow.next_report == 0, ~ProducerRow.counted)
+    for row in session.scalars(select(ProducerRow).where(*new, ProducerRow.awaited_from == NOTHING)):
+        if beat := progress.beats[row.origin].first(reported_at=row.hello_at):
+            row.awaited_from = beat.time

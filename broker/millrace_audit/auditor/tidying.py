@@ -1,0 +1,84 @@
+"""What the database forgets: windows that no longer change are folded, and deleted when they are old."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from millrace_audit.answer import Verdict
+from millrace_audit.auditor import beats, store
+from millrace_audit.auditor.answers import heartbeats
+from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.topic_view import is_listed
+from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
+from millrace_audit.reports.messages import FOR_EVER, WAREHOUSE
+
+_AT_ONCE = 1000
+"""Windows that are folded in one transaction."""
+
+
+def tidy(session: Session, rules: AuditRules) -> bool:
+    """Fold complete windows that no longer change, delete expired ones; True if there is more to do."""
+    now = rules.clock_ms()
+    kept_from = window_start(now - rules.keep_ms)
+    old = (
+        WindowRow.touched < kept_from,
+        WindowRow.window < kept_from,
+        WindowRow.verdict != Verdict.INCOMPLETE,
+    )
+    newest = select(WindowRow.topic, func.max(WindowRow.window)).where(*old).group_by(WindowRow.topic)
+    for topic, last in session.execute(newest).all():
+        row = session.get_one(TopicRow, topic)
+        row.kept_from = max(row.kept_from, last + WINDOW_MS)
+        session.execute(delete(WindowRow).where(*old, WindowRow.topic == topic))
+    far = (WindowRow.touched < kept_from, WindowRow.window > now + MOST_AHEAD_MS)  # a stranger's
+    session.execute(delete(WindowRow).where(*far))
+    _forget_producers(session, now, kept_from)
+    session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
+    session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
+    still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
+    complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
+    columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
+    folded = [
+        {
+            "topic": row.topic,
+            "window": row.window,
+            "folded": True,
+            "evidence": Evidence.unpack(row.evidence).pack(fold=True),
+        }
+        for row in session.execute(columns.limit(_AT_ONCE)).all()
+    ]
+    if folded:
+        session.execute(update(WindowRow), folded)
+    still_open = select(func.min(WindowRow.window)).where(~WindowRow.settled, is_listed(WindowRow.topic))
+    first_open = session.scalar(still_open)
+    heard = [time for tier, time in heartbeats(session).items() if tier != WAREHOUSE]  # which has no beats
+    if heard:
+        beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
+    return len(folded) == _AT_ONCE
+
+
+def _forget_producers(session: Session, now: int, kept_from: int) -> None:
+    """Delete producers that have ended and of whom no window holds anything, and topics of nobody."""
+    table = ProducerRow
+    ended = (
+        or_(table.done, table.accepted.is_not(None), ~table.announced),
+        or_(table.last_window < kept_from, table.last_window > now + MOST_AHEAD_MS),
+        or_(table.heard_at < kept_from, table.heard_at > now + MOST_AHEAD_MS),
+    )
+    candidates = session.execute(select(table.producer, table.first_window, table.last_window).where(*ended))
+    rows = candidates.all()
+    if not rows:
+        return
+    there = session.scalars(select(WindowRow.window).distinct().order_by(WindowRow.window)).all()
+    forgotten = [one for one, first, last in rows if bisect_left(there, first) >= bisect_right(there, last)]
+    link = store.ProducerTopicRow
+    for some in store.slices(forgotten):
+        session.execute(delete(link).where(link.producer.in_(some)))
+        session.execute(delete(table).where(table.producer.in_(some)))
+    named = (select(CoverageRow.topic), select(link.topic), select(WindowRow.topic))
+    session.execute(delete(TopicRow).where(*(TopicRow.topic.not_in(topics) for topics in named)))

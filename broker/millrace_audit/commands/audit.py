@@ -1,0 +1,146 @@
+"""`millrace audit`: asks the auditor, and says what an operator accepts."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import click
+
+from millrace.config import parse_time
+from millrace.errors import MillraceError
+from millrace_audit import client
+from millrace_audit.answer import to_json
+from millrace_audit.show import print_bad, print_completeness
+
+
+@click.command(
+    epilog="Exit code: 0 when everything asked for is proven, 1 when it is not, 2 for a wrong option."
+    "\n\nExample: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
+)
+@click.argument("topic", required=False)
+@click.option("--from", "start", metavar="TIME", help="ISO 8601, UTC when it names no zone.")
+@click.option("--to", "end", metavar="TIME", help="End of the time asked for, not included.")
+@click.option(
+    "--auditor",
+    "url",
+    metavar="URL",
+    envvar="MILLRACE_AUDITOR",
+    default="http://127.0.0.1:8082",
+    show_default=True,
+    help="The auditor to ask.",
+)
+@click.option(
+    "--bad", "is_bad", is_flag=True, help="Every window that is not complete, over all time, the worst first."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most windows of --bad."
+)
+@click.option("--windows", is_flag=True, help="A line for each ten-minute window, not for each hour.")
+@click.option("--history", "is_history", is_flag=True, help="Acceptances, and changes of final verdicts.")
+@click.option(
+    "--accept",
+    "instance",
+    type=int,
+    metavar="INSTANCE",
+    help="Go on without the word of a silent producer instance; needs --reason.",
+)
+@click.option("--accept-service", "service", metavar="NAME", help="The same of all silent ones of a service.")
+@click.option("--server", metavar="NAME", help="With --accept-service: only those on that server.")
+@click.option("--before", metavar="TIME", help="With --accept-service: only those last heard of before.")
+@click.option(
+    "--disown",
+    is_flag=True,
+    help="With one of both: what they have reported does not count, either. They were nobody.",
+)
+@click.option("--reason", metavar="TEXT", help="Why; it stays visible beside the windows.")
+@click.option("--json", "as_json", is_flag=True, help="Print the auditor's answer for a script.")
+@click.pass_context
+def audit(
+    context: click.Context,
+    /,
+    topic: str | None,
+    start: str | None,
+    end: str | None,
+    url: str,
+    windows: bool,
+    as_json: bool,
+    is_bad: bool,
+    limit: int,
+    is_history: bool,
+    **acceptance: Any,
+) -> None:
+    """Ask whether every event of TOPIC has arrived everywhere, once: complete or not, and why."""
+    accepted = _accept(url, as_json=as_json, **acceptance)
+    if accepted and topic is None:
+        return
+    if is_bad:
+        found = client.bad(url, topic, limit)
+        if as_json:
+            click.echo(json.dumps(to_json(found), indent=1))
+        else:
+            print_bad(found, limit)
+        context.exit(1 if found else 0)
+    if topic is None:
+        raise MillraceError(
+            "which topic? `millrace audit TOPIC --from TIME --to TIME`, or `millrace audit --bad`"
+        )
+    if accepted and start is None and end is None:
+        return
+    first, last = _span(start, end)
+    if is_history:
+        for said in client.history(url, topic, first, last):
+            window = f" window {said['window']}" if said["window"] else ""
+            click.echo(
+                json.dumps(said) if as_json else f"{said['time']}{window} {said['who']}: {said['what']}"
+            )
+        return
+    answer = client.completeness(url, topic, first, last)
+    if as_json:
+        click.echo(json.dumps(to_json(answer), indent=1))
+    else:
+        print_completeness(answer, by_window=windows)
+    context.exit(0 if answer.proven else 1)
+
+
+def _span(start: str | None, end: str | None) -> tuple[datetime, datetime]:
+    if start is None or end is None:
+        raise MillraceError("--from and --to are both needed: which time is asked for?")
+    first, last = parse_time(start, "--from"), parse_time(end, "--to")
+    if first >= last:
+        raise MillraceError(f"--from {start} is not before --to {end}: give the earlier time first")
+    return first, last
+
+
+def _accept(
+    url: str,
+    *,
+    as_json: bool,
+    instance: int | None,
+    service: str | None,
+    server: str | None,
+    before: str | None,
+    disown: bool,
+    reason: str | None,
+) -> bool:
+    """Say what the operator accepts; False when that is nothing."""
+    if (instance is None and service is None) != (reason is None):
+        raise MillraceError("--accept INSTANCE or --accept-service NAME needs --reason TEXT: give both")
+    if instance is not None and service is not None:
+        raise MillraceError("--accept and --accept-service are two ways to say it: give one")
+    if service is None and (server is not None or before is not None):
+        raise MillraceError("--server and --before belong to --accept-service NAME: give it, too")
+    if reason is None:
+        if disown:
+            raise MillraceError("--disown belongs to --accept or --accept-service: give one, too")
+        return False
+    done = "disowned" if disown else "accepted"
+    if instance is not None:
+        client.accept(url, instance, reason, disown=disown)
+        click.echo(f"{done}: instance {instance} ({reason})", err=as_json)
+    elif service is not None:
+        until = None if before is None else parse_time(before, "--before")
+        accepted = client.accept_service(url, service, reason, server=server, before=until, disown=disown)
+        click.echo(f"{done}: {len(accepted)} instances of service {service} ({reason})", err=as_json)
+    return True

@@ -1,0 +1,82 @@
+"""`millrace audit-reader`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import Any
+
+import click
+
+from millrace.errors import MillraceError
+from millrace.logs import start_logging
+from millrace.service.options import door_options, tls_of
+from millrace.signals import stop_on_signals
+from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
+
+log = logging.getLogger("millrace.audit")
+
+
+@click.command(
+    "audit-reader",
+    epilog="Example: millrace audit-reader --cluster dc1 --bootstrap 127.0.0.1:9192"
+    " --zookeeper 127.0.0.1:2181 --registry http://127.0.0.1:8081",
+)
+@click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
+@click.option("--tier", metavar="NAME", help="What it stands for: its own name (the default), or `offline`.")
+@click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
+@registry_option
+@zookeeper_option
+@click.option(
+    "--new-cluster",
+    is_flag=True,
+    help="The tier's cluster was replaced by this one: without it a reader refuses another cluster.",
+)
+@click.option(
+    "--topics", default="", metavar="NAME,NAME", help="Topics to count; without it all but the audit topics."
+)
+@click.option(
+    "--interval-ms",
+    type=click.IntRange(min=10),
+    default=1000,
+    show_default=True,
+    help="How often it looks for new messages and publishes.",
+)
+@click.option(
+    "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics for Prometheus there, and /healthz."
+)
+@door_options
+def audit_reader(
+    tier: str | None,
+    topics: str,
+    metrics_listen: str | None,
+    access_file: str,
+    certificate: str,
+    key: str,
+    **named: Any,
+) -> None:
+    """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own.
+
+    A second reader of the same tier stands by until the first one ends.
+    """
+    from millrace_audit.reader.numbers import ReaderNumbers, serve
+    from millrace_audit.reader.reader import AuditReader, ReaderConfig
+
+    start_logging()
+    hush_requests()
+    config = ReaderConfig(tier=tier or named["cluster"], topics=names_of(topics), **named)
+    stop = threading.Event()
+    stop_on_signals(stop.set, limited=True)
+    numbers = ReaderNumbers(config.tier)
+    tls = tls_of(certificate, key)
+    if metrics_listen:
+        log.info("metrics on %s/metrics", serve(numbers, metrics_listen, access_file, tls))
+    elif access_file or tls is not None:
+        raise MillraceError("--access and --certificate are for the metrics: give --metrics-listen, too")
+
+    def ready() -> None:
+        click.echo(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")
+        sys.stdout.flush()
+
+    AuditReader(config, stop, numbers).run(ready)

@@ -1,0 +1,159 @@
+"""`millrace auditor`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from millrace.errors import MillraceError
+from millrace.service.access import AccessList
+from millrace.service.options import door_options, tls_of
+from millrace_audit.auditor.rules import AuditRules
+from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
+
+if TYPE_CHECKING:
+    from millrace.service.web import WebServer
+    from millrace_audit.auditor.auditor import Auditor
+
+log = logging.getLogger("millrace.audit")
+
+
+@click.command(
+    epilog="Example: millrace auditor --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081"
+    " --zookeeper 127.0.0.1:2181 --origins dc1,dc2 --database-url sqlite:////var/lib/auditor.db"
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8082",
+    show_default=True,
+    help="Address to serve on; port 0 takes a free one.",
+)
+@click.option(
+    "--database-url",
+    envvar="MILLRACE_AUDITOR_DATABASE_URL",
+    metavar="URL",
+    default="sqlite:///auditor.db",
+    show_default=True,
+    help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.",
+)
+@click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the aggregate cluster.")
+@registry_option
+@zookeeper_option
+@click.option(
+    "--origins",
+    metavar="NAME,NAME",
+    required=True,
+    help="The clusters that are produced to: no window is final before each was heard of.",
+)
+@click.option(
+    "--carried",
+    metavar="REGEX",
+    default="",
+    help="Topics, by their whole name, that are proven when they are `carried`; others must be `complete`.",
+)
+@click.option(
+    "--grace-s",
+    type=click.IntRange(min=0),
+    default=60,
+    show_default=True,
+    help="A window can be final this long after its end at the earliest: how far clocks differ.",
+)
+@click.option(
+    "--hello-patience-s",
+    type=click.IntRange(min=1),
+    default=600,
+    show_default=True,
+    help="How long an instance that has only said hello is awaited, and a silent one is not yet named so.",
+)
+@click.option(
+    "--fold-after-h",
+    type=click.IntRange(min=1),
+    default=24,
+    show_default=True,
+    help="A complete window that has not changed for so many hours takes less room.",
+)
+@click.option(
+    "--keep-days",
+    type=click.IntRange(min=1),
+    default=90,
+    show_default=True,
+    help="A window that has not changed for so many days is deleted.",
+)
+@door_options
+def auditor(
+    listen: str,
+    database_url: str,
+    bootstrap: str,
+    registry: str,
+    zookeeper: str,
+    access_file: str,
+    certificate: str,
+    key: str,
+    **words: Any,
+) -> None:
+    """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
+    from millrace.service.web import WebServer
+    from millrace_audit.auditor.app import build_app
+    from millrace_audit.auditor.auditor import Auditor
+    from millrace_audit.auditor.console import GroupsLook
+    from millrace_audit.auditor.store import AuditStore
+
+    rules = _rules(**words)
+    hush_requests()
+    with (
+        closing(AuditStore(database_url)) as store,
+        closing(Auditor(store, rules, bootstrap, registry, zookeeper)) as worker,
+    ):
+        worker.check()
+        access = AccessList(access_file) if access_file else None
+        app = build_app(store, rules, worker, GroupsLook(bootstrap), access)
+        server = WebServer(app, listen, "auditor", tls_of(certificate, key))
+        _serve_while_applying(server, worker)
+
+
+def _rules(
+    *, origins: str, carried: str, grace_s: int, hello_patience_s: int, fold_after_h: int, keep_days: int
+) -> AuditRules:
+    names = names_of(origins)
+    if not names:
+        raise MillraceError("--origins names no cluster: write --origins dc1,dc2")
+    try:
+        re.compile(carried)
+    except re.error as error:
+        raise MillraceError(f"--carried {carried!r} is no regular expression: {error}") from None
+    return AuditRules(
+        origins=names,
+        carried=carried,
+        grace_ms=grace_s * 1000,
+        hello_patience_ms=hello_patience_s * 1000,
+        fold_after_ms=fold_after_h * 3_600_000,
+        keep_ms=keep_days * 24 * 3_600_000,
+    )
+
+
+def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
+    stop, failure = threading.Event(), list[Exception]()
+
+    def apply() -> None:
+        try:
+            worker.run(stop)
+        except Exception as error:
+            log.exception("the audit topics are no longer applied")
+            failure.append(error)
+            server.stop()  # an auditor that no longer reads must not go on answering
+
+    thread = threading.Thread(target=apply, name="audit-topics")
+    thread.start()
+    try:
+        server.serve_until_stopped()
+    finally:
+        stop.set()
+        thread.join()
+    if failure:
+        raise MillraceError(f"the auditor stopped: {failure[0]}")
