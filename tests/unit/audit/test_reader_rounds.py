@@ -133,7 +133,7 @@ def test_what_was_not_counted_before_is_counted_only_if_it_may_take_its_place(ma
 
 def test_a_reader_says_at_healthz_why_it_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = TierNumbers("t")
-    url = f"http://{serve(numbers, '127.0.0.1:0')}"
+    url = serve(numbers, "127.0.0.1:0")
     answer = httpx.get(f"{url}/healthz")
     assert (answer.status_code, answer.json()) == (200, {"tier": "t", "turn": None, "troubles": []})
     numbers.turn, numbers.heartbeat_at = 3, 1000.0
