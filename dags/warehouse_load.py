@@ -1,6 +1,7 @@
 """Every hour, for each topic by itself: bring it into the warehouse, wait for the proof, publish the hour.
 
-`SearchQuery` is mirrored here, by batch; `PageView` is mirrored by the brokers all the time. The data
+MILLRACE_TOPICS names the topics, or MILLRACE_TOPICS_FILE a file of many. Some are mirrored here, by batch, as
+`SearchQuery` is; the others, like `PageView`, are mirrored by the brokers all the time. The data
 interval names the hour to wait for and to publish. It selects no offsets: a load takes whatever is new, and
 what it was too early for, the next run's load brings. So runs overlap: while one waits for a slow
 datacenter, the next ones go on loading.
@@ -33,9 +34,9 @@ from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperat
 from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
+from millrace_airflow.topics import topics_of_environment
 
-TOPICS = os.environ.get("MILLRACE_TOPICS", "PageView,SearchQuery").split(",")
-MIRRORED_BY_BATCH = "SearchQuery"
+TOPICS = topics_of_environment()
 SCHEMAS = os.environ.get("MILLRACE_SCHEMAS", str(Path(__file__).resolve().parent.parent / "schemas"))
 LOADS = int(os.environ.get("MILLRACE_LOADS", "4"))
 WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
@@ -54,22 +55,25 @@ SETTLED = f"{{{{ params.end or {LAST} + macros.timedelta(minutes=5) }}}}"
 
 
 @task
-def origins() -> list[str]:
+def origins(conn_id: str) -> list[str]:
     """The datacenters to mirror from."""
     try:
-        return sorted(MillraceHook().get_conn().origins)
+        return sorted(MillraceHook(conn_id).get_conn().origins)
     except ConfigError as error:  # a mistake in the connection, which no retry mends
         raise AirflowFailException(str(error)) from None
 
 
 @task_group
-def table(topic: str) -> None:
+def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str) -> None:
     """One topic: load, wait for the proof, publish."""
     # A datacenter that cannot be reached holds up its own hours, not everybody's: what it lacks keeps its
     # hours from being complete, and the load takes what is there. A load that hangs ends in time.
     load = LoadTopicOperator(
         task_id="load",
         topics=topic,
+        conn_id=conn_id,
+        max_bytes=max_bytes,
+        max_rejected=max_rejected,
         max_active_tis_per_dag=LOADS,
         execution_timeout=WAIT,
         trigger_rule=TriggerRule.ALL_DONE,
@@ -78,6 +82,7 @@ def table(topic: str) -> None:
     wait = CompletenessSensor(
         task_id="wait",
         topic=topic,
+        conn_id=conn_id,
         start=START,
         end=END,
         timeout=WAIT,
@@ -85,7 +90,9 @@ def table(topic: str) -> None:
         deferrable=True,
         map_index_template=TOPIC,
     )
-    publish = PublishOperator(task_id="publish", topic=topic, start=START, end=END, map_index_template=TOPIC)
+    publish = PublishOperator(
+        task_id="publish", topic=topic, conn_id=conn_id, start=START, end=END, map_index_template=TOPIC
+    )
     load >> wait >> publish
 
 
@@ -106,8 +113,17 @@ with DAG(
 ):
     settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
     schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
-    settled >> schemas >> table.expand(topic=[topic for topic in TOPICS if topic != MIRRORED_BY_BATCH])
-    if MIRRORED_BY_BATCH in TOPICS:
-        mirror = MirrorTopicOperator.partial(task_id="mirror_search_query", topic=MIRRORED_BY_BATCH)
-        mirrored = mirror.expand(origin=origins())
-        schemas >> mirrored >> table.override(group_id="mirrored")(MIRRORED_BY_BATCH)
+    settled >> schemas
+    settings = {
+        one.topic: {name: getattr(one, name) for name in ("topic", "conn_id", "max_bytes", "max_rejected")}
+        for one in TOPICS
+    }
+    if streamed := [settings[one.topic] for one in TOPICS if not one.mirror]:
+        schemas >> table.expand_kwargs(streamed)
+    for one in TOPICS:
+        if one.mirror:
+            name = one.topic.replace(".", "_")
+            mirror = MirrorTopicOperator.partial(
+                task_id=f"mirror_{name}", topic=one.topic, conn_id=one.conn_id
+            ).expand(origin=origins.override(task_id=f"origins_{name}")(one.conn_id))
+            schemas >> mirror >> table.override(group_id=name)(**settings[one.topic])

@@ -21,8 +21,11 @@ from millrace_airflow.command_line import WHOLE_HOUR
 from millrace_airflow.operators.load import ReloadHoursOperator
 from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
+from millrace_airflow.topics import topics_of_environment
 
-TOPICS = os.environ.get("MILLRACE_TOPICS", "PageView,SearchQuery").split(",")
+TOPICS = topics_of_environment()
+NAMES = [one.topic for one in TOPICS]
+CONN_ID = f"{{{{ { ({one.topic: one.conn_id for one in TOPICS}) }[params.topic] }}}}"
 KEEP = os.environ.get("MILLRACE_KEEP", "30d")
 UNPROVEN_AFTER = os.environ.get("MILLRACE_UNPROVEN_AFTER", "1d")
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
@@ -31,11 +34,12 @@ TOPIC = "{{ task.topic }}"
 
 
 @task_group
-def table(topic: str) -> None:
+def table(topic: str, conn_id: str) -> None:
     """One topic: publish, compact, expire."""
     publish = PublishOperator(
         task_id="publish",
         topic=topic,
+        conn_id=conn_id,
         start=None,
         end=None,
         proven=True,
@@ -44,11 +48,16 @@ def table(topic: str) -> None:
     )
     # What could not be published or compacted is kept by the steps behind it.
     compact = CompactOperator(
-        task_id="compact", topic=topic, trigger_rule=TriggerRule.ALL_DONE, map_index_template=TOPIC
+        task_id="compact",
+        topic=topic,
+        conn_id=conn_id,
+        trigger_rule=TriggerRule.ALL_DONE,
+        map_index_template=TOPIC,
     )
     expire = ExpireOperator(
         task_id="expire",
         topic=topic,
+        conn_id=conn_id,
         older_than=KEEP,
         trigger_rule=TriggerRule.ALL_DONE,
         map_index_template=TOPIC,
@@ -66,7 +75,7 @@ with DAG(
     tags=["millrace"],
     doc_md=__doc__,
 ):
-    table.expand(topic=TOPICS)
+    table.expand_kwargs([{"topic": one.topic, "conn_id": one.conn_id} for one in TOPICS])
 
 with DAG(
     dag_id="warehouse_reload",
@@ -75,7 +84,7 @@ with DAG(
     max_active_runs=1,
     default_args=DEFAULTS,
     params={
-        "topic": Param(TOPICS[0], enum=TOPICS, description="Whose hours are read again."),
+        "topic": Param(NAMES[0], enum=NAMES, description="Whose hours are read again."),
         "start": Param(type="string", **HOUR, description="First hour, ISO 8601."),
         "end": Param(type="string", **HOUR, description="End of the last hour."),
         "reason": Param(type="string", minLength=1, description="Why; it is kept with the loads."),
@@ -86,8 +95,10 @@ with DAG(
     reload = ReloadHoursOperator(
         task_id="reload",
         topic="{{ params.topic }}",
+        conn_id=CONN_ID,
         start="{{ params.start }}",
         end="{{ params.end }}",
         reason="{{ params.reason }}",
     )
-    reload >> PublishOperator(task_id="publish", topic="{{ params.topic }}", start=None, end=None)
+    topic = "{{ params.topic }}"
+    reload >> PublishOperator(task_id="publish", topic=topic, conn_id=CONN_ID, start=None, end=None)

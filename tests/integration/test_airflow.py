@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,35 @@ with DAG("endless", schedule=None, start_date=datetime(2025, 1, 1, tzinfo=UTC), 
 """
 
 
+# The shipped DAG as it is, with a file of topics; only what its commands do is replaced.
+SHIPPED = """
+import sys
+from millrace_airflow.operators.job import MillraceJobOperator
+from millrace_airflow.sensors.completeness import CompletenessSensor
+
+ANSWER = '''
+import json, sys
+verb, topic = sys.argv[1:]
+if (verb, topic) == ("load", "Bad"):
+    sys.exit("millrace: no topic Bad: create it")
+answer = dict.fromkeys(("path", "sha256", "snapshot_id", "complete_until", "publication", "rows"), 1)
+print(json.dumps([{**answer, "topic": topic, "published": False, "waiting": [], "changes": []}]))
+'''
+MillraceJobOperator.command = lambda self, settings, run_id: [
+    sys.executable, "-c", ANSWER, self.verb, *self.named_topics()]
+CompletenessSensor.execute = lambda self, context: "complete"
+source = open(SOURCE).read()
+assert '"retries": 2' in source
+exec(source.replace('"retries": 2', '"retries": 0'))
+"""
+TOPICS = """
+[PageView]
+[Bad]
+[SearchQuery]
+mirror = true
+"""
+
+
 def run_once(
     dag_id: str, dags: Path, home: Path, connection: Mapping[str, object], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
@@ -107,7 +137,7 @@ def run_once(
     )
 
 
-def connection(registry: str, warehouse: Path) -> dict[str, object]:
+def connection(registry: str, warehouse: Path) -> dict[str, Any]:
     extra = {"registry": f"http://{registry}", "auditor": "http://127.0.0.1:1", "warehouse": str(warehouse)}
     return {"conn_type": "millrace", "host": "127.0.0.1:1", "extra": extra}
 
@@ -155,6 +185,34 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     assert (said["publication"], said["hours"], said["rows"]) == (3, 1, 7)
     assert said["first_hour"] == said["last_hour"] == "2015-05-17T10:00:00Z"
     assert list((home / "millrace-jobs").iterdir()) == []
+
+
+def test_the_shipped_dag_publishes_every_topic_but_the_one_that_cannot_be_loaded(
+    registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dags, source = tmp_path / "dags", str(REPOSITORY / "dags" / "warehouse_load.py")
+    dags.mkdir()
+    (dags / "shipped.py").write_text(SHIPPED.replace("SOURCE", repr(source)))
+    (tmp_path / "topics.toml").write_text(TOPICS)
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(tmp_path / "topics.toml"))
+    monkeypatch.setenv("MILLRACE_SCHEMAS", str(REPOSITORY / "schemas"))
+    place = connection(registry, tmp_path / "warehouse")
+    place["extra"]["origins"] = {"dc1": "127.0.0.1:1", "dc2": "127.0.0.1:2"}
+    done = run_once("warehouse_load", dags, tmp_path / "home", place, *HOURS)
+    *tasks, last = done.stdout.splitlines() or [""]
+    assert last == (
+        "millrace: DAG warehouse_load failed: table.load[Bad]: "
+        f"`{Path(sys.executable).name}` failed with exit code 1: no topic Bad: create it"
+    ), done.stderr
+    assert {line.partition(":")[0] for line in tasks if ": success (" in line} == {
+        "wait_for_last_events",
+        "register_schemas",
+        *(f"table.{task}[PageView]" for task in ("load", "wait", "publish")),
+        "origins_SearchQuery",
+        "mirror_SearchQuery[0]",
+        "mirror_SearchQuery[1]",
+        *(f"SearchQuery.{task}" for task in ("load", "wait", "publish")),
+    }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.sdk.execution_time import macros
 from airflow.serialization.encoders import coerce_to_core_timetable
 
+from millrace.errors import ConfigError
+from millrace_airflow.topics import read_topics
 from tests.support import REPOSITORY
 
 DAGS = REPOSITORY / "dags"
@@ -34,7 +37,7 @@ def downstream(dag: DAG, task_id: str) -> set[str]:
 
 
 def test_nothing_is_published_before_it_is_loaded_and_proved_complete(dag: DAG) -> None:
-    mirrored = ["mirror_search_query", "mirrored.load", "mirrored.wait", "mirrored.publish"]
+    mirrored = ["mirror_SearchQuery", "SearchQuery.load", "SearchQuery.wait", "SearchQuery.publish"]
     for tasks in (mirrored, ["table.load", "table.wait", "table.publish"]):
         for before, after in pairwise(["register_schemas", *tasks]):
             assert after in downstream(dag, before)
@@ -42,7 +45,7 @@ def test_nothing_is_published_before_it_is_loaded_and_proved_complete(dag: DAG) 
 
 def test_no_task_of_a_topic_waits_for_a_task_of_another(dag: DAG) -> None:
     """Tasks of a mapped group wait for those of their own index."""
-    for group, others in (("table", {"mirrored", "mirror_search_query"}), ("mirrored", {"table"})):
+    for group, others in (("table", {"SearchQuery", "mirror_SearchQuery"}), ("SearchQuery", {"table"})):
         for name in ("load", "wait", "publish"):
             before = {
                 task.task_id for task in dag.get_task(f"{group}.{name}").get_flat_relatives(upstream=True)
@@ -58,13 +61,13 @@ def test_each_topic_waits_and_is_published_by_itself_under_its_own_name(dag: DAG
         for name in tasks:
             task = DagBag(str(DAGS)).dags[dag_id].get_task(f"table.{name}")
             group: Any = task.get_closest_mapped_task_group()
-            assert group._expand_input.value == {"topic": topics}
+            assert [one["topic"] for one in group._expand_input.value] == topics
             assert task.map_index_template == f"{{{{ task.{'topics' if name == 'load' else 'topic'} }}}}"
 
 
 def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(dag: DAG) -> None:
-    assert dag.get_task("mirrored.load").trigger_rule == "all_done"
-    assert dag.get_task("mirrored.publish").trigger_rule == "all_success"
+    assert dag.get_task("SearchQuery.load").trigger_rule == "all_done"
+    assert dag.get_task("SearchQuery.publish").trigger_rule == "all_success"
 
 
 def test_a_run_is_about_one_whole_hour(dag: DAG) -> None:
@@ -138,6 +141,56 @@ def test_upkeep_publishes_what_was_forgotten_then_compacts_and_expires_whatever_
     assert downstream(upkeep, "table.publish") == {"table.compact", "table.expire"}
     for name in ("compact", "expire"):
         assert upkeep.get_task(f"table.{name}").trigger_rule == "all_done"
+
+
+FILE = """
+[PageView]
+["Search.Query"]
+mirror = true
+[Click]
+max_bytes = "2GiB"
+max_rejected = "1%"
+conn_id = "millrace_eu"
+"""
+
+
+def test_a_file_of_topics_makes_the_tasks_of_each_with_its_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "topics.toml").write_text(FILE)
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(tmp_path / "topics.toml"))
+    dags = DagBag(str(DAGS)).dags
+    load, upkeep = dags["warehouse_load"], dags["warehouse_upkeep"]
+    plain = {"conn_id": "millrace_default", "max_bytes": "", "max_rejected": ""}
+    click = {"topic": "Click", "conn_id": "millrace_eu", "max_bytes": "2GiB", "max_rejected": "1%"}
+    group: Any = load.get_task("table.load").get_closest_mapped_task_group()
+    assert group._expand_input.value == [{"topic": "PageView", **plain}, click]
+    mirrored: Any = load.get_task("Search_Query.load")
+    assert mirrored.topics == "Search.Query"
+    group = upkeep.get_task("table.publish").get_closest_mapped_task_group()
+    assert [one["topic"] for one in group._expand_input.value] == ["PageView", "Search.Query", "Click"]
+    again: Any = dags["warehouse_reload"].get_task("reload").prepare_for_execution()
+    again.render_template_fields({"params": {"topic": "Click", "start": "", "end": "", "reason": ""}})
+    assert (again.topic, again.conn_id) == ("Click", "millrace_eu")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[PageView]\nmax_byte = 1", "max_byte"),
+        ("[PageView]\nmirror = 'yes'", "mirror"),
+        ("PageView = true", "PageView is no table of a topic: write \\[PageView\\]"),
+        ("", "names no topic"),
+        ("[PageView", "is no TOML"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_mistake_in_the_file_of_topics_is_named(tmp_path: Path, text: str | None, says: str) -> None:
+    file = tmp_path / "topics.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_topics(file)
 
 
 def test_hours_are_read_again_by_hand_and_published_for_that_topic_alone() -> None:
