@@ -57,6 +57,7 @@ class LogConfig:
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 CLIENT_MECHANISMS = (*MECHANISMS, "PLAIN")
+LISTENER_MECHANISMS = (*MECHANISMS, "PLAIN")
 TLS_VERSIONS = ("1.2", "1.3")
 
 
@@ -217,7 +218,9 @@ class ListenerConfig:
         if self.client_certificates != "none" and not self.uses_tls:
             raise ConfigError("client_certificates are for a listener of protocol SSL or SASL_SSL")
         for mechanism in self.mechanisms:
-            _check_choice("mechanism", mechanism, MECHANISMS)
+            _check_choice("mechanism", mechanism, LISTENER_MECHANISMS)
+        if "PLAIN" in self.mechanisms and self.protocol == "SASL_PLAINTEXT":
+            raise ConfigError("mechanism PLAIN tells passwords to whoever listens: use protocol SASL_SSL")
         if self.uses_sasl and not self.mechanisms:
             raise ConfigError(f"protocol {self.protocol} needs mechanisms")
         if not self.advertised and parse_address(self.listen, "listen")[0] in EVERY_ADDRESS:
@@ -253,6 +256,9 @@ class SecurityConfig:
     everything."""
     super_users: Sequence[str] = ()
     """Principals, such as User:admin, that may do everything whatever the lists say."""
+    reauthenticate_ms: int | None = None
+    """How long a login holds; a client that has not proved again by then who it is, is closed. None: as long
+    as its connection."""
 
     def __post_init__(self) -> None:
         for principal in self.super_users:

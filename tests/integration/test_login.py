@@ -28,6 +28,7 @@ from millrace.wire.messages import ApiKey
 from tests.brokers import free_port, read_topic
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker
+from tests.logins import ask, authenticate, handshake, log_in, topics
 from tests.support import Process, wait_until
 
 with warnings.catch_warnings():
@@ -108,41 +109,9 @@ def guarded(
     return made
 
 
-def ask(connection: Connection, api: ApiKey, version: int, body: bytes) -> memoryview:
-    return connection.request(api, version, body, timeout_s=10)
-
-
-def handshake(
-    connection: Connection, mechanism: str = "SCRAM-SHA-512", version: int = 1
-) -> messages.SaslHandshakeResponse:
-    api = ApiKey.SASL_HANDSHAKE
-    body = encode(messages.SaslHandshakeRequest(mechanism=mechanism), api, version)
-    return decode(messages.SaslHandshakeResponse, api, version, ask(connection, api, version, body))
-
-
-def authenticate(connection: Connection, data: bytes) -> messages.SaslAuthenticateResponse:
-    api = ApiKey.SASL_AUTHENTICATE
-    body = encode(messages.SaslAuthenticateRequest(auth_bytes=data), api, 1)
-    return decode(messages.SaslAuthenticateResponse, api, 1, ask(connection, api, 1, body))
-
-
-def log_in(connection: Connection, user: str, password: str) -> messages.SaslAuthenticateResponse:
-    assert handshake(connection).error_code == 0
-    client = ScramClient(["SCRAM-SHA-512"], user, password)
-    first = authenticate(connection, client.get_client_first().encode())
-    assert first.error_code == 0
-    client.set_server_first(first.auth_bytes.decode())
-    return authenticate(connection, client.get_client_final().encode())
-
-
 def logs_in(guarded: Guarded, user: str, password: str) -> bool:
     with guarded.raw() as connection:
         return log_in(connection, user, password).error_code == 0
-
-
-def topics(connection: Connection) -> set[str | None]:
-    answer = ask(connection, ApiKey.METADATA, METADATA_VERSION, encode_request(None))
-    return {topic.name for topic in decode_response(answer).topics}
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError
 
 from millrace.config import ClientSecurity
 from millrace.errors import ConfigError, ErrorCode
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 C = TypeVar("C")
 SECURITY_SETTINGS = ("security.", "ssl.", "sasl.", "enable.ssl.", "oauthbearer_")
 """How the names of librdkafka's settings of security begin."""
+PATIENCE_S = 5.0
+"""The longest that a consumer waits for its new password before it goes on."""
 
 
 def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]) -> C:
@@ -30,18 +33,49 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
     security = of_process()
     made: list[Any] = []
 
+    def read_password() -> None:
+        try:
+            made[0].set_sasl_credentials(security.user, password(security))
+        except ConfigError as mistake:
+            log.error("the old password stays: %s", mistake)
+        except RuntimeError as closed:
+            log.debug("no password for a client that was closed meanwhile: %s", closed)
+
     def on_error(error: KafkaError) -> None:
         if error.code() == KafkaError._AUTHENTICATION and made:
             log.warning("%s; the password is read again", error.str())
-            try:
-                made[0].set_sasl_credentials(security.user, password(security))
-            except ConfigError as mistake:
-                log.error("the old password stays: %s", mistake)
+            # In another thread: confluent-kafka aborts the process if a callback that has called its client
+            # is followed by another callback in the same poll.
+            thread = threading.Thread(target=read_password, name="password", daemon=True)
+            thread.start()
+            if isinstance(made[0], _PatientConsumer):
+                made[0].waits_for = thread
 
+    if client is Consumer:
+        client = cast(Callable[[dict[str, Any]], C], _PatientConsumer)
     callbacks = {"error_cb": on_error} if security.uses_sasl else {}
     made.append(client({**librdkafka_settings(security), **callbacks, **settings}))
     made_client: C = made[0]
     return made_client
+
+
+class _PatientConsumer(Consumer):
+    """A consumer that lets another thread have it between two polls: polls behind each other keep it out."""
+
+    waits_for: threading.Thread | None = None
+
+    def poll(self, *args: Any, **named: Any) -> Any:
+        self._wait()
+        return super().poll(*args, **named)
+
+    def consume(self, *args: Any, **named: Any) -> Any:
+        self._wait()
+        return super().consume(*args, **named)
+
+    def _wait(self) -> None:
+        if self.waits_for is not None:
+            self.waits_for.join(PATIENCE_S)
+            self.waits_for = None
 
 
 def librdkafka_settings(security: ClientSecurity) -> dict[str, str]:

@@ -27,6 +27,7 @@ from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
 from millrace.security.certificates import ServerCertificates
 from millrace.security.journal import Journal
+from millrace.security.login import LoginThread
 from millrace.security.rights import ANONYMOUS, Guard
 from millrace.server.admission import allow_open_files
 from millrace.server.listener import Listener
@@ -88,7 +89,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         registry = ConsumerRegistry(cluster.session, config.cluster)
         groups = Groups(config, cluster, registry, mailbox, standstills=broker.standstills)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
-        handlers = Handlers(Services(broker, groups, mirror.states, acls, users), all_apis())
+        login_thread = LoginThread(mailbox.post) if users is not None else None
+        services = Services(broker, groups, mirror.states, acls, users, login_thread)
+        handlers = Handlers(services, all_apis())
         metrics = None
         if config.metrics_listen:
             metrics = _serve_metrics(config, broker, server, groups, mirror, certificates)
@@ -147,12 +150,18 @@ def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]
     if not asking:
         return None
     from millrace.coordination.users import Users
+    from millrace.security.plain import PlainExchange
     from millrace.security.scram import scram_mechanisms
 
     users = Users(cluster.session, config.cluster)
+    lifetime_ms = config.security.reauthenticate_ms
     for listener in asking:
         names = config.named_listeners[listener.name].mechanisms
-        listener.mechanisms = scram_mechanisms(names, users.credentials, users.secret)
+        listener.login_lifetime_s = None if lifetime_ms is None else lifetime_ms / 1000
+        mechanisms = dict(scram_mechanisms(names, users.credentials, users.secret))
+        if "PLAIN" in names:
+            mechanisms["PLAIN"] = partial(PlainExchange, users.credentials)
+        listener.mechanisms = mechanisms
     return users
 
 

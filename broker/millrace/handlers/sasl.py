@@ -1,19 +1,21 @@
-"""SaslHandshake v0 and v1, SaslAuthenticate v0 and v1: a client proves who it is.
+"""SaslHandshake v0 and v1, SaslAuthenticate v0 and v1: a client proves who it is, and proves it again.
 
 The handshake names a mechanism, SaslAuthenticate carries its bytes. SaslHandshake v0, behind which bytes
 would follow without a request around them, is told, because librdkafka looks for it, and refused. A login
-that fails is answered after FAILED_AFTER_S, always with the same words, and its connection closed. Left out:
-to prove it again on the same connection.
+that fails is answered after FAILED_AFTER_S, always with the same words, and its connection closed. Where a
+login holds for a time only, SaslAuthenticate v1 tells it, and the client may prove again that it is the same;
+what it asks meanwhile is served.
 """
 
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future
 
 from millrace.errors import ErrorCode
 from millrace.handlers.table import Call, serves
-from millrace.security.login import Login, LoginFailed
-from millrace.security.rights import NOBODY, open_to_all
+from millrace.security.login import Exchange, LoginFailed
+from millrace.security.rights import open_to_all
 from millrace.wire import security_messages as messages
 from millrace.wire.messages import ApiKey
 
@@ -21,14 +23,6 @@ log = logging.getLogger("millrace.security")
 FAILED_AFTER_S = 0.1
 """Who guesses passwords waits this long for each."""
 _FAILED = "authentication failed: check user, password and mechanism"
-
-
-def _login(
-    call: Call[messages.SaslHandshakeRequest] | Call[messages.SaslAuthenticateRequest],
-) -> Login | None:
-    """The client's login; None where it is none or is over."""
-    client = call.received.client
-    return client.login if client.access is NOBODY else None
 
 
 @serves(
@@ -39,9 +33,9 @@ def _login(
     needs=open_to_all,
 )
 def sasl_handshake(call: Call[messages.SaslHandshakeRequest]) -> messages.SaslHandshakeResponse:
-    login, mechanism = _login(call), call.request.mechanism
+    login, mechanism = call.received.client.login, call.request.mechanism
     told = tuple(login.mechanisms) if login is not None else ()
-    if login is None or login.begun:
+    if login is None or not login.may_begin:
         code = ErrorCode.ILLEGAL_SASL_STATE
     elif call.received.api_version < 1:
         code = ErrorCode.UNSUPPORTED_VERSION
@@ -63,26 +57,61 @@ def sasl_handshake(call: Call[messages.SaslHandshakeRequest]) -> messages.SaslHa
 def sasl_authenticate(
     call: Call[messages.SaslAuthenticateRequest],
 ) -> messages.SaslAuthenticateResponse | None:
-    login, client = _login(call), call.received.client
-    if login is None or not login.begun:
+    login, message = call.received.client.login, call.request.auth_bytes
+    exchange = login.take() if login is not None else None
+    if exchange is None:
         return messages.SaslAuthenticateResponse(
             error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="send SaslHandshake v1 first, and once"
         )
     try:
-        answer, user = login.answer(call.request.auth_bytes)
+        if not exchange.slow or call.login_thread is None:
+            return _answered(call, exchange, exchange.answer(message))
+
+        def done(future: Future[bytes]) -> None:
+            if not call.received.client.closed:
+                try:
+                    call.answer(_answered(call, exchange, future.result()))
+                except LoginFailed as error:
+                    _fail(call, error)
+                except Exception:
+                    log.exception("a mistake in the login of %s", call.received.client.address)
+                    call.received.client.abort("a mistake was met in its login")
+
+        call.login_thread.answer(exchange, message, done)
     except LoginFailed as error:
-        log.warning("the login of %s has failed: %s", client.address, error)
+        _fail(call, error)
+    return None
 
-        def refuse() -> None:
-            code = ErrorCode.SASL_AUTHENTICATION_FAILED
-            call.answer(messages.SaslAuthenticateResponse(error_code=code, error_message=_FAILED))
 
-        client.end()
-        call.broker.mailbox.after(FAILED_AFTER_S, refuse)
-        return None
-    if user is not None:
-        client.logged_in(f"User:{user}")
-    return messages.SaslAuthenticateResponse(error_code=ErrorCode.NONE, auth_bytes=answer)
+def _answered(
+    call: Call[messages.SaslAuthenticateRequest], exchange: Exchange, answer: bytes
+) -> messages.SaslAuthenticateResponse:
+    """What the client is sent; LoginFailed when it has not proved what it must."""
+    client = call.received.client
+    login = client.login
+    assert login is not None, "the exchange is its"
+    principal = login.answered(exchange)
+    holds_ms = 0
+    if principal is not None:
+        client.logged_in(principal)
+        holds_ms = int((login.holds_s or 0) * 1000)
+    return messages.SaslAuthenticateResponse(
+        error_code=ErrorCode.NONE, auth_bytes=answer, session_lifetime=holds_ms
+    )
+
+
+def _fail(call: Call[messages.SaslAuthenticateRequest], error: LoginFailed) -> None:
+    client = call.received.client
+    log.warning("the login of %s has failed: %s", client.address, error)
+    if client.login is not None:
+        client.login.failed = True
+
+    def refuse() -> None:
+        code = ErrorCode.SASL_AUTHENTICATION_FAILED
+        call.answer(messages.SaslAuthenticateResponse(error_code=code, error_message=_FAILED))
+
+    client.end()
+    call.broker.mailbox.after(FAILED_AFTER_S, refuse)
 
 
 APIS = [sasl_handshake, sasl_authenticate]

@@ -27,6 +27,7 @@ from millrace.groups import Groups
 from millrace.mirror.states import MirrorStates
 from millrace.security import rights
 from millrace.security.journal import Asker, Journal
+from millrace.security.login import LoginThread
 from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
 from millrace.server.request import NOTHING, Client, Request
 from millrace.wire.codec import decode, encode, encode_error, is_flexible
@@ -58,6 +59,8 @@ class Services(NamedTuple):
     """Who may do what; None: everybody everything."""
     users: Users | None = None
     """Who logs in; None: nobody has to."""
+    login_thread: LoginThread | None = None
+    """What looks at logins that take long; None: none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +120,15 @@ class Api(Generic[A]):
 class Call(Generic[M]):
     """A decoded request, what it is served with, and the way its answer takes."""
 
-    __slots__ = ("_api", "_lists", "acls", "broker", "groups", "received", "refused", "request", "users")
+    __slots__ = (
+        *("_api", "_lists", "acls", "broker", "groups", "login_thread"),
+        *("received", "refused", "request", "users"),
+    )
 
     def __init__(
         self, api: Api[M], services: Services, received: Request, request: M, refused: Refused, lists: bool
     ) -> None:
-        self.broker, self.groups, _, self.acls, self.users = services
+        self.broker, self.groups, _, self.acls, self.users, self.login_thread = services
         self.received, self.request = received, request
         self.refused = refused
         """What the request names and its client may not use, of the types that the API answers `by_item`."""

@@ -117,6 +117,7 @@ class Numbers(Collector):
             ("idle",): admission.closed_idle,
             ("buffered_bytes",): admission.closed_over_limit,
             ("unauthenticated",): admission.closed_unauthenticated,
+            ("login_ended",): admission.closed_login_ended,
         }
         yield _metrics("connections_closed", closed.items())
         yield _metric("connections", admission.open)

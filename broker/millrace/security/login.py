@@ -1,18 +1,25 @@
 """How one connection proves by SASL who it is: which mechanisms it may use, and how far it has come.
 
 A client names a mechanism, then exchanges bytes with it. Whatever is wrong, user, password or bytes, it hears
-the same. Knows no requests and no sockets.
+the same. Where a login holds for a time only, the client proves again in that time that it is the same user
+(KIP-368). Knows no requests and no sockets.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 MAX_REQUESTS = 8
 """Of one connection before it has logged in: an exchange takes five at most."""
 MAX_FRAME_BYTES = 64 << 10
 """The largest request before a login."""
+MIN_RENEWAL_S = 1.0
+"""How soon after a login the client may prove again who it is, as in Kafka."""
+MAX_WAITING = 16
+"""Proofs that wait for the thread that looks at them; a stranger can make as many as it likes."""
 
 
 class LoginFailed(Exception):
@@ -22,8 +29,14 @@ class LoginFailed(Exception):
 class Exchange(Protocol):
     """One mechanism under way."""
 
+    slow: bool
+    """Whether `answer` takes too long for the loop."""
     user: str | None
     """Who has proved to be that; None so far."""
+    listed: bool
+    """Whether it is one of the cluster's users, and out when it is deleted."""
+    until: float | None
+    """When the proof ends, in seconds since 1970; None: never."""
 
     def answer(self, message: bytes) -> bytes:
         """What to send back; LoginFailed when the proof fails."""
@@ -34,13 +47,27 @@ Mechanisms = Mapping[str, Callable[[], Exchange]]
 
 
 class Login:
-    """A connection's way from its first request to its principal."""
+    """A connection's way from its first request to its principal, and on to the next proof of it."""
 
-    def __init__(self, mechanisms: Mechanisms) -> None:
+    def __init__(
+        self,
+        mechanisms: Mechanisms,
+        lifetime_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A login holds for `lifetime_s`, or as long as the connection."""
         self.mechanisms = mechanisms
         self.failed = False
         """Nothing more is heard from a client that has failed once."""
+        self.user: str | None = None
+        """Who has logged in, if it is one of the cluster's users."""
+        self.holds_s: float | None = None
+        """How long the last proof holds, from its moment on; None: as long as the connection."""
+        self._principal: str | None = None
+        self._lifetime_s, self._clock = lifetime_s, clock
+        self._proved_at = 0.0
         self._exchange: Exchange | None = None
+        self._waits = False
         self._requests = 0
 
     def may_ask(self) -> bool:
@@ -49,18 +76,65 @@ class Login:
         return self._requests <= MAX_REQUESTS and not self.failed
 
     @property
-    def begun(self) -> bool:
-        return self._exchange is not None
+    def may_begin(self) -> bool:
+        """Whether a handshake is in order: before a login, and again where it holds for a time only."""
+        if self._exchange is not None or self.failed:
+            return False
+        if self._principal is None:
+            return True
+        return self.holds_s is not None and self._clock() - self._proved_at >= MIN_RENEWAL_S
 
     def begin(self, mechanism: str) -> None:
         """Begin an exchange by a mechanism that is in `mechanisms`."""
-        self._exchange = self.mechanisms[mechanism]()
+        self._exchange, self._waits = self.mechanisms[mechanism](), True
 
-    def answer(self, message: bytes) -> tuple[bytes, str | None]:
-        """What to send back, and the user's name once it is proved; LoginFailed when it will never be."""
-        assert self._exchange is not None, "an exchange has begun"
-        try:
-            return self._exchange.answer(message), self._exchange.user
-        except LoginFailed:
-            self.failed = True
-            raise
+    def take(self) -> Exchange | None:
+        """The exchange that waits for the client's bytes, for one `answer`; None when none does."""
+        if not self._waits or self.failed:
+            return None
+        self._waits = False
+        return self._exchange
+
+    def answered(self, exchange: Exchange) -> str | None:
+        """Note that the exchange has answered; the principal once it is proved.
+
+        LoginFailed when it is another one than before, or holds no longer.
+        """
+        if exchange.user is None:
+            self._waits = True
+            return None
+        principal = f"User:{exchange.user}"
+        holds = [self._lifetime_s] if self._lifetime_s is not None else []
+        if exchange.until is not None:
+            holds.append(exchange.until - time.time())
+        self.holds_s = min(holds, default=None)
+        if self._principal not in (None, principal):
+            raise LoginFailed(f"{self._principal} proves to be {principal} now, on the same connection")
+        if self.holds_s is not None and self.holds_s <= 0:
+            raise LoginFailed(f"the proof of {principal} holds no longer")
+        self.user = exchange.user if exchange.listed else None
+        self._principal, self._exchange, self._proved_at = principal, None, self._clock()
+        return principal
+
+
+class LoginThread:
+    """Looks at proofs that take too long for the loop, at most MAX_WAITING at a time; call it on the loop."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        """`post` runs a function on the loop."""
+        self._post = post
+        self._waiting = 0
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="login")
+
+    def answer(self, exchange: Exchange, message: bytes, then: Callable[[Future[bytes]], None]) -> None:
+        """Let the exchange answer, then call `then` on the loop; LoginFailed when too many wait."""
+        if self._waiting >= MAX_WAITING:
+            raise LoginFailed(f"{MAX_WAITING} other logins wait already; the client should try again")
+        self._waiting += 1
+
+        def done(future: Future[bytes]) -> None:
+            self._waiting -= 1
+            then(future)
+
+        future = self._threads.submit(exchange.answer, message)
+        future.add_done_callback(lambda future: self._post(lambda: done(future)))

@@ -72,6 +72,10 @@ def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS)
 class ScramExchange:
     """One client's: its first message is answered by a challenge, its last one by our own proof."""
 
+    slow = False
+    listed = True
+    until: float | None = None
+
     def __init__(self, mechanism: str, find: Callable[[str], Credentials | None], secret: bytes) -> None:
         """`secret` is the cluster's: what an unknown user is challenged with comes of it."""
         self.user: str | None = None

@@ -44,6 +44,9 @@ class Loop(Protocol):
     def identified(self, connection: ClientConnection) -> None:
         """The client has proved who it is."""
 
+    def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
+        """Close the connection then, unless it is said anew; None: never."""
+
     def touch(self, connection: ClientConnection) -> None:
         """Have the connection send at the end of the turn."""
 
@@ -116,8 +119,11 @@ class ClientConnection:
         self.loop.touch(self)
 
     def logged_in(self, principal: str) -> None:
-        self.access = self.listener.access_of(principal, self.host)
-        self.loop.identified(self)
+        assert self.login is not None, "it has just logged in"
+        self.loop.ends_in(self, self.login.holds_s)
+        if self.access.principal != principal:
+            self.access = self.listener.access_of(principal, self.host)
+            self.loop.identified(self)
 
     def end(self) -> None:
         self.ending = True

@@ -24,6 +24,8 @@ class Listener:
         self.name = name
         self.mechanisms: Mechanisms = {}
         """How clients log in, where they have to; without any nobody can."""
+        self.login_lifetime_s: float | None = None
+        """How long a login holds; None: as long as its connection."""
         self.guard: Guard | None = None
         """What decides who may do what; without it everybody everything."""
         self._config, self._certificates = config, certificates
@@ -73,7 +75,7 @@ class Listener:
 
     def login(self) -> Login | None:
         """How a new client logs in; None where it need not."""
-        return Login(self.mechanisms) if self._config.uses_sasl else None
+        return Login(self.mechanisms, self.login_lifetime_s) if self._config.uses_sasl else None
 
 
 def _bind(host: str, port: int) -> socket.socket:

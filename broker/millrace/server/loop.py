@@ -85,6 +85,8 @@ class Server:
         self._unserved: dict[ClientConnection, None] = {}
         self._unknown: dict[ClientConnection, None] = {}
         """Who has not proved yet who it is, the oldest first."""
+        self._ending: dict[ClientConnection, float] = {}
+        """Whose login holds for a time only, and when it ends."""
         self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
@@ -192,6 +194,7 @@ class Server:
         connection.transport.close()
         self._unserved.pop(connection, None)
         self._unknown.pop(connection, None)
+        self._ending.pop(connection, None)
         try:
             self.admission.leave(connection.host)
             self.admission.note(connection, 0, unfinished=False, now=self.now)
@@ -291,11 +294,22 @@ class Server:
         self._unknown.pop(connection, None)
         connection.framer.max_frame_bytes = self._limits.max_frame_bytes
 
+    def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
+        """Close a connection then, unless its client has proved again who it is; None: never."""
+        self._ending.pop(connection, None)
+        if seconds is not None:
+            self._ending[connection] = self.now + seconds
+
+    def _close_ended(self) -> None:
+        for connection in [client for client, end in self._ending.items() if end <= self.now]:
+            connection.abort("its login has ended, and it has not proved again who it is")
+            self.admission.closed_login_ended += 1
+
     def close_deleted(self, users: Container[str]) -> None:
         """Close the connections of who has logged in as a user that is not there any more; on the loop."""
         for connection in list(self._connections.values()):
-            logged_in = connection.login is not None and connection.access is not NOBODY
-            if logged_in and connection.access.principal.removeprefix("User:") not in users:
+            user = connection.login.user if connection.login is not None else None
+            if user is not None and user not in users:
                 connection.abort("its user was deleted")
 
     def _close_idle(self) -> None:
@@ -314,7 +328,7 @@ class Server:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
 
     def _close_stalled(self) -> None:
-        """Close who stalls while all hold too much, and who does not prove who it is; again and again."""
+        """Close who stalls while all hold too much, or does not prove in time who it is; again and again."""
         self._mailbox.after(STALL_CHECK_S, self._close_stalled)
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
@@ -325,6 +339,7 @@ class Server:
         self._close_unknown(
             [client for client in self._unknown if client.opened_at <= late], "authentication_ms"
         )
+        self._close_ended()
 
     def _measure(self, connection: ClientConnection) -> None:
         """Note what a connection holds; close it if nothing else keeps the sum bounded."""
