@@ -56,6 +56,8 @@ class ErrorCode(IntEnum):
     SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_COMPRESSION_TYPE = 76
     MEMBER_ID_REQUIRED = 79
@@ -124,6 +126,14 @@ class LeaderNotAvailable(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):
 
 class NotLeader(BrokerError, code=ErrorCode.NOT_LEADER_OR_FOLLOWER):
     """The partition lives on another broker."""
+
+
+class FencedLeaderEpoch(BrokerError, code=ErrorCode.FENCED_LEADER_EPOCH):
+    """The client knows an older leader of the partition than this broker: it must ask for metadata."""
+
+
+class UnknownLeaderEpoch(BrokerError, code=ErrorCode.UNKNOWN_LEADER_EPOCH):
+    """The client knows a newer leader of the partition than this broker does: ask again in a moment."""
 
 
 class TopicAlreadyExists(BrokerError, code=ErrorCode.TOPIC_ALREADY_EXISTS):

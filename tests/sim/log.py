@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from random import Random
 from typing import NamedTuple
 
-from millrace.replication.epochs import EpochMap
+from millrace.storage.epochs import EpochMap
 
 
 class Violation(Exception):

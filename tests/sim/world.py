@@ -17,11 +17,11 @@ from random import Random
 from typing import Any
 
 from millrace.coordination.state import NO_LEADER, PartitionState
-from millrace.replication.epochs import EpochEnd
 from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leadership import Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
 from millrace.replication.state import resign, with_minimum
+from millrace.storage.epochs import EpochEnd
 from tests.sim.history import LENGTH_S, Fault, History
 from tests.sim.ledger import Ledger
 from tests.sim.log import Batch, MemoryLog, Violation

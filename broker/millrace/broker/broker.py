@@ -242,7 +242,13 @@ class Broker:
 
     def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
         partition = Partition(
-            *key, topic.topic_id, opened, self.mailbox, self.flushes, self._standstill.doubtful
+            *key,
+            topic.topic_id,
+            topic.partitions[key[1]].leader_epoch,
+            opened,
+            self.mailbox,
+            self.flushes,
+            self._standstill.doubtful,
         )
         self._configure(partition, topic)
         self._hosted[key] = Hosted(topic.topic_id, State.SERVING, partition)

@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from millrace.broker.flush import FlushThreads
-from millrace.errors import BrokerError, MillraceError, StorageError
+from millrace.errors import BrokerError, FencedLeaderEpoch, MillraceError, StorageError, UnknownLeaderEpoch
 from millrace.mailbox import Mailbox, Timer
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.state import LogState
@@ -67,6 +67,7 @@ class Partition:
         topic: str,
         number: int,
         topic_id: UUID,
+        leader_epoch: int,
         log: PartitionLog,
         mailbox: Mailbox,
         flushes: FlushThreads,
@@ -74,6 +75,8 @@ class Partition:
     ) -> None:
         """`doubtful` says whether the topic may have gone: acks=all then waits for `answer_flushed`."""
         self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
+        self.leader_epoch = leader_epoch
+        log.lead(leader_epoch)
         self.mirrored = False
         """True when it is the mirror of another partition: ordinary producers are refused."""
         self.parked: set[Parked] = set()
@@ -98,6 +101,13 @@ class Partition:
     @property
     def name(self) -> str:
         return f"{self.topic}-{self.number}"
+
+    def check_epoch(self, known: int) -> None:
+        """Refuse a client that knows another leader's epoch than this one's; -1: it knows none."""
+        if known > self.leader_epoch:
+            raise UnknownLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} here, not {known}")
+        if 0 <= known < self.leader_epoch:
+            raise FencedLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} now, not {known}")
 
     def stage(self, batches: Sequence[memoryview], producing: Producing, index: int = 0) -> None:
         """Take checked batches; `write` appends them with all others of this turn."""

@@ -5,8 +5,7 @@ Brokers are where clients of the same listener find them; one without that liste
 A topic that is not there is created only if the request allows it, the broker is set to, and the name is
 legal: a client is told at once that no topic can have it, and does not ask for ever. A client without the
 right to describe a topic hears the same whether the topic is there or not; of all topics it hears of those it
-may describe. Leader epochs are -1, so no client validates offsets by them. Left out: racks, authorized
-operations.
+may describe. Left out: racks, authorized operations.
 
 ApiVersions, v0 to v4; the answer to any higher version is v0's with error 35 and the full list. Its response
 header is the old one at every version: the client does not know yet what the broker speaks. Left out:
@@ -221,6 +220,7 @@ def _partition(number: int, state: PartitionState, live: Collection[int]) -> Met
         error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
         partition_index=number,
         leader_id=state.leader if alive else -1,
+        leader_epoch=state.leader_epoch,
         replica_nodes=state.replicas,
         isr_nodes=tuple(state.isr),
     )

@@ -1,9 +1,14 @@
-"""ListOffsets v1 to v10, of logs; OffsetCommit v2 to v9, OffsetFetch v1 to v9, OffsetDelete v0, of groups.
+"""ListOffsets v1 to v10, OffsetForLeaderEpoch v2 to v4, of logs; OffsetCommit v2 to v9, OffsetFetch v1 to v9,
+OffsetDelete v0, of groups.
 
 In a log, latest is the high watermark, earliest its start. A time finds the first message at or after it,
 looked up in a thread because old segments may be cold and the message's batch is decompressed. So is the
 message with the largest timestamp (KIP-734). There are no tiers (KIP-405): the earliest local offset is the
 earliest, and none is the latest in another tier (KIP-1005). Left out: ListOffsets v0.
+
+OffsetForLeaderEpoch tells where the batches of a leader's epoch end, never above the high watermark: a client
+whose position lies behind that has read what is not in this log. A log that no batch of the epoch or a later
+one can be in answers -1, as Kafka's brokers do.
 
 A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. Offsets are kept
 until they are deleted: the retention time that OffsetCommit v2 to v4 ask for is not looked at. Any broker
@@ -28,12 +33,21 @@ from millrace.handlers.table import Call, serves
 from millrace.records.topic_partition import TopicPartition
 from millrace.security import rights
 from millrace.security.rights import Need, Operation, Refused, ResourceType
+from millrace.storage.epochs import NO_EPOCH, EpochEnd
+from millrace.storage.partition_log import PartitionLog
 from millrace.wire import group_messages as messages
 from millrace.wire.fields import Topic, group_by_topic, replace
-from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
+from millrace.wire.messages import (
+    ApiKey,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
 _MANY_GROUPS = 8
+_UNKNOWN_END = EpochEnd(NO_EPOCH, -1)
 
 
 _BY_TOPIC = (ResourceType.TOPIC,)
@@ -71,7 +85,9 @@ def _look_up(broker: Broker, request: ListOffsetsRequest, refused: Refused) -> L
             if (topic, number) in seen:  # as in Kafka: one look-up for each is enough
                 raise InvalidRequest("a partition is named twice")
             seen.add((topic, number))
-            offset, timestamp = _offset_at(broker, topic, number, wanted.timestamp)
+            partition = broker.partition(topic, number)
+            partition.check_epoch(wanted.current_leader_epoch)
+            offset, timestamp = _offset_at(partition.log, wanted.timestamp)
         except BrokerError as failure:
             error = failure.code
         return ListOffsetsResponse.Partition(
@@ -86,12 +102,11 @@ def _look_up(broker: Broker, request: ListOffsetsRequest, refused: Refused) -> L
     )
 
 
-def _offset_at(broker: Broker, topic: str, number: int, timestamp: int) -> tuple[int, int]:
+def _offset_at(log: PartitionLog, timestamp: int) -> tuple[int, int]:
     """The offset and timestamp of the first message at or after `timestamp`, or of what a negative one means.
 
     -1 and -1 when every message is older.
     """
-    log = broker.partition(topic, number).log
     if timestamp == _LATEST:
         return log.high_watermark, -1
     if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
@@ -105,6 +120,46 @@ def _offset_at(broker: Broker, topic: str, number: int, timestamp: int) -> tuple
         return found or (-1, -1)
     except OSError as error:
         raise StorageError(f"cannot look up an offset: {error}") from error
+
+
+@serves(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    range(2, 5),
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    needs=lambda asked: [Need(Operation.DESCRIBE, rights.topic(topic.topic)) for topic in asked.topics],
+    by_item=_BY_TOPIC,
+)
+def offset_for_leader_epoch(call: Call[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
+    def look_up(
+        topic: str, wanted: OffsetForLeaderEpochRequest.Topic.Partition
+    ) -> OffsetForLeaderEpochResponse.Topic.Partition:
+        error, (epoch, end) = ErrorCode.NONE, _UNKNOWN_END
+        try:
+            if (resource := rights.topic(topic)) in call.refused:
+                raise rights.refusal(resource)
+            partition = call.broker.partition(topic, wanted.partition)
+            partition.check_epoch(wanted.current_leader_epoch)
+            log = partition.log
+            if wanted.leader_epoch <= log.epochs.last:
+                end_of_log = log.high_watermark
+                epoch, end = log.epochs.end_of(wanted.leader_epoch, end_of_log)
+                end = min(end, end_of_log)
+        except BrokerError as failure:
+            error = failure.code
+        return OffsetForLeaderEpochResponse.Topic.Partition(
+            error_code=error, partition=wanted.partition, leader_epoch=epoch, end_offset=end
+        )
+
+    return OffsetForLeaderEpochResponse(
+        topics=tuple(
+            OffsetForLeaderEpochResponse.Topic(
+                topic=topic.topic,
+                partitions=tuple(look_up(topic.topic, wanted) for wanted in topic.partitions),
+            )
+            for topic in call.request.topics
+        )
+    )
 
 
 @serves(
@@ -266,4 +321,4 @@ def _outcomes(
     )
 
 
-APIS = [list_offsets, offset_commit, offset_fetch, offset_delete]
+APIS = [list_offsets, offset_for_leader_epoch, offset_commit, offset_fetch, offset_delete]

@@ -13,17 +13,17 @@ from millrace.records.messages import Message, build_batch, seal, write_bytes
 CONTROL_KEY = b"\x00\x00\x00\x01"
 
 
-def control_batch(base_offset: int, value: bytes, *, timestamp: int) -> bytes:
+def control_batch(base_offset: int, value: bytes, *, timestamp: int, leader_epoch: int = -1) -> bytes:
     """A control batch with `value`: clients skip it, Millrace may read it."""
     message = Message(timestamp, CONTROL_KEY, value)
-    return build_batch([message], base_offset=base_offset, attributes=CONTROL_BIT)
+    return build_batch([message], base_offset=base_offset, attributes=CONTROL_BIT, leader_epoch=leader_epoch)
 
 
 MIN_CONTROL_BYTES = len(control_batch(0, b"", timestamp=0))
 
 
 def control_batch_of_size(
-    base_offset: int, size: int, *, timestamp: int, last_offset_delta: int = 0
+    base_offset: int, size: int, *, timestamp: int, last_offset_delta: int = 0, leader_epoch: int = -1
 ) -> bytes:
     """A control batch of exactly `size` bytes (at least MIN_CONTROL_BYTES), padded with zeros."""
     room = size - MIN_CONTROL_BYTES
@@ -45,6 +45,7 @@ def control_batch_of_size(
         last_offset_delta=last_offset_delta,
         base_timestamp=timestamp,
         max_timestamp=timestamp,
+        leader_epoch=leader_epoch,
     )
 
 
@@ -73,5 +74,9 @@ def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
         return None
     end = header.base_offset + header.size + size
     return control_batch_of_size(
-        header.next_offset, size, timestamp=timestamp, last_offset_delta=end - 1 - header.next_offset
+        header.next_offset,
+        size,
+        timestamp=timestamp,
+        last_offset_delta=end - 1 - header.next_offset,
+        leader_epoch=header.partition_leader_epoch,
     )

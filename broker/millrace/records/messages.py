@@ -120,6 +120,7 @@ def build_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
     attributes: int = 0,
+    leader_epoch: int = -1,
 ) -> bytes:
     """One whole batch of the messages (at least one), CRC included."""
     messages = list(messages)
@@ -145,6 +146,7 @@ def build_batch(
         max_timestamp=max(message.timestamp for message in messages),
         producer=(producer_id, producer_epoch, base_sequence),
         records_count=len(messages),
+        leader_epoch=leader_epoch,
     )
 
 
@@ -158,10 +160,11 @@ def seal(
     max_timestamp: int,
     producer: tuple[int, int, int] = (-1, -1, -1),
     records_count: int = 1,
+    leader_epoch: int = -1,
 ) -> bytes:
     """One batch of these records, already compressed, its length and CRC computed."""
     length = layout.HEADER_BYTES + len(records) - layout.LENGTH_OVERHEAD
-    stamped = (base_offset, length, -1, layout.MAGIC, 0)
+    stamped = (base_offset, length, leader_epoch, layout.MAGIC, 0)
     stated = (attributes, last_offset_delta, base_timestamp, max_timestamp, *producer, records_count)
     batch = bytearray(layout.HEADER.pack(*stamped, *stated) + records)
     layout.CRC.pack_into(batch, layout.CRC_AT, layout.batch_crc(batch))

@@ -6,8 +6,8 @@ Positions and epochs only. Whoever drives it copies the bytes.
 from __future__ import annotations
 
 from millrace.errors import MillraceError
-from millrace.replication.epochs import NO_EPOCH, EpochEnd
 from millrace.replication.leadership import ReplicaLog
+from millrace.storage.epochs import NO_EPOCH, EpochEnd
 
 
 class ReplicaDiverged(MillraceError):

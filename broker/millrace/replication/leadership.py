@@ -17,8 +17,8 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from millrace.coordination.state import PartitionState
-from millrace.replication.epochs import NO_EPOCH, EpochEnd, EpochMap
 from millrace.replication.state import Directories, expand, shrink
+from millrace.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 MAX_UNITS = 4096
 """The most ends of units remembered above what is committed; then every second one is forgotten."""

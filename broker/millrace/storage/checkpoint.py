@@ -15,6 +15,7 @@ from typing import Any
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import sealed
+from millrace.storage.epochs import EpochMap
 from millrace.storage.landmarks import Landmarks
 from millrace.storage.segment import Files, SegmentFacts, sync_directory
 from millrace.storage.state import LogState
@@ -38,17 +39,19 @@ class Checkpoint:
     """Of the segments, by base, whose landmarks are in no file of their own; those below the state's end."""
     producers: list[Any] | int
     """What `ProducerStates.save` gave: the producers, or a position."""
+    epochs: tuple[tuple[int, int], ...]
+    """(epoch of a leader, where its first batch begins), both rising."""
 
     @property
     def flushed(self) -> int:
         return self.state.end
 
     @classmethod
-    def of(cls, state: LogState, files: Files, producers: list[Any] | int) -> Checkpoint:
-        flushed = [segment for segment in files.segments if segment.base < state.end]
+    def of(cls, state: LogState, files: Files, producers: list[Any] | int, epochs: EpochMap) -> Checkpoint:
+        flushed, base = [one for one in files.segments if one.base < state.end], files.segments[0].base
         return cls(
             state=state._replace(messages=0),
-            start=files.segments[0].base,
+            start=base,
             start_offset=files.start_offset,
             segments=tuple(segment.facts for segment in flushed),
             landmarks={
@@ -57,6 +60,8 @@ class Checkpoint:
                 if (landmarks := segment.landmarks) is not None
             },
             producers=producers,
+            # Of an empty log the last leader's: retention took its batches.
+            epochs=tuple(start for start in epochs.starts if start[1] < max(state.end, base + 1)),
         )
 
     def write(self, directory: Path) -> None:
@@ -72,6 +77,7 @@ class Checkpoint:
             "segments": [astuple(facts) for facts in self.segments],
             "landmarks": [[base, marks.values.tolist()] for base, marks in self.landmarks.items()],
             "producers": self.producers,
+            "epochs": self.epochs,
             "mirror": None if mirror is None else mirror.encode(state.high_watermark).decode(),
         }
         sealed.write(directory / FILE_NAME, fields)
@@ -94,6 +100,8 @@ class Checkpoint:
         # Version 1 had no landmarks, 2 had others: new ones are built when a look-up needs them.
         landmarks = fields["landmarks"] if version == VERSION else []
         position = None if mirror is None else MirrorPosition.decode(mirror.encode())
+        # A release without epochs stamped -1, which counts as 0.
+        epochs = fields.get("epochs", [(0, fields["start"])] if fields["flushed"] > 0 else ())
         return cls(
             state=LogState(fields["flushed"], fields["high_watermark"], fields["data_end"], 0, position),
             start=fields["start"],
@@ -101,4 +109,5 @@ class Checkpoint:
             segments=tuple(SegmentFacts(*facts) for facts in segments),
             landmarks={base: Landmarks(array("q", values)) for base, values in landmarks},
             producers=fields["producers"],
+            epochs=tuple((epoch, start) for epoch, start in epochs),
         )

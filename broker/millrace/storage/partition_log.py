@@ -75,6 +75,9 @@ class PartitionLog:
         self._producers = ProducerStates(directory, clock, limit)
         recovered = self._recover()
         self._files = recovered.files
+        self.epochs = recovered.epochs
+        """Which leader wrote which of its bytes, as appended."""
+        self._epoch = max(0, recovered.epochs.last)
         self._appended = self._visible = recovered.state
         self._flushed = recovered.state
         """As of the last flush, published or not."""
@@ -150,6 +153,11 @@ class PartitionLog:
     @property
     def unflushed_messages(self) -> int:
         return self._appended.messages - self._visible.messages
+
+    def lead(self, epoch: int) -> None:
+        """Stamp this leader epoch, or the log's own last one if that is newer, into what is appended."""
+        with self._lock:
+            self._epoch = max(epoch, self.epochs.last)
 
     def append(self, batches: Sequence[Buffer]) -> list[int | BrokerError]:
         """Append validated batches in order and return their base offsets; one write per segment they go to.
@@ -228,7 +236,13 @@ class PartitionLog:
         return self._files.segments[-1]
 
     def _stage(self) -> Staging:
-        return Staging(self._appended, self._producers, self._active, segment_bytes=self.config.segment_bytes)
+        return Staging(
+            self._appended,
+            self._producers,
+            self._active,
+            segment_bytes=self.config.segment_bytes,
+            epoch=self._epoch,
+        )
 
     def _write(self, staging: Staging) -> None:
         """Write what was staged and make it count; StorageError when not a byte of it stayed."""
@@ -237,6 +251,8 @@ class PartitionLog:
         active, now = self._active, self._clock()
         try:
             active.append(staging.buffers, staging.size, now)
+            if self._epoch != self.epochs.last:
+                self.epochs.note(self._epoch, self._appended.end)
             self._appended = staging.written()
             self._producers.commit(staging.producers)
         except OSError as error:
@@ -379,6 +395,7 @@ class PartitionLog:
             victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]
             with self._flush_lock, self._lock:
                 self._files = self._files.without_first(len(victims))
+                self.epochs.drop_below(self._files.segments[0].base)
                 if now - self._active.last_append > IDLE_SECONDS and self._appended.end == self._flushed.end:
                     self._active.close()  # the next append opens it again
                 for victim in victims:
@@ -411,7 +428,7 @@ class PartitionLog:
                 if segment.end <= state.end:
                     segment.save_landmarks()
             producers = self._producers.save(state.end, files.segments[-1].base, closing=closing)
-            Checkpoint.of(state, files, producers).write(self.directory)
+            Checkpoint.of(state, files, producers, self.epochs).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
         else:

@@ -22,6 +22,7 @@ from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import sealed
 from millrace.storage.chain import ChainBroken, next_batch, walk_batches, walk_past_damage
 from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.epochs import EpochMap
 from millrace.storage.landmarks import Landmarks, landmarks_path
 from millrace.storage.producer_state import FILE_NAME, ProducerStates
 from millrace.storage.segment import (
@@ -48,6 +49,7 @@ class Recovered:
     state: LogState
     checkpointed: int
     """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
+    epochs: EpochMap
 
 
 def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
@@ -63,18 +65,20 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         sync_directory(directory)
     if checkpoint is None:
         first = segments[0].base
-        state, start_offset = LogState(first, first, first, 0, None), first
+        state, start_offset, epochs = LogState(first, first, first, 0, None), first, EpochMap()
     else:
         _load_producers(directory, checkpoint, producers, segments)
         state = checkpoint.state
+        epochs = EpochMap(checkpoint.epochs)
+        epochs.drop_below(segments[0].base)
         gone = segments[0].base > checkpoint.start
         start_offset = segments[0].base if gone else checkpoint.start_offset
         # An empty last file may be one whose name a crash kept from being synced: the long way does it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)
-            return Recovered(Files(tuple(segments), start_offset), state, checkpoint.flushed)
+            return Recovered(Files(tuple(segments), start_offset), state, checkpoint.flushed, epochs)
     flushed = None if checkpoint is None else checkpoint.flushed
-    scan = _Scan(state, producers, skip_damage=flushed is None)
+    scan = _Scan(state, producers, epochs, skip_damage=flushed is None)
     scan.run(segments)
     unfilled = scan.unfilled
     if unfilled is not None and scan.kept.end == unfilled.base_offset + unfilled.size:
@@ -85,7 +89,10 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     else:
         kept = _cut(segments, scan.kept)
     _make_durable(directory, kept, flushed, sync)
-    return Recovered(Files(tuple(kept), start_offset), scan.kept, -1 if flushed is None else flushed)
+    if scan.state.end > scan.kept.end:
+        epochs.cut(scan.kept.end)
+    checkpointed = -1 if flushed is None else flushed
+    return Recovered(Files(tuple(kept), start_offset), scan.kept, checkpointed, epochs)
 
 
 def _read_checkpoint(directory: Path) -> Checkpoint | None:
@@ -158,12 +165,14 @@ def _refuse(directory: Path, start: int, end: int) -> None:
 class _Scan:
     """Follows the chain through the segments and remembers the last place where the log may end."""
 
-    def __init__(self, state: LogState, producers: ProducerStates, *, skip_damage: bool) -> None:
+    def __init__(
+        self, state: LogState, producers: ProducerStates, epochs: EpochMap, *, skip_damage: bool
+    ) -> None:
         self.state = state
         self.kept = state
         self.unfilled: BatchHeader | None = None
         """The last data batch, while the filler it needs is missing."""
-        self._producers = producers
+        self._producers, self._epochs = producers, epochs
         self._skip_damage = skip_damage
 
     def run(self, segments: list[Segment]) -> None:
@@ -191,6 +200,7 @@ class _Scan:
         while True:
             try:
                 for position, header, batch in walk_batches(file, self.state.end, limit):
+                    self._note_epoch(header, position)
                     self._note(segment, header, batch, position)
                 return self.unfilled is None
             except ChainBroken as error:
@@ -198,6 +208,17 @@ class _Scan:
                 if resumed is None:
                     return False
                 self._skip_to(segment, resumed)
+
+    def _note_epoch(self, header: BatchHeader, position: int) -> None:
+        """Note the epoch, which the CRC leaves out; one that falls shows damage.
+
+        While damage is skipped it is passed over: one wrong epoch must not cost all that follows.
+        """
+        epoch = max(0, header.partition_leader_epoch)
+        if epoch >= self._epochs.last:
+            self._epochs.note(epoch, position)
+        elif not self._skip_damage:
+            raise ChainBroken("a leader epoch falls", position, header, None)
 
     def _note(self, segment: Segment, header: BatchHeader, batch: bytes, position: int) -> None:
         facts = segment.facts

@@ -22,23 +22,25 @@ from millrace.storage.state import LogState
 MAX_FILLER_BYTES = 1 << 20
 """The most that a compressed batch may add to the log beyond its own bytes: nobody counts its records before
 it is written, so a request that states too many costs no more disk and no more of the loop's time."""
-NO_LEADER_EPOCH = -1
-"""Stamped over whatever a producer sent: an epoch would make clients ask for its end offset."""
 
 
 class Staging:
     """Places batches behind `state`, as many as fit; gives back the state behind them."""
 
     def __init__(
-        self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int
+        self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int, epoch: int
     ) -> None:
-        """The batches go to the end of `segment`, which takes `segment_bytes`, or one batch of any size."""
+        """The batches go to the end of `segment`, which takes `segment_bytes`, or one batch of any size.
+
+        `epoch` is the leader's, and stamped over whatever a producer sent.
+        """
         assert segment.landmarks is not None, "the last segment has its landmarks in memory"
         self.buffers: list[Buffer] = []
         self.size = 0
         self.end = state.end
         self.producers: Staged = {}
         self._earlier_producers = producers
+        self._epoch = epoch
         self._segment = segment
         self._room = segment_bytes - segment.size
         self._state = state
@@ -87,10 +89,10 @@ class Staging:
         """Stamp a batch with its position, its base offset from now on, and put it behind the others."""
         base = self.end
         try:
-            STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
+            STAMP.pack_into(batch, 0, base, length, self._epoch)
         except (TypeError, BufferError):  # read-only
             batch = bytearray(batch)
-            STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
+            STAMP.pack_into(batch, 0, base, length, self._epoch)
         self.buffers.append(batch)
         size = length + LENGTH_OVERHEAD
         self._data_end = base + size
@@ -109,7 +111,8 @@ class Staging:
         return base
 
     def place_position(self, position: MirrorPosition, timestamp: int) -> None:
-        batch = control_batch(self.end, position.encode(self._high_watermark), timestamp=timestamp)
+        value = position.encode(self._high_watermark)
+        batch = control_batch(self.end, value, timestamp=timestamp, leader_epoch=self._epoch)
         self.buffers.append(batch)
         self._mirror = position
         self._landmarks.note(self.end, len(batch), self._max_timestamp, self.end + 1)

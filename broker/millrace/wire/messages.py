@@ -47,6 +47,7 @@ class ApiKey(IntEnum):
     CREATE_TOPICS = 19, 5
     DELETE_TOPICS = 20, 4
     INIT_PRODUCER_ID = 22, 2
+    OFFSET_FOR_LEADER_EPOCH = 23, 4
     DESCRIBE_ACLS = 29, 2
     CREATE_ACLS = 30, 2
     DELETE_ACLS = 31, 2
@@ -148,6 +149,35 @@ class ListOffsetsResponse(Message):
 
     throttle_time: int = i32(since=2, default=0)
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+
+
+class OffsetForLeaderEpochRequest(Message):
+    class Topic(Message):
+        class Partition(Message):
+            partition: int = i32()
+            current_leader_epoch: int = i32(since=2, default=-1)
+            leader_epoch: int = i32()
+
+        topic: str = string()
+        partitions: tuple[Partition, ...] = array(Partition)
+
+    replica_id: int = i32(since=3, default=-2)
+    topics: tuple[Topic, ...] = array(Topic)
+
+
+class OffsetForLeaderEpochResponse(Message):
+    class Topic(Message):
+        class Partition(Message):
+            error_code: int = i16()
+            partition: int = i32()
+            leader_epoch: int = i32(since=1, default=-1)
+            end_offset: int = i64(default=-1)
+
+        topic: str = string()
+        partitions: tuple[Partition, ...] = array(Partition)
+
+    throttle_time: int = i32(since=2, default=0)
+    topics: tuple[Topic, ...] = array(Topic)
 
 
 class CreateTopicsRequest(Message):

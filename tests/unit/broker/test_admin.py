@@ -437,3 +437,41 @@ def test_offsets_are_listed_by_time_to_the_message(running: Setup, version: int)
     )
     assert list(error_codes(answer)) == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
     assert listed(5, partition=9) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_a_client_hears_where_the_batches_of_an_epoch_end(running: Setup, version: int) -> None:
+    partition = running.broker.partition("t", 0)
+    for epoch in (0, 4):
+        partition.leader_epoch = epoch
+        partition.log.lead(epoch)
+        batch = bytearray(build_batch([Message(1, None, b"x"), Message(2, None, b"y")]))
+        running.broker.produce("t", 0, memoryview(batch), Outcome(), 0)
+        running.turn()
+    end = len(batch) + 2
+    running.until("it is flushed", lambda: running.high_watermark() == end)
+
+    def told(epoch: int, current: int = -1, number: int = 0) -> tuple[int, int, int]:
+        asked = {"partition": number, "leader_epoch": epoch, "current_leader_epoch": current}
+        topics = {"topics": [{"topic": "t", "partitions": [asked]}]}
+        found = ask(running, ApiKey.OFFSET_FOR_LEADER_EPOCH, version, topics).topics[0].partitions[0]
+        return found.error_code, found.leader_epoch, found.end_offset
+
+    assert told(0) == told(3) == (0, 0, len(batch))
+    assert told(4) == told(4, current=4) == (0, 4, end)
+    assert told(5) == (0, -1, -1)
+    assert told(0, current=3) == (ErrorCode.FENCED_LEADER_EPOCH, -1, -1)
+    assert told(0, current=5) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)
+    assert told(0, number=2) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, -1)
+
+
+def test_an_epoch_never_ends_above_what_consumers_see(running: Setup) -> None:
+    partition = running.broker.partition("t", 0)
+    batch = bytearray(build_batch([Message(1, None, b"x")]))
+    partition.log.append([batch])
+    partition.log.lead(1)
+    partition.log.append([batch])
+    for epoch in (0, 1):
+        asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": epoch}]}]}
+        answer = ask(running, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked).topics[0].partitions[0]
+        assert (answer.leader_epoch, answer.end_offset) == (epoch, 0)

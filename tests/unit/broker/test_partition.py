@@ -92,6 +92,7 @@ class Clocked:
             "t",
             0,
             uuid4(),
+            0,
             self.log,
             self.mailbox,
             self.flushes,  # type: ignore[arg-type]

@@ -233,6 +233,11 @@ ROWS = [
         [((DESCRIBE, TOPIC),)],
     ),
     Row(
+        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": 0}]}]},
+        [((DESCRIBE, TOPIC),)],
+    ),
+    Row(
         ApiKey.OFFSET_COMMIT,
         {"group_id": "g", "topics": [{"name": "t", "partitions": [NUMBER]}]},
         [((READ, GROUP), (READ, TOPIC))],

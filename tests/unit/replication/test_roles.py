@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from millrace.coordination.state import NO_LEADER, PartitionState
-from millrace.replication.epochs import NO_EPOCH, EpochEnd
 from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leadership import CLOSED_GRACE_S, MAX_UNITS, Leadership, Snapshot
 from millrace.replication.replica import CAMPAIGN_STEP_S, Replica
+from millrace.storage.epochs import NO_EPOCH, EpochEnd
 from tests.sim.log import MemoryLog
 
 LAG_S = 10.0

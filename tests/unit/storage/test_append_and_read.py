@@ -40,7 +40,7 @@ def test_a_batch_is_stamped_with_its_byte_position(tmp_path: Path) -> None:
     assert on_disk == bytes(first + second)
     header = BatchHeader.parse(on_disk, len(first))
     assert header is not None
-    assert (header.base_offset, header.partition_leader_epoch) == (len(first), -1)
+    assert (header.base_offset, header.partition_leader_epoch) == (len(first), 0)
     log.close()
 
 

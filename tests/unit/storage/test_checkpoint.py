@@ -22,6 +22,7 @@ CHECKPOINT = Checkpoint(
     segments=(SegmentFacts(300, 5, 450), SegmentFacts(500)),
     landmarks={500: Landmarks(array("q", [500, -1, 500, 700, 6, 695]))},
     producers=[[7, 0, 1.5, [[0, 300, 3, 400]]]],
+    epochs=((0, 300), (4, 610)),
 )
 
 

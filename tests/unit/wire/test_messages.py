@@ -45,6 +45,7 @@ SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
     ApiKey.CREATE_TOPICS: (messages, [*range(2, 8)]),
     ApiKey.DELETE_TOPICS: (messages, [*range(1, 7)]),
     ApiKey.INIT_PRODUCER_ID: (messages, [*range(6)]),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (messages, [*range(2, 5)]),
     ApiKey.DESCRIBE_ACLS: (security_messages, [*range(1, 4)]),
     ApiKey.CREATE_ACLS: (security_messages, [*range(1, 4)]),
     ApiKey.DELETE_ACLS: (security_messages, [*range(1, 4)]),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 NO_EPOCH = -1
 """The last epoch of a log without a batch."""
+_epoch, _start = itemgetter(0), itemgetter(1)
 
 
 class EpochEnd(NamedTuple):
@@ -23,49 +25,45 @@ class EpochEnd(NamedTuple):
 
 
 class EpochMap:
-    """Where each epoch of one log begins, in order."""
+    """Where each epoch of one log begins, in order. One thread changes it at a time, any may look."""
+
+    __slots__ = ("last", "starts")
 
     def __init__(self, starts: Iterable[tuple[int, int]] = ()) -> None:
         """`starts`: (epoch, position of its first batch), both rising."""
-        self._epochs: list[int] = []
-        self._starts: list[int] = []
+        self.starts: tuple[tuple[int, int], ...] = ()
+        """Replaced whole at each change."""
+        self.last = NO_EPOCH
+        """The epoch of the last batch; NO_EPOCH without one."""
         for epoch, start in starts:
             self.note(epoch, start)
-
-    @property
-    def last(self) -> int:
-        """The epoch of the last batch; NO_EPOCH without one."""
-        return self._epochs[-1] if self._epochs else NO_EPOCH
-
-    @property
-    def starts(self) -> list[tuple[int, int]]:
-        return list(zip(self._epochs, self._starts, strict=True))
 
     def note(self, epoch: int, position: int) -> None:
         """A batch of `epoch` was appended at `position`; ValueError when an epoch or a position falls."""
         if epoch == self.last:
             return
-        if epoch < self.last or (self._starts and position <= self._starts[-1]):
-            raise ValueError(f"epoch {epoch} at {position} follows epoch {self.last} at {self._starts[-1:]}")
-        self._epochs.append(epoch)
-        self._starts.append(position)
+        if epoch < self.last or (self.starts and position <= self.starts[-1][1]):
+            raise ValueError(f"epoch {epoch} at {position} follows epoch {self.last} at {self.starts[-1:]}")
+        self._replace((*self.starts, (epoch, position)))
 
     def end_of(self, epoch: int, log_end: int) -> EpochEnd:
         """The largest epoch here that is not above `epoch`, and its end; (NO_EPOCH, 0) when all are above."""
-        index = bisect_right(self._epochs, epoch)
+        starts = self.starts
+        index = bisect_right(starts, epoch, key=_epoch)
         if index == 0:
             return EpochEnd(NO_EPOCH, 0)
-        end = self._starts[index] if index < len(self._starts) else log_end
-        return EpochEnd(self._epochs[index - 1], end)
+        end = starts[index][1] if index < len(starts) else log_end
+        return EpochEnd(starts[index - 1][0], end)
 
     def cut(self, position: int) -> None:
         """Forget the epochs that begin at `position` or behind it."""
-        kept = bisect_left(self._starts, position)
-        del self._epochs[kept:], self._starts[kept:]
+        self._replace(self.starts[: bisect_left(self.starts, position, key=_start)])
 
     def drop_below(self, position: int) -> None:
         """Forget what ends at `position` or before it: the log begins there now."""
-        gone = bisect_right(self._starts, position) - 1
+        gone = bisect_right(self.starts, position, key=_start) - 1
         if gone >= 0:
-            del self._epochs[:gone], self._starts[:gone]
-            self._starts[0] = position
+            self._replace(((self.starts[gone][0], position), *self.starts[gone + 1 :]))
+
+    def _replace(self, starts: tuple[tuple[int, int], ...]) -> None:
+        self.starts, self.last = starts, starts[-1][0] if starts else NO_EPOCH

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.replication.epochs import NO_EPOCH, EpochEnd, EpochMap
+from millrace.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 BATCHES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), max_size=20)
 """Size of each batch, and by how much its epoch is above the one before."""
@@ -70,7 +70,7 @@ def test_an_epoch_that_falls_is_damage() -> None:
     for epoch, position in ((2, 200), (4, 100), (4, 50)):
         with pytest.raises(ValueError, match="follows epoch 3"):
             epochs.note(epoch, position)
-    assert epochs.starts == [(0, 0), (3, 100)]
+    assert epochs.starts == ((0, 0), (3, 100))
 
 
 def test_two_logs_have_the_same_bytes_up_to_an_end_that_both_give() -> None:
