@@ -41,14 +41,24 @@ class Checkpoint:
     """What `ProducerStates.save` gave: the producers, or a position."""
     epochs: tuple[tuple[int, int], ...]
     """(epoch of a leader, where its first batch begins), both rising."""
+    committed: LogState | None = None
+    """What is known to be committed, of a log with replicas; None: all that is flushed."""
 
     @property
     def flushed(self) -> int:
         return self.state.end
 
     @classmethod
-    def of(cls, state: LogState, files: Files, producers: list[Any] | int, epochs: EpochMap) -> Checkpoint:
+    def of(
+        cls,
+        state: LogState,
+        files: Files,
+        producers: list[Any] | int,
+        epochs: EpochMap,
+        committed: LogState | None = None,
+    ) -> Checkpoint:
         flushed, base = [one for one in files.segments if one.base < state.end], files.segments[0].base
+        is_empty = files.segments[-1].end == base
         return cls(
             state=state._replace(messages=0),
             start=base,
@@ -61,12 +71,13 @@ class Checkpoint:
             },
             producers=producers,
             # Of an empty log the last leader's: retention took its batches.
-            epochs=tuple(start for start in epochs.starts if start[1] < max(state.end, base + 1)),
+            epochs=tuple(start for start in epochs.starts if start[1] < state.end or is_empty),
+            committed=None if committed is None else committed._replace(messages=0),
         )
 
     def write(self, directory: Path) -> None:
         """Replace the directory's checkpoint; when this returns, the new one survives a power cut."""
-        state, mirror = self.state, self.state.mirror
+        state = self.state
         fields = {
             "version": VERSION,
             "flushed": state.end,
@@ -78,7 +89,10 @@ class Checkpoint:
             "landmarks": [[base, marks.values.tolist()] for base, marks in self.landmarks.items()],
             "producers": self.producers,
             "epochs": self.epochs,
-            "mirror": None if mirror is None else mirror.encode(state.high_watermark).decode(),
+            "committed": None
+            if self.committed is None
+            else [*self.committed[:3], _mirror_in(self.committed)],
+            "mirror": _mirror_in(state),
         }
         sealed.write(directory / FILE_NAME, fields)
         sync_directory(directory)
@@ -99,15 +113,25 @@ class Checkpoint:
             segments = [(base, max_timestamp, end) for base, max_timestamp, _, end in segments]
         # Version 1 had no landmarks, 2 had others: new ones are built when a look-up needs them.
         landmarks = fields["landmarks"] if version == VERSION else []
-        position = None if mirror is None else MirrorPosition.decode(mirror.encode())
+        committed = fields.get("committed")
         # A release without epochs stamped -1, which counts as 0.
         epochs = fields.get("epochs", [(0, fields["start"])] if fields["flushed"] > 0 else ())
         return cls(
-            state=LogState(fields["flushed"], fields["high_watermark"], fields["data_end"], 0, position),
+            state=_state(fields["flushed"], fields["high_watermark"], fields["data_end"], mirror),
             start=fields["start"],
             start_offset=fields["start_offset"],
             segments=tuple(SegmentFacts(*facts) for facts in segments),
             landmarks={base: Landmarks(array("q", values)) for base, values in landmarks},
             producers=fields["producers"],
             epochs=tuple((epoch, start) for epoch, start in epochs),
+            committed=None if committed is None else _state(*committed),
         )
+
+
+def _mirror_in(state: LogState) -> str | None:
+    return None if state.mirror is None else state.mirror.encode(state.high_watermark).decode()
+
+
+def _state(end: int, high_watermark: int, data_end: int, mirror: str | None) -> LogState:
+    position = None if mirror is None else MirrorPosition.decode(mirror.encode())
+    return LogState(end, high_watermark, data_end, 0, position)

@@ -39,11 +39,15 @@ class EpochMap:
             self.note(epoch, start)
 
     def note(self, epoch: int, position: int) -> None:
-        """A batch of `epoch` was appended at `position`; ValueError when an epoch or a position falls."""
+        """A batch of `epoch` was appended at `position`; ValueError when an epoch or a position falls.
+
+        An epoch that begins where the last one does takes its place: retention has dropped all of that.
+        """
         if epoch == self.last:
             return
-        if epoch < self.last or (self.starts and position <= self.starts[-1][1]):
+        if epoch < self.last or (self.starts and position < self.starts[-1][1]):
             raise ValueError(f"epoch {epoch} at {position} follows epoch {self.last} at {self.starts[-1:]}")
+        self.cut(position)
         self._replace((*self.starts, (epoch, position)))
 
     def end_of(self, epoch: int, log_end: int) -> EpochEnd:

@@ -2,12 +2,17 @@
 
 Knows bytes and offsets. Does not know topics, replicas, sockets or Kafka's API numbers.
 
-Two snapshots say what there is: as appended and as flushed. Readers see the flushed one. Appends and changes
-of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
+Three snapshots say what there is: as appended, as flushed and as visible. Readers see the visible one.
+Appends and changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds
+of caller:
 
-    the loop        append, append_mirrored, read, publish    (one thread; none waits for a sync)
-    a flush thread  flush, then write_due_checkpoint          (waits for the disk)
-    any thread      apply_retention, look-ups by time, build_landmarks, close, delete, and every property
+    the loop        append, append_mirrored, append_copied, read, publish  (one thread; waits for no sync)
+    a flush thread  flush, then write_due_checkpoint                       (waits for the disk)
+    any thread      apply_retention, look-ups by time, build_landmarks, cut, begin_anew, close, delete, and
+                    every property
+
+Of a log with one replica all that is flushed becomes visible. Of one with several it is what is committed,
+which others decide: then the log of a follower is copied from its leader's, file by file, and may be cut.
 
 `read` looks at headers, and at a whole batch if it is older than this process: of what is not in the page
 cache it waits for the disk, for at most one walk between two landmarks.
@@ -27,16 +32,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from millrace.config import LogConfig
-from millrace.errors import BrokerError, PolicyViolation, StorageError
-from millrace.records import Cursor
+from millrace.errors import BrokerError, CorruptMessage, MillraceError, PolicyViolation, StorageError
+from millrace.records import BatchHeader, Cursor, filler_size
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.storage.chain import header_at
 from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.epochs import EpochMap
+from millrace.storage.landmarks import Landmarks, landmarks_path
 from millrace.storage.producer_state import ProducerLimit, ProducerStates
 from millrace.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
-from millrace.storage.recovery import Recovered, recover
-from millrace.storage.segment import CutFailed, Files, Segment, Sync, remove_directory, sync_directory
+from millrace.storage.recovery import Recovered, Scan, recover
+from millrace.storage.segment import (
+    CutFailed,
+    Files,
+    Segment,
+    SegmentFacts,
+    Sync,
+    remove_directory,
+    segment_path,
+    sync_directory,
+)
 from millrace.storage.staging import Staging, append_size, check_append
 from millrace.storage.state import LogState
 
@@ -61,10 +78,13 @@ class PartitionLog:
         clock: Callable[[], float],
         sync: Sync = os.fdatasync,
         producer_limit: ProducerLimit | None = None,
+        *,
+        is_replica: bool = False,
     ) -> None:
         """The partition in `directory`, created or recovered; everything it then shows is on the disk.
 
-        `producer_limit` is what all logs of a broker share. Raises StorageError when the directory cannot be
+        `producer_limit` is what all logs of a broker share. `is_replica`: there are other replicas, so at
+        first it shows only what is known to be committed. Raises StorageError when the directory cannot be
         used now, MillraceError when it lost bytes that were on the disk.
         """
         self.directory = directory
@@ -73,14 +93,10 @@ class PartitionLog:
         self._sync = sync
         limit = ProducerLimit() if producer_limit is None else producer_limit
         self._producers = ProducerStates(directory, clock, limit)
+        self._is_replica = is_replica
         recovered = self._recover()
-        self._files = recovered.files
-        self.epochs = recovered.epochs
-        """Which leader wrote which of its bytes, as appended."""
-        self._epoch = max(0, recovered.epochs.last)
-        self._appended = self._visible = recovered.state
-        self._flushed = recovered.state
-        """As of the last flush, published or not."""
+        self._take_over(recovered)
+        self._visible = recovered.committed if is_replica else recovered.state
         self.refusal: str | None = None
         """Why this log takes no more writes until it is opened again; None while it does."""
         self.flush_refusal: str | None = None
@@ -88,7 +104,6 @@ class PartitionLog:
         self._closed = self._directory_changed = False
         self._refused_at: float | None = None
         """When the disk last refused a write, while it is not known to take all of them again."""
-        self._reader = Reader(directory, recovered.state.end)
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
         """Held while descriptors are in use by a flush, so that nobody closes them under it."""
@@ -110,6 +125,18 @@ class PartitionLog:
                 raise StorageError(f"cannot open the log in {self.directory}: {error}") from error
             raise
 
+    def _take_over(self, recovered: Recovered) -> None:
+        self._files = recovered.files
+        self.epochs = recovered.epochs
+        """Which leader wrote which of its bytes, as appended."""
+        self._epoch = max(0, recovered.epochs.last)
+        self._appended = recovered.state
+        self._flushed = recovered.state
+        """As of the last flush, published or not."""
+        self._copying: Scan | None = None
+        """What was copied from a leader since this log led last or was opened."""
+        self._reader = Reader(self.directory, recovered.state.end)
+
     @property
     def log_start_offset(self) -> int:
         return min(self._files.segments[0].base, self._visible.high_watermark)
@@ -126,6 +153,26 @@ class PartitionLog:
     @property
     def end(self) -> int:
         return self._appended.end
+
+    @property
+    def start(self) -> int:
+        """Position of its first byte."""
+        return self._files.segments[0].base
+
+    @property
+    def whole_end(self) -> int:
+        """Position behind the last append that is there as a whole; a copy may have a part of one more."""
+        return self._appended.end if self._copying is None else self._copying.kept.end
+
+    @property
+    def flushed(self) -> int:
+        """Everything below this position is on the disk."""
+        return self._flushed.end
+
+    @property
+    def committed(self) -> int:
+        """Everything below this position is known to be committed; that is what readers see."""
+        return self._visible.end
 
     @property
     def size(self) -> int:
@@ -152,12 +199,12 @@ class PartitionLog:
 
     @property
     def unflushed_messages(self) -> int:
-        return self._appended.messages - self._visible.messages
+        return self._appended.messages - self._flushed.messages
 
     def lead(self, epoch: int) -> None:
         """Stamp this leader epoch, or the log's own last one if that is newer, into what is appended."""
         with self._lock:
-            self._epoch = max(epoch, self.epochs.last)
+            self._epoch, self._copying = max(epoch, self.epochs.last), None
 
     def append(self, batches: Sequence[Buffer]) -> list[int | BrokerError]:
         """Append validated batches in order and return their base offsets; one write per segment they go to.
@@ -248,21 +295,28 @@ class PartitionLog:
         """Write what was staged and make it count; StorageError when not a byte of it stayed."""
         if not staging.buffers:
             return
-        active, now = self._active, self._clock()
         try:
-            active.append(staging.buffers, staging.size, now)
+            self._write_to(self._active, staging.buffers, staging.size)
             if self._epoch != self.epochs.last:
                 self.epochs.note(self._epoch, self._appended.end)
             self._appended = staging.written()
             self._producers.commit(staging.producers)
+        except StorageError:
+            raise
+        except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it
+            self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+            raise
+
+    def _write_to(self, active: Segment, buffers: Sequence[Buffer], size: int) -> None:
+        """Write to the last file; StorageError when not a byte of it stayed."""
+        now = self._clock()
+        try:
+            active.append(buffers, size, now)
         except OSError as error:
             if isinstance(error, CutFailed):
                 self.refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
             self._log_no_room(f"cannot append to {active.path}: {error}")
             raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
-        except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it
-            self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
-            raise
         if self._refused_at is not None and not 0 <= now - self._refused_at < ROOM_AGAIN_S:
             self._refused_at = None
             log.info("%s takes writes again", self.directory)
@@ -282,6 +336,113 @@ class PartitionLog:
         if self._refused_at is None:
             log.error("%s", reason)
         self._refused_at = self._clock()
+
+    # A replica's log
+
+    def read_raw(self, position: int, max_bytes: int) -> tuple[int, FileSlice | None]:
+        """Bytes as appended from a batch's position on, and where the file begins that holds them.
+
+        At least one batch with its filler, whatever `max_bytes`; the last may be cut off. None at the end.
+        """
+        files = self._files
+        index = files.index_of(position)
+        segment = files.segments[index]
+        if position == segment.end and index + 1 < len(files.segments):
+            segment = files.segments[index + 1]
+        length = min(segment.end, self._appended.end) - position
+        if length <= 0:
+            return segment.base, None
+        try:
+            file = segment.open_reader()
+            if length > max_bytes:
+                first = header_at(file, position, segment.end)
+                if first is None:
+                    raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
+                length = max(max_bytes, first.size + filler_size(first))
+        except OSError as error:
+            raise StorageError(f"cannot read {segment.path}: {error.strerror}") from error
+        return segment.base, FileSlice(file, position - segment.base, length)
+
+    def append_copied(self, headers: Sequence[BatchHeader], batches: memoryview, segment: int) -> None:
+        """Append what stands behind this log's end in the leader's: whole batches of one of its files.
+
+        `headers` are those of `batches`, which were checked to follow what is here. `segment` is where the
+        leader's file begins: one begins there here, too. Raises StorageError; then nothing was written.
+        """
+        with self._lock:
+            if self.refusal is not None:
+                raise StorageError(self.refusal)
+            if segment > self._active.base and segment == self._appended.end:
+                self._roll()
+            copying = self._copying or Scan(self._appended, self._producers, self.epochs, skip_damage=False)
+            active, before = self._active, self._appended.end
+            self._write_to(active, [batches], len(batches))
+            self._copying = copying
+            start = 0
+            for header in headers:
+                end = start + header.size
+                copying.note(active, header, batches[start:end], before + start)
+                start = end
+            self._appended = copying.state
+
+    def cut(self, position: int) -> None:
+        """Cut everything behind a batch boundary that is not below what is committed, durably; for a thread.
+
+        Nobody may append or read meanwhile. What is kept is recovered as after a crash, so less may be kept:
+        of a mirrored log up to its last position, of any log up to its last whole append.
+        """
+        with self._checkpoint_lock, self._flush_lock, self._lock:
+            if self.flush_refusal is not None:
+                raise StorageError(self.flush_refusal)
+            if position < self._visible.end:
+                raise MillraceError(f"{self.directory}: a cut at {position} takes what is committed")
+            self.epochs.cut(position)
+            if self._checkpointed > self._visible.end:
+                # First, and durable: what is cut below a checkpoint would be a loss.
+                self._write_checkpoint(self._visible, self._files)
+                if self._checkpointed != self._visible.end:
+                    raise StorageError(f"{self.directory} cannot be cut: its checkpoint could not be written")
+            first = self._files.segments[0]
+            try:
+                for segment in reversed(self._files.segments):
+                    segment.close()
+                    if segment.end > position or (segment.base == position and segment is not first):
+                        _cut_file(segment, position, keep=segment is first or segment.base < position)
+                sync_directory(self.directory)
+            except OSError as error:
+                self.refusal = self.flush_refusal = f"{self.directory} cannot be cut: {error}"
+                raise StorageError(self.refusal) from error
+            self._recover_again()
+
+    def begin_anew(self, position: int) -> None:
+        """Drop everything and begin, empty, at a position; for a thread. Nobody may use it meanwhile."""
+        with self._checkpoint_lock, self._flush_lock, self._lock:
+            if self.flush_refusal is not None:
+                raise StorageError(self.flush_refusal)
+            state = LogState(position, position, position, 0, None)
+            try:
+                old = [segment for segment in self._files.segments if segment.base != position]
+                for segment in self._files.segments:
+                    segment.close()
+                path = segment_path(self.directory, position)
+                path.write_bytes(b"")
+                sync_directory(self.directory)
+                # A crash before this finds a file behind a gap, and after it files below the start.
+                empty = Files((Segment.open(path, SegmentFacts(position), Landmarks()),), position)
+                Checkpoint.of(state, empty, [], EpochMap(), state).write(self.directory)
+                self._checkpointed = position
+                for segment in old:
+                    segment.unlink()
+                sync_directory(self.directory)
+            except OSError as error:
+                self.refusal = self.flush_refusal = f"{self.directory} cannot begin anew: {error}"
+                raise StorageError(self.refusal) from error
+            self._visible = state
+            self._recover_again()
+
+    def _recover_again(self) -> None:
+        self._producers.clear()
+        self._take_over(self._recover())
 
     def flush(self) -> LogState:
         """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.
@@ -373,9 +534,10 @@ class PartitionLog:
         """Build what `read` lacked when it raised LandmarksMissing; for a thread: reads whole segments."""
         self._reader.build_landmarks()
 
-    def apply_retention(self) -> list[int]:
+    def apply_retention(self, leader_start: int | None = None) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. For a thread.
 
+        With `leader_start` it is a follower's log, and keeps what the leader's, which begins there, keeps.
         Writes the checkpoint, too, when no flush came to do it: what is flushed must not stay above it.
         """
         now = self._clock()
@@ -384,14 +546,18 @@ class PartitionLog:
                 if self._closed:
                     return []
                 self._producers.expire()
-                if self._active.facts.next_offset >= 0 and self._active.is_expired(self.config, now):
+                is_expired = self._active.facts.next_offset >= 0 and self._active.is_expired(self.config, now)
+                if leader_start is None and is_expired:
                     self._roll_for_retention(now)
-                files, visible = self._files, self._visible
-            count = files.expired_count(self.config, now, visible)
+                files, visible, flushed = self._files, self._visible, self._flushed
+            if leader_start is None:
+                count = files.expired_count(self.config, now, visible)
+            else:
+                count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, visible.end))
             # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
             # begins above its end for a loss. On a full disk it may fail until something was deleted.
-            if count > 0 or self._checkpoint_is_due(visible):
-                self._write_checkpoint(visible, files.without_first(count))
+            if count > 0 or self._checkpoint_is_due(flushed):
+                self._write_checkpoint(flushed, files.without_first(count))
             victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]
             with self._flush_lock, self._lock:
                 self._files = self._files.without_first(len(victims))
@@ -428,7 +594,9 @@ class PartitionLog:
                 if segment.end <= state.end:
                     segment.save_landmarks()
             producers = self._producers.save(state.end, files.segments[-1].base, closing=closing)
-            Checkpoint.of(state, files, producers, self.epochs).write(self.directory)
+            known = self._visible if self._visible.end < state.end else state
+            committed = known if self._is_replica else None
+            Checkpoint.of(state, files, producers, self.epochs, committed).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
         else:
@@ -439,12 +607,14 @@ class PartitionLog:
         if self._closed:
             return
         try:
-            self.publish(self.flush())
+            flushed = self.flush()
+            if not self._is_replica:
+                self.publish(flushed)
         except StorageError as error:
             log.error("closing without a flush: %s", error)
         with self._checkpoint_lock, self._flush_lock, self._lock:
-            if self._visible.end != self._checkpointed:
-                self._write_checkpoint(self._visible, self._files, closing=True)
+            if self._flushed.end != self._checkpointed or self._is_replica:
+                self._write_checkpoint(self._flushed, self._files, closing=True)
             self._shut(f"{self.directory} is closed")
 
     def delete(self) -> None:
@@ -462,3 +632,14 @@ class PartitionLog:
         self._producers.clear()
         for segment in self._files.segments:
             segment.close()
+
+
+def _cut_file(segment: Segment, position: int, *, keep: bool) -> None:
+    """Cut what the file holds from `position` on, or remove it; what is left of it is on the disk."""
+    landmarks_path(segment.path).unlink(missing_ok=True)
+    if not keep:
+        segment.path.unlink()
+        return
+    with open(segment.path, "rb+") as file:
+        file.truncate(max(0, position - segment.base))
+        os.fsync(file.fileno())

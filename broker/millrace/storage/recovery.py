@@ -18,6 +18,7 @@ from pathlib import Path
 
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader, filler_after, filler_size
+from millrace.records.compression import Buffer
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import sealed
 from millrace.storage.chain import ChainBroken, next_batch, walk_batches, walk_past_damage
@@ -50,6 +51,8 @@ class Recovered:
     checkpointed: int
     """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
     epochs: EpochMap
+    committed: LogState
+    """What is known to be committed, if the log is a replica."""
 
 
 def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
@@ -66,19 +69,23 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     if checkpoint is None:
         first = segments[0].base
         state, start_offset, epochs = LogState(first, first, first, 0, None), first, EpochMap()
+        committed = state
     else:
         _load_producers(directory, checkpoint, producers, segments)
         state = checkpoint.state
         epochs = EpochMap(checkpoint.epochs)
         epochs.drop_below(segments[0].base)
+        committed = checkpoint.committed or state
         gone = segments[0].base > checkpoint.start
         start_offset = segments[0].base if gone else checkpoint.start_offset
         # An empty last file may be one whose name a crash kept from being synced: the long way does it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)
-            return Recovered(Files(tuple(segments), start_offset), state, checkpoint.flushed, epochs)
+            return Recovered(
+                Files(tuple(segments), start_offset), state, checkpoint.flushed, epochs, committed
+            )
     flushed = None if checkpoint is None else checkpoint.flushed
-    scan = _Scan(state, producers, epochs, skip_damage=flushed is None)
+    scan = Scan(state, producers, epochs, skip_damage=flushed is None)
     scan.run(segments)
     unfilled = scan.unfilled
     if unfilled is not None and scan.kept.end == unfilled.base_offset + unfilled.size:
@@ -92,7 +99,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     if scan.state.end > scan.kept.end:
         epochs.cut(scan.kept.end)
     checkpointed = -1 if flushed is None else flushed
-    return Recovered(Files(tuple(kept), start_offset), scan.kept, checkpointed, epochs)
+    return Recovered(Files(tuple(kept), start_offset), scan.kept, checkpointed, epochs, committed)
 
 
 def _read_checkpoint(directory: Path) -> Checkpoint | None:
@@ -162,7 +169,7 @@ def _refuse(directory: Path, start: int, end: int) -> None:
     )
 
 
-class _Scan:
+class Scan:
     """Follows the chain through the segments and remembers the last place where the log may end."""
 
     def __init__(
@@ -200,8 +207,7 @@ class _Scan:
         while True:
             try:
                 for position, header, batch in walk_batches(file, self.state.end, limit):
-                    self._note_epoch(header, position)
-                    self._note(segment, header, batch, position)
+                    self.note(segment, header, batch, position)
                 return self.unfilled is None
             except ChainBroken as error:
                 resumed = next_batch(file, error.position + 1, limit) if self._skip_damage else None
@@ -220,7 +226,9 @@ class _Scan:
         elif not self._skip_damage:
             raise ChainBroken("a leader epoch falls", position, header, None)
 
-    def _note(self, segment: Segment, header: BatchHeader, batch: bytes, position: int) -> None:
+    def note(self, segment: Segment, header: BatchHeader, batch: Buffer, position: int) -> None:
+        """Take in the batch behind all that was taken in; ChainBroken for one of an epoch that falls."""
+        self._note_epoch(header, position)
         facts = segment.facts
         is_filler = header.base_offset != position
         if segment.landmarks is not None and not is_filler:

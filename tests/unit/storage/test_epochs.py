@@ -67,7 +67,7 @@ def test_a_map_is_made_again_of_its_starts(batches: list[tuple[int, int]]) -> No
 
 def test_an_epoch_that_falls_is_damage() -> None:
     epochs = EpochMap([(0, 0), (3, 100)])
-    for epoch, position in ((2, 200), (4, 100), (4, 50)):
+    for epoch, position in ((2, 200), (2, 100), (4, 50)):
         with pytest.raises(ValueError, match="follows epoch 3"):
             epochs.note(epoch, position)
     assert epochs.starts == ((0, 0), (3, 100))
@@ -78,3 +78,11 @@ def test_two_logs_have_the_same_bytes_up_to_an_end_that_both_give() -> None:
     leader, follower = EpochMap([(0, 0), (1, 50), (4, 90)]), EpochMap([(0, 0), (1, 50), (2, 70), (3, 80)])
     assert leader.end_of(3, 120) == (1, 90)  # the leader has nothing of 2 and 3
     assert follower.end_of(1, 100) == (1, 70)  # so the follower cuts at 70, where its own epoch 1 ends
+
+
+def test_after_retention_dropped_all_of_an_epoch_the_next_takes_its_place() -> None:
+    epochs = EpochMap([(0, 0), (3, 100)])
+    epochs.drop_below(140)
+    assert epochs.starts == ((3, 140),)
+    epochs.note(5, 140)
+    assert epochs.starts == ((5, 140),)
