@@ -26,7 +26,7 @@ from millrace.service.access import AccessList, NotKnown
 MAX_REQUESTS = 8
 """Most requests that are answered at once; the connection of one more is closed."""
 REQUEST_TIMEOUT_S = 10
-_JSON = [("Content-Type", "application/json")]
+_JSON = ("Content-Type", "application/json")
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
@@ -127,15 +127,15 @@ def _routes(
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path not in ("/metrics", "/healthz"):
-            start_response("404 Not Found", _JSON)
+            start_response("404 Not Found", [_JSON])
             return [b'{"paths": ["/metrics", "/healthz"]}\n']
         refusal = _refusal(access, environ.get("HTTP_AUTHORIZATION"))
         if path == "/healthz":
             well, told = health()
-            start_response("200 OK" if well else "503 Service Unavailable", _JSON)
+            start_response("200 OK" if well else "503 Service Unavailable", [_JSON])
             return [json.dumps({"healthy": well, **({} if refusal else told)}).encode() + b"\n"]
         if refusal:
-            start_response("401 Unauthorized", [*_JSON, ("WWW-Authenticate", 'Basic realm="millrace"')])
+            start_response("401 Unauthorized", [_JSON, ("WWW-Authenticate", 'Basic realm="millrace"')])
             return [json.dumps({"error": refusal}).encode() + b"\n"]
         with one_at_a_time:
             return metrics(environ, start_response)  # type: ignore[no-any-return]
