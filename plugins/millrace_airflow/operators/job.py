@@ -17,6 +17,7 @@ from millrace_airflow.command_line import command_line, environment, run_id_of_t
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.installation import check_installation
 from millrace_airflow.job import Job, JobRefused
+from millrace_airflow.lineage import Lineage
 from millrace_airflow.links import AuditLink, ManifestLink, SparkLink
 from millrace_airflow.triggers.job import JobTrigger
 
@@ -37,6 +38,8 @@ class MillraceJobOperator(BaseOperator):
     operator_extra_links: tuple[BaseOperatorLink, ...] = (AuditLink(), ManifestLink())
     manifest = ""
     """Where the warehouse keeps what the task has written, once that is known."""
+    lineage = Lineage()
+    """What the task has read and written, once that is known."""
     verb: str
     """Name of the command, which is about `topic`."""
     topic: str
@@ -134,6 +137,10 @@ class MillraceJobOperator(BaseOperator):
         finally:
             job.remove()
         return self.finish(result, context)
+
+    def get_openlineage_facets_on_complete(self, task_instance: object) -> Any:
+        """What Airflow's provider for OpenLineage asks an operator for."""
+        return self.lineage.facets()
 
 
 class SparkJobOperator(MillraceJobOperator):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import hour_options
+from millrace_airflow.hooks.millrace import MillraceHook
+from millrace_airflow.lineage import Lineage, log_of, rows_of
 from millrace_airflow.operators.job import SparkJobOperator
 
 if TYPE_CHECKING:
@@ -82,10 +84,16 @@ class LoadTopicOperator(SparkJobOperator):
         return {name: getattr(self, name) for name in BOUNDS}
 
     def finish(self, result: Any, context: Context) -> Any:
-        """Note where the manifest of a topic that is alone lies."""
+        """Note what was loaded, and where the manifest of a topic that is alone lies."""
+        settings = MillraceHook(self.conn_id).get_conn()
         loads = [one for one in result if one.get("load")]
         if len(loads) == 1:
             self.manifest = f"{loads[0]['topic']}/loads/{loads[0]['load']:010d}.json"
+        self.lineage = Lineage(
+            [log_of(settings.bootstrap, one["topic"]) for one in loads],
+            [rows_of(settings.warehouse, one["topic"]) for one in loads],
+            loads[0]["rows"] if len(loads) == 1 else None,
+        )
         return result
 
 

@@ -10,6 +10,7 @@ from airflow.sdk import Asset, AssetAlias
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import hour_options
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
+from millrace_airflow.lineage import Dataset, Lineage, rows_of
 from millrace_airflow.operators.job import MillraceJobOperator
 
 if TYPE_CHECKING:
@@ -86,9 +87,12 @@ class PublishOperator(MillraceJobOperator):
             self.log.info("waits: %s, %s rows", hour["hour"], hour["rows"])
         summary = _summary(answer)
         if answer["published"]:
+            settings = MillraceHook(self.conn_id).get_conn()
+            table = table_asset(self.topic, settings.catalog or self.conn_id)
             self.manifest = answer["path"]
-            catalog = MillraceHook(self.conn_id).get_conn().catalog or self.conn_id
-            table = table_asset(self.topic, catalog)
+            namespace, _, name = table.uri.rpartition("/millrace/")
+            output = Dataset(namespace, f"millrace.{name}")
+            self.lineage = Lineage([rows_of(settings.warehouse, self.topic)], [output], answer["rows"])
             context["outlet_events"][PUBLISHED].add(table, extra=summary)
             if hours := _hours(answer)[-MOST_KEYS:]:
                 # An alias's event has no partition key, and a DAG without partitions runs for no event that
