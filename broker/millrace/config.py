@@ -57,7 +57,11 @@ class LogConfig:
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 CLIENT_MECHANISMS = (*MECHANISMS, "PLAIN")
-LISTENER_MECHANISMS = (*MECHANISMS, "PLAIN")
+TLS_MECHANISMS = ("PLAIN", "OAUTHBEARER")
+"""What tells a password or a token, and so is for TLS only."""
+LISTENER_MECHANISMS = (*MECHANISMS, *TLS_MECHANISMS)
+TOKEN_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""How tokens may be signed: with a key that only their issuer has."""
 TLS_VERSIONS = ("1.2", "1.3")
 
 
@@ -219,8 +223,11 @@ class ListenerConfig:
             raise ConfigError("client_certificates are for a listener of protocol SSL or SASL_SSL")
         for mechanism in self.mechanisms:
             _check_choice("mechanism", mechanism, LISTENER_MECHANISMS)
-        if "PLAIN" in self.mechanisms and self.protocol == "SASL_PLAINTEXT":
-            raise ConfigError("mechanism PLAIN tells passwords to whoever listens: use protocol SASL_SSL")
+            if mechanism in TLS_MECHANISMS and self.protocol == "SASL_PLAINTEXT":
+                what = "passwords" if mechanism == "PLAIN" else "tokens"
+                raise ConfigError(
+                    f"mechanism {mechanism} tells {what} to whoever listens: use protocol SASL_SSL"
+                )
         if self.uses_sasl and not self.mechanisms:
             raise ConfigError(f"protocol {self.protocol} needs mechanisms")
         if not self.advertised and parse_address(self.listen, "listen")[0] in EVERY_ADDRESS:
@@ -245,6 +252,30 @@ class TlsConfig:
 
     def __post_init__(self) -> None:
         _check_choice("min_version", self.min_version, TLS_VERSIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OauthConfig:
+    """Whose tokens count for logins by OAUTHBEARER."""
+
+    issuer: str = ""
+    """What `iss` of a token must be."""
+    audience: str = ""
+    """What must be in `aud` of a token: it was issued for this cluster."""
+    jwks: str = ""
+    """Where the issuer's keys are, by HTTPS."""
+    ca: str = ""
+    """PEM file of the authorities of that place; empty: those that the machine trusts."""
+    principal_claim: str = "sub"
+    """What of a token names its user."""
+    algorithms: Sequence[str] = ("RS256", "ES256")
+    """How a token may be signed."""
+
+    def __post_init__(self) -> None:
+        for algorithm in self.algorithms:
+            _check_choice("algorithm", algorithm, TOKEN_ALGORITHMS)
+        if self.jwks and not self.jwks.startswith("https://"):
+            raise ConfigError(f"oauth.jwks {self.jwks!r} is not fetched by HTTPS: give an https:// address")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +316,8 @@ class BrokerConfig(ClientLimits):
     also where Millrace's own processes find this broker through ZooKeeper."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     """The broker's certificate, for listeners of protocol SSL."""
+    oauth: OauthConfig = field(default_factory=OauthConfig)
+    """Whose tokens count, for listeners with OAUTHBEARER."""
     security: SecurityConfig = field(default_factory=SecurityConfig)
     zookeeper: str = "127.0.0.1:2181"
     """HOST:PORT[,HOST:PORT...] of the ensemble, without a chroot."""
@@ -336,6 +369,9 @@ class BrokerConfig(ClientLimits):
                 raise ConfigError(f"listener {name} of protocol {listener.protocol} needs [tls] certificate")
             if listener.client_certificates != "none" and not self.tls.ca:
                 raise ConfigError(f"client_certificates of listener {name} need [tls] ca to check them by")
+            needed = (self.oauth.issuer, self.oauth.audience, self.oauth.jwks)
+            if listener.uses_sasl and "OAUTHBEARER" in listener.mechanisms and not all(needed):
+                raise ConfigError(f"OAUTHBEARER of listener {name} needs [oauth] issuer, audience and jwks")
 
     @property
     def named_listeners(self) -> Mapping[str, ListenerConfig]:

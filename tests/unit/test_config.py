@@ -14,6 +14,7 @@ from millrace.config import (
     BrokerConfig,
     ListenerConfig,
     LogConfig,
+    OauthConfig,
     SecurityConfig,
     TlsConfig,
     from_mapping,
@@ -98,11 +99,12 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
         ("log.", LogConfig),
         ("listeners.NAME.", ListenerConfig),
         ("tls.", TlsConfig),
+        ("oauth.", OauthConfig),
         ("security.", SecurityConfig),
     )
     for prefix, settings in groups:
         for field in dataclasses.fields(settings):
-            if field.name not in ("log", "mirror", "listeners", "tls", "security"):
+            if field.name not in ("log", "mirror", "listeners", "tls", "oauth", "security"):
                 default = "required" if field.default is dataclasses.MISSING else field.default
                 if isinstance(default, tuple):
                     default = json.dumps(default).partition(", ")[0]

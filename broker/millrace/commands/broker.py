@@ -38,6 +38,7 @@ from millrace.storage.log_directory import LogDirectory, claim
 if TYPE_CHECKING:
     from millrace.coordination.users import Users
     from millrace.metrics import MetricsServer
+    from millrace.security.oauth import KeySet
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +156,20 @@ def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]
 
     users = Users(cluster.session, config.cluster)
     lifetime_ms = config.security.reauthenticate_ms
+    keys: KeySet | None = None
     for listener in asking:
         names = config.named_listeners[listener.name].mechanisms
         listener.login_lifetime_s = None if lifetime_ms is None else lifetime_ms / 1000
         mechanisms = dict(scram_mechanisms(names, users.credentials, users.secret))
         if "PLAIN" in names:
             mechanisms["PLAIN"] = partial(PlainExchange, users.credentials)
+        if "OAUTHBEARER" in names:
+            from millrace.security.oauth import BearerExchange, KeySet
+
+            if keys is None:
+                keys = KeySet(config.oauth)
+                keys.watch()
+            mechanisms["OAUTHBEARER"] = partial(BearerExchange, config.oauth, keys)
         listener.mechanisms = mechanisms
     return users
 
