@@ -25,7 +25,7 @@ def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine
     """
     try:
         parsed = sa.make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the latter for a port that is no number
         raise MillraceError(
             "--database-url is no URL: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
         ) from None
