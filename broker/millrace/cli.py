@@ -22,7 +22,7 @@ from millrace import __version__
 from millrace.commands.help_texts import WHOLE, Group, keep_examples_whole
 from millrace.errors import MillraceError
 from millrace.installation import missing_extra
-from millrace.logs import FORMATS
+from millrace.logs import FORMATS, VERBOSE
 
 COMMANDS = {
     "access": "millrace.commands.access:access",
@@ -90,7 +90,10 @@ def _targets() -> dict[str, str]:
     show_default=True,
     help="How a server logs on standard error.",
 )
-def cli(client: str | None, log_format: str) -> None:
+@click.option(
+    "--verbose", is_flag=True, help="Show every step of a job, in place of one progress bar on a terminal."
+)
+def cli(client: str | None, log_format: str, verbose: bool) -> None:
     """Carry event streams from every datacenter to the warehouse, and prove that nothing was lost.
 
     Example: millrace demo
@@ -98,6 +101,8 @@ def cli(client: str | None, log_format: str) -> None:
     if client is not None:
         # Also for the processes that the command starts. Every command makes its own clients, or none.
         os.environ["MILLRACE_CLIENT"] = str(Path(client).absolute())
+    if verbose:
+        os.environ[VERBOSE] = "1"
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 import click
 
 FORMATS = ("text", "json")
+VERBOSE = "MILLRACE_VERBOSE"
+"""Set while `millrace --verbose` runs, also for the processes that it starts."""
 LINE = "%(asctime)s %(name)s %(message)s"
 
 

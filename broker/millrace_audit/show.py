@@ -30,7 +30,7 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     tiers = tiers_of(answer.windows)
     # Messages without a header have columns of their own where there are any.
     foreign = [tier for tier in tiers_of([_foreign(answer)]) if answer.foreign.get(tier)]
-    table = Table(title=f"{answer.topic}, times in UTC")
+    table = Table(title=f"Events of {answer.topic}, times in UTC")
     table.add_column("window" if by_window else "hour", no_wrap=True)
     more = [f"no header: {tier}" for tier in foreign]
     for name in ("acknowledged", "failed", "unreported", *tiers, *more, "revision"):
@@ -40,7 +40,8 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
         time = _minute(row.start) if by_window else row.start.strftime("%Y-%m-%d %H")
         counts = (row.acknowledged, row.failed, row.carried, *(row.tiers.get(tier, 0) for tier in tiers))
         without = (row.foreign.get(tier, 0) for tier in foreign)
-        table.add_row(time, *map(str, (*counts, *without, row.revision)), styled(row.verdict))
+        figures = (f"{count:,}" for count in (*counts, *without, row.revision))
+        table.add_row(time, *figures, styled(row.verdict))
     console.print(table)
     for line in [*_findings(answer.windows), *_reasons(answer.windows)]:
         console.print(line, markup=False)

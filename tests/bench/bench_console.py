@@ -1,20 +1,23 @@
 """How long the console takes with 216,000 windows: 50 topics, 30 days, a window every ten minutes.
 
-    python -m tests.bench.bench_console [--topics 50] [--days 30]
+    python -m tests.bench.bench_console [--topics 50] [--days 30] [--page]
 
-Says for each span how long the service took to answer and how many bytes, the best and the worst of ten; then
-how long a Chromium took, where there is one, from the question until the page was painted.
+Says for each span how long the service took to answer, the best and the worst of ten, its CPU time and how
+many bytes; `--page` puts that into docs/benchmarks.md. Then how long a Chromium took, where it and playwright
+are installed, from the question until the page was painted.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import random
 import shutil
 import socket
 import tempfile
 import threading
 import time
+from statistics import median
 
 import httpx
 import uvicorn
@@ -37,12 +40,26 @@ from millrace_audit.auditor.store import (
 )
 from millrace_audit.auditor.verdict import judge
 from millrace_audit.reports.counts import WINDOW_MS
+from tests.bench.halves import PAGE, write_half
+from tests.bench.machine import busy_share, in_words, machine
 from tests.unit.audit.test_app import Worker
 
 END = 1_431_907_200_000
 EVIDENCE = random.Random(1).randbytes(1500)
 """As large as that of a window of 200 instances, folded."""
 ROUNDS = 10
+TEXT = """## The auditor's page
+
+- Run: `python -m tests.bench.bench_console`, {day}; other processes used {busy:.0%} of all cores
+- Machine: {machine}
+
+{topics} topics, {windows:,} windows of ten minutes, SQLite. Each span is asked for ten times; the level is
+300 ms. The CPU time is that of one process with the auditor and its client.
+
+| span | CPU, ms, median | answered in, ms | bytes |
+|---|---:|---:|---:|
+{rows}
+"""
 
 
 def fill(store: AuditStore, topics: list[str], days: int) -> None:
@@ -97,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--topics", type=int, default=50)
     parser.add_argument("--days", type=int, default=30)
+    parser.add_argument("--page", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = AuditStore(f"sqlite:///{folder}/audit.db")
@@ -109,8 +127,20 @@ def main() -> None:
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/console"
         try:
-            for days in (2, 7, 30):
-                ask(f"{url}?days={days}", f"{days} days")
+            busy = busy_share()
+            text = TEXT.format(
+                topics=given.topics,
+                windows=given.topics * given.days * 144,
+                day=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+                busy=busy,
+                machine=in_words(machine()),
+                rows="\n".join(ask(f"{url}?days={days}", f"{days} days") for days in (2, 7, 30)),
+            )
+            print(text, flush=True)
+            if given.page:
+                write_half(PAGE, "console", text)
+            if not importlib.util.find_spec("playwright"):
+                return
             if executable := shutil.which("chromium-headless-shell") or shutil.which("chromium"):
                 paint(url, executable)
         finally:
@@ -119,14 +149,16 @@ def main() -> None:
             store.close()
 
 
-def ask(url: str, what: str) -> None:
-    took = []
+def ask(url: str, what: str) -> str:
+    """A row of the table. The CPU time is this process's: the auditor's, and a client's few milliseconds."""
+    took, cpu = [], []
     for _ in range(ROUNDS):
-        began = time.monotonic()
+        began, cpu_began = time.monotonic(), time.process_time()
         answer = httpx.get(url, timeout=60).raise_for_status()
-        took.append(time.monotonic() - began)
-    figures = f"{min(took) * 1000:.0f} to {max(took) * 1000:.0f} ms, {len(answer.content):,} bytes"
-    print(f"{what}: answered in {figures}", flush=True)
+        took.append((time.monotonic() - began) * 1000)
+        cpu.append((time.process_time() - cpu_began) * 1000)
+    wall = f"{min(took):,.0f} to {max(took):,.0f}"
+    return f"| {what} | {median(cpu):.0f} ({min(cpu):.0f} at least) | {wall} | {len(answer.content):,} |"
 
 
 def paint(url: str, executable: str) -> None:

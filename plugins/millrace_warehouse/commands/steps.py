@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+
+from millrace.logs import VERBOSE
 
 
 def to_stderr(what: str) -> Callable[[str], None]:
@@ -23,8 +26,14 @@ def _write(line: str) -> None:
 
 @contextmanager
 def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
-    """Shows a bar with the newest line on a terminal; elsewhere the lines themselves, for the log."""
+    """Shows a bar with the newest line on a terminal; elsewhere the lines themselves, for the log.
+
+    `quiet` takes the lines where there is no terminal; with `millrace --verbose` all are written everywhere.
+    """
     console = Console(stderr=True)
+    if VERBOSE in os.environ:
+        yield _write
+        return
     if not console.is_terminal:
         yield quiet or _write
         return

@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from millrace.cli import cli
 from millrace_spark.jobs import entry
 from millrace_warehouse.commands import steps
 
@@ -55,6 +57,20 @@ def test_a_terminal_is_shown_how_many_steps_of_one_kind_are_done(monkeypatch: py
         shown("step: reload PageView: 1 of 2: load 7 read again")
     words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "1 of 2: load 7 read again ━━━━━━━━━━" in words
+
+
+def test_with_verbose_a_terminal_gets_every_step_on_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(steps, "Console", lambda stderr: console)
+    monkeypatch.setenv("MILLRACE_VERBOSE", "")  # and so it is as it was when the test ends
+    monkeypatch.delenv("MILLRACE_VERBOSE")
+    for words, shown in (([], ""), (["--verbose"], "step: verify PageView\n")):
+        CliRunner().invoke(cli, [*words, "topics", "--help"])
+        with steps.steps("verify", lambda _: None) as show:
+            show("step: verify PageView")
+        assert capsys.readouterr().err == shown
 
 
 @pytest.mark.parametrize("writes", ["a job", "a command"])
