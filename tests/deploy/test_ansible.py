@@ -94,7 +94,7 @@ def test_a_machine_gets_its_files_and_a_second_run_changes_nothing(wheel: Path, 
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=1200,  # two virtual environments are made, on a machine that may be busy
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

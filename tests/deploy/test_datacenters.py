@@ -15,7 +15,7 @@ import yaml
 
 from millrace_warehouse.commands.textfile import METRICS, SUCCESS
 from tests.deploy.machines import Machine, Network, install_all, two_datacenters, why_not
-from tests.support import REPOSITORY, wait_until
+from tests.support import REPOSITORY, START_S, wait_until
 from tests.unit.deploy.files import DEPLOY, expressions, installed, metrics_in
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -49,7 +49,7 @@ def _start_until_it_stays(machine: Machine, unit: str) -> None:
 
     def stays() -> bool:
         service = machine.start(unit)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and service.running:
             if "ready: " in service.output or "stands by" in service.output:
                 return True
@@ -57,7 +57,7 @@ def _start_until_it_stays(machine: Machine, unit: str) -> None:
         return False
 
     try:
-        wait_until(f"{unit} stays", stays)
+        wait_until(f"{unit} stays", stays, timeout_s=2 * START_S)
     except AssertionError as error:
         raise AssertionError(f"{error}: {machine.service(unit).output[-3000:]}") from None
 
