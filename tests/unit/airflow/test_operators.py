@@ -131,6 +131,9 @@ def test_settings_of_spark_reach_the_command_and_stand_in_no_log_and_no_command_
             code += "print(json.dumps([sys.argv[1:], Invocation().conf]))"
             return [sys.executable, "-c", code, *super().command(settings, run_id)]
 
+        def finish(self, result: Any, context: Any) -> Any:
+            return result
+
     confs = {"spark.hadoop.fs.s3a.secret.key": "a = b\\c", "spark.cores.max": "4"}
     lines: list[str] = []
     operator = Load(task_id="l", topics="T", spark_conf=confs)
