@@ -10,7 +10,7 @@ DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
+.PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 
 test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (4 min)
 	$(BIN)/python -m pytest tests/objects
+
+test-airflow: setup ## A live Airflow on PostgreSQL: scheduler, workers and triggerer killed, tasks cleared, a backfill of 24 hours (30 to 60 min)
+	$(BIN)/python -m pytest tests/airflow
 
 test-deploy: setup .cache/deploy/.installed ## Everything in deploy/: systemd, Prometheus, Helm, Ansible, containers, ten machines in namespaces, restore, upgrade (10 min)
 	PATH="$(CURDIR)/.cache/deploy/bin:$(CURDIR)/.cache/deploy/python/bin:$$PATH" $(BIN)/python -m pytest tests/unit/deploy tests/deploy
