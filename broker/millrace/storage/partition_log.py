@@ -160,9 +160,13 @@ class PartitionLog:
         return self._files.segments[0].base
 
     @property
+    def whole(self) -> LogState:
+        """The log up to the last append that is there as a whole; a copy may have a part of one more."""
+        return self._appended if self._copying is None else self._copying.kept
+
+    @property
     def whole_end(self) -> int:
-        """Position behind the last append that is there as a whole; a copy may have a part of one more."""
-        return self._appended.end if self._copying is None else self._copying.kept.end
+        return self.whole.end
 
     @property
     def flushed(self) -> int:

@@ -290,11 +290,11 @@ def test_a_copy_drops_the_files_that_its_leader_has_dropped_and_no_others(tmp_pa
     for _ in range(4):
         appended(leader, batch(3, b"x" * 1000))
     copy(leader, follower)
+    for log in (leader, follower):
+        commit(log)
     clock.now += 10
     follower.apply_retention(leader.start)
     assert content(follower) == content(leader)
-    for log in (leader, follower):
-        commit(log)
     leader.apply_retention()
     appended(leader, batch())
     copy(leader, follower)

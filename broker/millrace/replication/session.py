@@ -1,0 +1,158 @@
+"""The leader's side of a follower's connection: where it stands in each partition, and what it hears.
+
+On the loop only. Knows logs and leaderships; the broker brings both, and the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millrace.errors import BrokerError, ErrorCode, FencedLeaderEpoch, UnknownLeaderEpoch
+from millrace.records.file_slice import FileSlice
+from millrace.replication.leadership import Leadership
+from millrace.storage.partition_log import PartitionLog
+from millrace.wire.replica import Copied, ReplicaFetchRequest, ReplicaPartition, Wanted
+
+
+class Led(NamedTuple):
+    """A partition that this broker leads."""
+
+    leading: Leadership
+    log: PartitionLog
+
+
+FindLed = Callable[[ReplicaPartition, int], Led]
+"""The partition led here, for a follower that knows this epoch of it; BrokerError when it is not led here."""
+
+
+def check_epoch(leading: Leadership, known: int) -> None:
+    """Refuse a follower that follows another epoch's leader."""
+    if known < leading.epoch:
+        raise FencedLeaderEpoch(f"epoch {known} is over: {leading.epoch} is led here")
+    if known > leading.epoch:
+        raise UnknownLeaderEpoch(f"epoch {known} is newer than {leading.epoch}, which was led here")
+
+
+@dataclass(slots=True)
+class _Place:
+    wanted: Wanted
+    heard_start: int = -1
+    """The start of the leader's log, as last told."""
+    heard_committed: int = -1
+    is_answered: bool = False
+    """True from an answer on until the follower says where it stands then."""
+
+
+class ReplicaSession:
+    """One follower's connection."""
+
+    def __init__(self, follower: int, directory: str, find: FindLed) -> None:
+        self.follower, self.directory = follower, directory
+        self._find = find
+        self._places: dict[ReplicaPartition, _Place] = {}
+        self._changed: dict[ReplicaPartition, None] = {}
+        """Where there may be something to say, the longest waiting first."""
+
+    def update(self, request: ReplicaFetchRequest) -> bool:
+        """Take in where the follower stands; True when more is committed anywhere by that."""
+        if request.anew:
+            self._places, self._changed = {}, {}
+        for partition in request.forgotten:
+            self._places.pop(partition, None)
+            self._changed.pop(partition, None)
+        grown = False
+        for wanted in request.wanted:
+            place = self._places.setdefault(wanted.partition, _Place(wanted))
+            place.wanted, place.is_answered = wanted, False
+            self._changed[wanted.partition] = None
+            try:
+                leading = self._led(wanted).leading
+            except BrokerError:
+                continue  # the answer says it
+            leading.connected(self.follower, self.directory)
+            if wanted.flushed >= 0:
+                grown |= leading.reported(self.follower, self.directory, wanted.flushed)
+        return grown
+
+    def changed(self, partition: ReplicaPartition) -> None:
+        """The partition has grown, or is led no more."""
+        place = self._places.get(partition)
+        if place is not None and not place.is_answered:
+            self._changed[partition] = None
+
+    def closed(self, now: float) -> None:
+        """The connection ended."""
+        for place in self._places.values():
+            try:
+                leading = self._led(place.wanted).leading
+            except BrokerError:
+                continue
+            leading.closed(self.follower, self.directory, now)
+
+    def answer(self, max_bytes: int, *, final: bool = False) -> list[Copied]:
+        """What there is to say, at most `max_bytes` of records but for the first; empty: nothing yet.
+
+        A partition that is named in it is silent until the follower names it again. `final`: the follower
+        has waited long enough, and hears what alone would not have been worth an answer.
+        """
+        copied: list[Copied] = []
+        room = max_bytes
+        for partition in list(self._changed):
+            if room <= 0:
+                break
+            del self._changed[partition]
+            one = self._answer(self._places[partition], room)
+            if one is not None:
+                copied.append(one)
+                if isinstance(one.records, FileSlice):
+                    room -= one.records.length
+        if final:
+            places = [place for place in self._places.values() if not place.is_answered]
+            copied += [one for place in places if (one := self._news(place)) is not None]
+        for one in copied:
+            self._places[one.partition].is_answered = True
+        return copied
+
+    def _led(self, wanted: Wanted) -> Led:
+        led = self._find(wanted.partition, wanted.epoch)
+        check_epoch(led.leading, wanted.epoch)
+        return led
+
+    def _answer(self, place: _Place, room: int) -> Copied | None:
+        wanted = place.wanted
+        try:
+            leading, log = self._led(wanted)
+            diverging = leading.check(wanted.position, wanted.last_epoch)
+            if diverging is not None:
+                return Copied(
+                    wanted.partition,
+                    ErrorCode.NONE,
+                    diverging_epoch=diverging.epoch,
+                    diverging_end=diverging.end,
+                    log_start=log.start,
+                )
+            segment, records = log.read_raw(wanted.position, room)
+        except BrokerError as error:
+            return Copied(wanted.partition, error.code)
+        if records is None and wanted.flushed >= 0:
+            return None
+        return _said(place, leading, log)._replace(segment=segment, records=records)
+
+    def _news(self, place: _Place) -> Copied | None:
+        """What was committed or dropped since the follower heard of it, while nothing was appended."""
+        wanted = place.wanted
+        try:
+            leading, log = self._led(wanted)
+        except BrokerError:
+            return None
+        heard = place.heard_start, place.heard_committed
+        if wanted.flushed < 0 or heard == (log.start, leading.committed):
+            return None
+        return _said(place, leading, log)
+
+
+def _said(place: _Place, leading: Leadership, log: PartitionLog) -> Copied:
+    place.heard_start, place.heard_committed = log.start, leading.committed
+    return Copied(place.wanted.partition, ErrorCode.NONE, committed=leading.committed, log_start=log.start)
