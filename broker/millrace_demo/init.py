@@ -42,13 +42,14 @@ _HEADER = {
 _PRODUCER = '''\
 """Sends events of {name} that happened an hour ago: python {file} CLUSTER BOOTSTRAP [REGISTRY]"""
 
+import os
 import sys
 import time
 
 from millrace_audit import AuditedProducer
 
 cluster, bootstrap, *registry = sys.argv[1:]
-registry = registry[0] if registry else "http://127.0.0.1:8081"
+registry = registry[0] if registry else os.environ.get("MILLRACE_REGISTRY", "http://127.0.0.1:8081")
 an_hour_ago = int(time.time() * 1000) - 3_600_000  # so its hour is over and can be proven now
 with AuditedProducer(
     bootstrap, registry, cluster=cluster, server=f"{{cluster}}-host-1", service="{service}"
