@@ -231,12 +231,14 @@ def test_a_load_logs_in_and_no_secret_is_in_what_spark_writes(
     events, warehouse = tmp_path / "events", tmp_path / "warehouse"
     events.mkdir()
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{events}"}
+    conf["spark.eventLog.compress"] = "false"  # nothing is found in what is compressed
     words = [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     words += ["--bootstrap", closed.bootstrap, "--registry", registry, "--warehouse", str(warehouse)]
     done = closed.run("--client", str(file), "load", "PageView", *words, "--json", timeout_s=200)
     assert done.returncode == 0, done.stderr
     assert sum(newest["rows"] for newest in json.loads(done.stdout)) == 50
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path for path in written if path.is_relative_to(events)]
+    logged = b"".join(path.read_bytes() for path in written if path.is_relative_to(events))
+    assert b"SparkListenerTaskEnd" in logged
     assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
     assert PASSWORD not in done.stdout + done.stderr
