@@ -148,7 +148,7 @@ def test_the_image_runs_millrace_as_a_user_without_rights(image: Image) -> None:
 def test_a_registry_in_the_image_answers_and_ends(image: Image) -> None:
     port = free_port()
     words = ("--listen", f"127.0.0.1:{port}", "--database-url", "sqlite:////var/lib/millrace/registry.db")
-    command = image.running("millrace", "registry", *words)
+    command = image.running("timeout", "--kill-after=5", "300", "millrace", "registry", *words)
     process = start_for_the_test_run(lambda ends_with_us: subprocess.Popen(command, preexec_fn=ends_with_us))
 
     def answers() -> bool:
