@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 import time
@@ -160,14 +161,24 @@ def test_what_is_not_there_is_refused_in_java_s_own_words(broker: RunningBroker)
         "group.protocol=consumer",
     )
     assert "Set group.protocol=classic" in newer
+
+
+def test_java_deletes_records_and_reads_from_the_new_start(broker: RunningBroker) -> None:
+    topic = broker.create_topic("deleted-from", 1, flush_ms=5)
+    JAVA.produce(broker.bootstrap, topic, 0, [b"a", b"b", b"c"], "none")
+    with broker.client() as client:
+        _, end = client.bounds(topic, 0)
+    asked = {"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": end - 1}]}
     deleted = tool(
         broker.bootstrap,
         "DeleteRecordsCommand",
         "--offset-json-file",
         "/dev/stdin",
-        stdin=b'{"version": 1, "partitions": [{"topic": "refusals", "partition": 0, "offset": 1}]}',
+        stdin=json.dumps(asked).encode(),
     )
-    assert "The node does not support DELETE_RECORDS" in deleted
+    assert f"low_watermark: {end - 1}" in deleted
+    start = tool(broker.bootstrap, "GetOffsetShell", "--topic", topic, "--time", "earliest")
+    assert start.strip() == f"{topic}:0:{end - 1}"
 
 
 def test_lines_sent_while_the_broker_is_killed_arrive_once_and_in_order(broker: RunningBroker) -> None:

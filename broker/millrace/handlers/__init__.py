@@ -6,11 +6,13 @@ from typing import Any
 
 from millrace.handlers import (
     acls,
+    cluster,
     configs,
     group_admin,
     group_membership,
     mirror,
     offsets,
+    records,
     sasl,
     topics,
     users,
@@ -24,7 +26,19 @@ __all__ = ["Api", "Handlers", "Services", "all_apis"]
 
 
 def all_apis() -> list[Api[Any]]:
-    families = (topics, configs, offsets, group_membership, group_admin, mirror, sasl, acls, users)
+    families = (
+        topics,
+        records,
+        cluster,
+        configs,
+        offsets,
+        group_membership,
+        group_admin,
+        mirror,
+        sasl,
+        acls,
+        users,
+    )
     apis: list[Api[Any]] = [
         PRODUCE,
         FETCH,

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
+from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState, TopicState, check_topic_name
 from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send
@@ -94,8 +95,7 @@ class Metadata:
     ) -> MetadataResponse:
         """The response; what is said of a topic that is there is encoded already."""
         cluster, listener, access = broker.cluster, request.client.listener_name, request.client.access
-        addresses = {number: address.at(listener) for number, address in cluster.brokers.items()}
-        live = {number: address for number, address in addresses.items() if address is not None}
+        live = live_brokers(cluster, listener)
         topics: list[Any]
         if asked.topics is None or (request.api_version == 0 and not asked.topics):
             shown: Iterable[TopicState] = cluster.topics.values()
@@ -163,6 +163,12 @@ class Metadata:
 
         self._creating.add(name)
         broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {}), created)
+
+
+def live_brokers(cluster: Cluster, listener: str) -> dict[int, tuple[str, int]]:
+    """Where clients of a listener find each broker; one without that listener counts as away."""
+    addresses = {number: address.at(listener) for number, address in cluster.brokers.items()}
+    return {number: address for number, address in addresses.items() if address is not None}
 
 
 @lru_cache(maxsize=_CACHED_ANSWERS)

@@ -33,7 +33,7 @@ class Checkpoint:
     start: int
     """Base of the first segment: a file above it that is missing is a loss, a file below it a leftover."""
     start_offset: int
-    """Offset after the last record that retention deleted; `start` when it is unknown."""
+    """Offset after the last record that was given up; `start` when it is unknown."""
     segments: tuple[SegmentFacts, ...]
     landmarks: Mapping[int, Landmarks]
     """Of the segments, by base, whose landmarks are in no file of their own; those below the state's end."""

@@ -8,8 +8,8 @@ of caller:
 
     the loop        append, append_mirrored, append_copied, read, publish  (one thread; waits for no sync)
     a flush thread  flush, then write_due_checkpoint                       (waits for the disk)
-    any thread      apply_retention, look-ups by time, build_landmarks, cut, begin_anew, close, delete, and
-                    every property
+    any thread      apply_retention, delete_records, look-ups by time, build_landmarks, cut, begin_anew,
+                    close, delete, and every property
 
 Of a log with one replica all that is flushed becomes visible. Of one with several it is what is committed,
 which others decide: then the log of a follower is copied from its leader's, file by file, and may be cut.
@@ -32,7 +32,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from millrace.config import LogConfig
-from millrace.errors import BrokerError, CorruptMessage, MillraceError, PolicyViolation, StorageError
+from millrace.errors import (
+    BrokerError,
+    CorruptMessage,
+    MillraceError,
+    OffsetOutOfRange,
+    PolicyViolation,
+    StorageError,
+)
 from millrace.records import BatchHeader, Cursor, filler_size
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
@@ -41,7 +48,7 @@ from millrace.storage.chain import header_at
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.epochs import EpochMap
 from millrace.storage.landmarks import Landmarks, landmarks_path
-from millrace.storage.producer_state import ProducerLimit, ProducerStates
+from millrace.storage.producer_state import ProducerLimit, ProducerState, ProducerStates
 from millrace.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
 from millrace.storage.recovery import Recovered, Scan, recover
 from millrace.storage.segment import (
@@ -139,7 +146,8 @@ class PartitionLog:
 
     @property
     def log_start_offset(self) -> int:
-        return min(self._files.segments[0].base, self._visible.high_watermark)
+        files = self._files
+        return min(max(files.segments[0].base, files.start_offset), self._visible.high_watermark)
 
     @property
     def high_watermark(self) -> int:
@@ -200,6 +208,10 @@ class PartitionLog:
     def counts(self) -> tuple[int, int]:
         """Segments on the disk, and data records appended since it was opened."""
         return len(self._files.segments), self._appended.messages
+
+    def active_producers(self) -> list[tuple[int, ProducerState]]:
+        """Every idempotent producer that is remembered, by its id, with its last batches."""
+        return self._producers.remembered()
 
     @property
     def unflushed_messages(self) -> int:
@@ -524,7 +536,8 @@ class PartitionLog:
 
         For a thread: reads headers from one landmark to the next, one batch, and may build landmarks.
         """
-        return first_with_timestamp(self._files.segments, timestamp, self._visible.end)
+        files = self._files
+        return first_with_timestamp(files.segments, timestamp, self._visible.end, files.start_offset)
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
         """(offset, timestamp) of the first visible record with the largest timestamp; None without records.
@@ -532,11 +545,33 @@ class PartitionLog:
         For a thread: reads what two look-ups by time read, and of more segments only where their times go up
         and down.
         """
-        return first_with_max_timestamp(self._files.segments, self._visible.end)
+        files = self._files
+        return first_with_max_timestamp(files.segments, self._visible.end, files.start_offset)
 
     def build_landmarks(self) -> None:
         """Build what `read` lacked when it raised LandmarksMissing; for a thread: reads whole segments."""
         self._reader.build_landmarks()
+
+    def delete_records(self, before: int) -> int:
+        """Give up every record before an offset, -1 for all; where the log then starts. For a thread.
+
+        When it returns the new start survives a power cut; retention deletes files that hold nothing else.
+        Raises OffsetOutOfRange for an offset that no consumer could read on from, and StorageError.
+        """
+        with self._checkpoint_lock:
+            with self._lock:
+                if self._closed:
+                    raise StorageError(f"{self.directory} is closed")
+                files, flushed, end = self._files, self._flushed, self._visible.high_watermark
+            offset = end if before == -1 else before
+            if not 0 <= offset <= end:
+                raise OffsetOutOfRange(f"offset {before} is past the end, {end}")
+            if offset > self.log_start_offset:
+                if not self._write_checkpoint(flushed, replace(files, start_offset=offset)):
+                    raise StorageError(f"{self.directory.name}: where it starts could not be written down")
+                with self._lock:
+                    self._files = replace(self._files, start_offset=offset)
+            return self.log_start_offset
 
     def apply_retention(self, leader_start: int | None = None) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. For a thread.
@@ -550,8 +585,9 @@ class PartitionLog:
                 if self._closed:
                     return []
                 self._producers.expire()
-                is_expired = self._active.facts.next_offset >= 0 and self._active.is_expired(self.config, now)
-                if leader_start is None and is_expired:
+                active = self._active
+                is_over = self._files.gives_up(active) or active.is_expired(self.config, now)
+                if leader_start is None and is_over and active.facts.next_offset >= 0:
                     self._roll_for_retention(now)
                 files, visible, flushed = self._files, self._visible, self._flushed
             if leader_start is None:
@@ -591,7 +627,8 @@ class PartitionLog:
         elapsed = self._clock() - self._checkpoint_at
         return state.end > self._checkpointed and not 0 <= elapsed < CHECKPOINT_INTERVAL_S
 
-    def _write_checkpoint(self, state: LogState, files: Files, *, closing: bool = False) -> None:
+    def _write_checkpoint(self, state: LogState, files: Files, *, closing: bool = False) -> bool:
+        """False, and a line in the log, where it could not be written."""
         self._checkpoint_at = self._clock()
         try:
             for segment in files.segments[:-1]:
@@ -603,8 +640,9 @@ class PartitionLog:
             Checkpoint.of(state, files, producers, self.epochs, committed).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
-        else:
-            self._checkpointed = state.end
+            return False
+        self._checkpointed = state.end
+        return True
 
     def close(self) -> None:
         """Flush, write the checkpoint and close; a log that could not flush keeps its last checkpoint."""

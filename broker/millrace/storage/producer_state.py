@@ -112,6 +112,11 @@ class ProducerStates:
     def __len__(self) -> int:
         return len(self._states)
 
+    def remembered(self) -> list[tuple[int, ProducerState]]:
+        """Every producer, the longest silent first."""
+        with self._limit.lock:
+            return list(self._states.items())
+
     def _state(self, producer_id: int, staged: Staged) -> ProducerState | None:
         state = staged.get(producer_id) or self._states.get(producer_id)
         return None if state is None or state.seen_at + EXPIRY_S < self._clock() else state

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -204,32 +204,36 @@ def _unbroken(file: LogFile, position: int, length: int, limit: int) -> int:
     return last[0] - position
 
 
-def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record before `limit` that is not older than `timestamp`.
+def first_with_timestamp(
+    segments: Sequence[Segment], timestamp: int, limit: int, start: int = 0
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record of `start` to `limit` that is not older than `timestamp`.
 
     The first batch whose header states such a time has it. Where its records cannot be read here or none is
     as young, the batch stands for them: its base offset and largest timestamp. Raises CorruptMessage at a
     damaged batch.
     """
     for segment in segments:
-        if segment.facts.max_timestamp < timestamp:
+        if segment.facts.max_timestamp < timestamp or 0 <= segment.facts.next_offset <= start:
             continue
-        first = _look_up(segment, lambda segment, marks: _first_in(segment, marks, timestamp, limit))
+        first = _look_up(segment, lambda segment, marks: _first_in(segment, marks, timestamp, limit, start))
         if first is not None:
             return first
     return None
 
 
-def first_with_max_timestamp(segments: Sequence[Segment], limit: int) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record before `limit` that none there is younger than."""
+def first_with_max_timestamp(
+    segments: Sequence[Segment], limit: int, start: int = 0
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record of `start` to `limit` that none there is younger than."""
     largest = -1
     for segment in sorted(segments, key=lambda segment: segment.facts.max_timestamp, reverse=True):
         if segment.facts.max_timestamp <= largest:
             break
         # What a segment's facts say may be of a record behind the limit.
-        found = _look_up(segment, lambda segment, marks: _max_timestamp_in(segment, marks, limit))
+        found = _look_up(segment, lambda segment, marks: _max_timestamp_in(segment, marks, limit, start))
         largest = max(largest, -1 if found is None else found)
-    return first_with_timestamp(segments, largest, limit) if largest >= 0 else None
+    return first_with_timestamp(segments, largest, limit, start) if largest >= 0 else None
 
 
 def _look_up(segment: Segment, look: Callable[[Segment, Landmarks], T]) -> T | None:
@@ -243,8 +247,11 @@ def _look_up(segment: Segment, look: Callable[[Segment, Landmarks], T]) -> T | N
         return None
 
 
-def _max_timestamp_in(segment: Segment, landmarks: Landmarks, limit: int) -> int:
+def _max_timestamp_in(segment: Segment, landmarks: Landmarks, limit: int, start: int) -> int:
     file, end = segment.open_reader(), min(segment.end, limit)
+    if start > segment.base:
+        kept = _from_start(segment, landmarks, end, start)
+        return max((header.max_timestamp for _, header in kept), default=-1)
     mark, largest = landmarks.max_timestamp_before(end, segment.base)
     try:
         for _, header in short_walk(file, mark, end, mark):
@@ -255,20 +262,46 @@ def _max_timestamp_in(segment: Segment, landmarks: Landmarks, limit: int) -> int
     return largest
 
 
-def _first_in(segment: Segment, landmarks: Landmarks, timestamp: int, limit: int) -> tuple[int, int] | None:
+def _from_start(
+    segment: Segment, landmarks: Landmarks, end: int, start: int
+) -> Iterator[tuple[int, BatchHeader]]:
+    """The batches that hold a record from `start` on. Times before it say nothing of them, so no landmark
+    leads to any: as long a walk as to build landmarks."""
+    mark = landmarks.before_offset(start, segment.base)
+    try:
+        for position, header in walk(segment.open_reader(), mark, end):
+            if header.next_offset > start and not header.is_control:
+                yield position, header
+    except ChainBroken as error:
+        raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
+
+
+def _first_in(
+    segment: Segment, landmarks: Landmarks, timestamp: int, limit: int, first_offset: int
+) -> tuple[int, int] | None:
     file, end = segment.open_reader(), min(segment.end, limit)
+    if first_offset > segment.base:
+        for position, header in _from_start(segment, landmarks, end, first_offset):
+            if header.max_timestamp >= timestamp:
+                offset, time = _first_record(header, _intact(segment, position, header), timestamp)
+                return max(offset, first_offset), time  # its batch stands for the record at the start
+        return None
     mark = landmarks.before_timestamp(timestamp, segment.base)
     start = skip(file, mark, end, WALKED_HEADERS, timestamp)
     try:
         for position, header in short_walk(file, start, end, mark):
             if header.max_timestamp >= timestamp and not header.is_control:
-                batch = read_batch(file, position, header)
-                if batch is None:
-                    raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
-                return _first_record(header, batch, timestamp)
+                return _first_record(header, _intact(segment, position, header), timestamp)
     except ChainBroken as error:
         raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
     return None
+
+
+def _intact(segment: Segment, position: int, header: BatchHeader) -> bytes:
+    batch = read_batch(segment.open_reader(), position, header)
+    if batch is None:
+        raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
+    return batch
 
 
 def _first_record(header: BatchHeader, batch: bytes, timestamp: int) -> tuple[int, int]:

@@ -77,7 +77,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         epochs.drop_below(segments[0].base)
         committed = checkpoint.committed or state
         gone = segments[0].base > checkpoint.start
-        start_offset = segments[0].base if gone else checkpoint.start_offset
+        start_offset = max(segments[0].base, checkpoint.start_offset) if gone else checkpoint.start_offset
         # An empty last file may be one whose name a crash kept from being synced: the long way does it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)

@@ -246,7 +246,10 @@ def _pieces(buffers: Sequence[Buffer], total: int, position: int) -> Iterator[li
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The segments in order, and the offset after the last record that retention deleted."""
+    """The segments in order, and the offset after the last record that was given up.
+
+    Retention gives up whole segments; after `delete_records` the offset may lie in the first one.
+    """
 
     segments: tuple[Segment, ...]
     start_offset: int
@@ -260,15 +263,20 @@ class Files:
         kept = 2 if flushed.mirror is not None and self.segments[-1].size == 0 else 1
         for count, segment in enumerate(self.segments[:-kept]):
             too_large = config.retention_bytes is not None and size > config.retention_bytes
-            if segment.end > flushed.end or not (too_large or segment.is_expired(config, now)):
+            unwanted = too_large or self.gives_up(segment) or segment.is_expired(config, now)
+            if segment.end > flushed.end or not unwanted:
                 return count
             size -= segment.size
         return max(0, len(self.segments) - kept)
 
+    def gives_up(self, segment: Segment) -> bool:
+        """True if all that a segment holds is given up already."""
+        return 0 <= segment.facts.next_offset <= self.start_offset
+
     def without_first(self, count: int) -> Files:
         """What is left when retention deletes that many of the oldest segments."""
         gone = max((victim.facts.next_offset for victim in self.segments[:count]), default=-1)
-        return Files(self.segments[count:], gone if gone >= 0 else self.start_offset)
+        return Files(self.segments[count:], max(gone, self.start_offset))
 
     def index_of(self, offset: int) -> int:
         return max(0, bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1)

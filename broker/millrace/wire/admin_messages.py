@@ -6,17 +6,34 @@ As in `wire.messages`, names and order of the fields are Kafka's.
 from __future__ import annotations
 
 from enum import IntEnum
+from uuid import UUID
 
-from millrace.wire.fields import Message, Topic, array, boolean, by_topic, i8, i16, i32, i64, string
-from millrace.wire.messages import ApiKey
+from millrace.wire.fields import (
+    Message,
+    Topic,
+    array,
+    boolean,
+    by_topic,
+    i8,
+    i16,
+    i32,
+    i64,
+    optional,
+    string,
+    uuid,
+)
+from millrace.wire.messages import NO_OPERATIONS, ApiKey, TopicPartitions
 
 ORIGINS = "mirror.origins"
 """Read-only setting of a mirrored topic: `<partition>=<cluster>/<topic>-<partition>`, with commas between."""
 
 
-class ResourceType(IntEnum):  # Kafka has more kinds, which Millrace does not
+class ResourceType(IntEnum):  # of the last three there is none here
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
 
 
 class ConfigSource(IntEnum):
@@ -153,3 +170,125 @@ class DescribeLogDirsResponse(Message):
     throttle_time: int = i32(default=0)
     error_code: int = i16(since=3, default=0)
     results: tuple[Result, ...] = array(Result)
+
+
+class DeleteRecordsRequest(Message):  # KIP-107
+    class Partition(Message):
+        partition_index: int = i32()
+        offset: int = i64()  # the first that is kept; -1: none is
+
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    timeout: int = i32(default=0)
+
+
+class DeleteRecordsResponse(Message):
+    class Partition(Message):
+        partition_index: int = i32()
+        low_watermark: int = i64(default=-1)
+        error_code: int = i16(default=0)
+
+    throttle_time: int = i32(default=0)
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+
+
+class DescribeClusterRequest(Message):  # KIP-700
+    include_cluster_authorized_operations: bool = boolean(default=False)
+    endpoint_type: int = i8(since=1, default=1)  # KIP-919: 1 brokers, 2 controllers
+    include_fenced_brokers: bool = boolean(since=2, default=False)  # KIP-1073
+
+
+class DescribeClusterResponse(Message):
+    class Broker(Message):
+        broker_id: int = i32()
+        host: str = string()
+        port: int = i32()
+        rack: str | None = string(null_since=0, default=None)
+        is_fenced: bool = boolean(since=2, default=False)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    error_message: str | None = string(null_since=0, default=None)
+    endpoint_type: int = i8(since=1, default=1)
+    cluster_id: str = string(default="")
+    controller_id: int = i32(default=-1)
+    brokers: tuple[Broker, ...] = array(Broker, default=())
+    cluster_authorized_operations: int = i32(default=NO_OPERATIONS)
+
+
+class DescribeProducersRequest(Message):  # KIP-664
+    topics: tuple[TopicPartitions, ...] = array(TopicPartitions)
+
+
+class DescribeProducersResponse(Message):
+    class Partition(Message):
+        class Producer(Message):
+            producer_id: int = i64()
+            producer_epoch: int = i32()
+            last_sequence: int = i32(default=-1)
+            last_timestamp: int = i64(default=-1)
+            coordinator_epoch: int = i32(default=-1)
+            current_txn_start_offset: int = i64(default=-1)
+
+        partition_index: int = i32()
+        error_code: int = i16(default=0)
+        error_message: str | None = string(null_since=0, default=None)
+        active_producers: tuple[Producer, ...] = array(Producer, default=())
+
+    throttle_time: int = i32(default=0)
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+
+
+class ListConfigResourcesRequest(Message):  # v0: KIP-714, v1: KIP-1142
+    resource_types: tuple[int, ...] = array(i8(), since=1, default=())  # empty: every type
+
+
+class ListConfigResourcesResponse(Message):
+    class Resource(Message):
+        resource_name: str = string()
+        resource_type: int = i8(since=1, default=ResourceType.CLIENT_METRICS)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    config_resources: tuple[Resource, ...] = array(Resource, default=())
+
+
+class DescribeTopicPartitionsRequest(Message):  # KIP-966
+    class Topic(Message):
+        name: str = string()
+
+    class Cursor(Message):  # where to go on
+        topic_name: str = string()
+        partition_index: int = i32()
+
+    topics: tuple[Topic, ...] = array(Topic)  # empty: all
+    response_partition_limit: int = i32(default=2000)
+    cursor: Cursor | None = optional(Cursor)
+
+
+class DescribeTopicPartitionsResponse(Message):
+    class Topic(Message):
+        class Partition(Message):
+            error_code: int = i16()
+            partition_index: int = i32()
+            leader_id: int = i32()
+            leader_epoch: int = i32(default=-1)
+            replica_nodes: tuple[int, ...] = array(i32(), default=())
+            isr_nodes: tuple[int, ...] = array(i32(), default=())
+            eligible_leader_replicas: tuple[int, ...] | None = array(i32(), null_since=0, default=None)
+            last_known_elr: tuple[int, ...] | None = array(i32(), null_since=0, default=None)
+            offline_replicas: tuple[int, ...] = array(i32(), default=())
+
+        error_code: int = i16()
+        name: str | None = string(null_since=0)
+        topic_id: UUID | None = uuid(default=None)
+        is_internal: bool = boolean(default=False)
+        partitions: tuple[Partition, ...] = array(Partition, default=())
+        topic_authorized_operations: int = i32(default=NO_OPERATIONS)
+
+    class Cursor(Message):
+        topic_name: str = string()
+        partition_index: int = i32()
+
+    throttle_time: int = i32(default=0)
+    topics: tuple[Topic, ...] = array(Topic, default=())
+    next_cursor: Cursor | None = optional(Cursor)

@@ -399,6 +399,91 @@ def test_sizes_on_the_disk_are_told_of_what_is_led_here(running: Setup) -> None:
     assert told(asked) == {"t": {1: len(batch)}}
 
 
+# Records
+
+
+def test_records_are_deleted_up_to_an_offset_and_never_those_of_a_mirror(running: Setup) -> None:
+    batches = [bytearray(build_batch([Message(time, None, b"x")] * 2)) for time in (100, 200)]
+    for batch in batches:
+        running.broker.produce("t", 0, memoryview(batch), Outcome(), 0)
+    running.turn()
+    second = len(batches[0])
+    running.until("it is flushed", lambda: running.high_watermark() == second + 2)
+
+    def deleted(topic: str, offset: int, partition: int = 0) -> tuple[int, int]:
+        asked = {"partition_index": partition, "offset": offset}
+        values = {"topics": [{"name": topic, "partitions": [asked]}], "timeout": 1000}
+        found = ask(running, ApiKey.DELETE_RECORDS, 2, values).topics[0].partitions[0]
+        return found.error_code, found.low_watermark
+
+    def listed(timestamp: int) -> int:
+        asked = {"partition_index": 0, "timestamp": timestamp}
+        values = {"replica_id": -1, "topics": [{"name": "t", "partitions": [asked]}]}
+        return int(ask(running, ApiKey.LIST_OFFSETS, 7, values).topics[0].partitions[0].offset)
+
+    assert deleted("t", second) == (0, second)
+    assert (listed(-2), listed(-3), listed(0)) == (second, second, second)
+    assert deleted("t", 1) == (0, second), "what is gone stays gone"
+    assert deleted("t", second + 3) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+    assert deleted("t", -2) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+    assert deleted("t", -1) == (0, second + 2)
+    assert (listed(-2), listed(-1), listed(-3)) == (second + 2, second + 2, -1)
+    assert deleted("copy", -1) == (ErrorCode.POLICY_VIOLATION, -1)
+    assert deleted("t", -1, partition=2) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+
+
+def test_producers_are_described_with_their_last_sequence(running: Setup) -> None:
+    batch = bytearray(
+        build_batch([Message(100, None, b"x")] * 3, producer_id=7, producer_epoch=2, base_sequence=4)
+    )
+    running.broker.produce("t", 0, memoryview(batch), Outcome(), 0)
+    running.turn()
+    asked = {"topics": [{"name": "t", "partition_indexes": [0, 0]}, {"name": "t", "partition_indexes": [0]}]}
+    (topic,) = ask(running, ApiKey.DESCRIBE_PRODUCERS, 0, asked).topics
+    (partition,) = topic.partitions
+    (one,) = partition.active_producers
+    assert (one.producer_id, one.producer_epoch, one.last_sequence) == (7, 2, 6)
+
+
+def test_partitions_are_described_in_parts_that_go_on_where_they_ended(running: Setup) -> None:
+    seen: list[tuple[str, int]] = []
+    cursor: Any = None
+    for _ in range(20):
+        asked = {"topics": [], "response_partition_limit": 1}
+        body = request_body(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked)
+        if cursor is not None:  # the request with a cursor
+            name = cursor.topic_name.encode()
+            place = struct.pack(">i", cursor.partition_index)
+            body = body[:-2] + b"\1" + bytes([len(name) + 1]) + name + place + b"\0\0"
+        answer = ask(running, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
+        seen += [(topic.name, one.partition_index) for topic in answer.topics for one in topic.partitions]
+        cursor = answer.next_cursor
+        if cursor is None:
+            break
+    topics = running.cluster.topics
+    assert seen == [(name, number) for name in sorted(topics) for number in sorted(topics[name].partitions)]
+
+
+def test_a_cluster_tells_its_brokers_and_its_resources(running: Setup) -> None:
+    told = ask(running, ApiKey.DESCRIBE_CLUSTER, 2, {})
+    assert [broker.broker_id for broker in told.brokers] == [*running.cluster.brokers]
+    controllers = ask(running, ApiKey.DESCRIBE_CLUSTER, 2, {"endpoint_type": 2})
+    assert controllers.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
+
+    def listed(version: int, *types: int) -> dict[int, set[str]]:
+        answer = ask(running, ApiKey.LIST_CONFIG_RESOURCES, version, {"resource_types": types})
+        found: dict[int, set[str]] = {}
+        for one in answer.config_resources:
+            found.setdefault(one.resource_type, set()).add(one.resource_name)
+        return found
+
+    everything = {2: set(running.cluster.topics), 4: {str(one) for one in running.cluster.brokers}}
+    assert listed(1) == everything
+    assert listed(1, 2) == {2: everything[2]}
+    assert listed(1, 8, 16, 32) == listed(0) == {}
+    assert ask(running, ApiKey.LIST_CONFIG_RESOURCES, 1, {"resource_types": (3,)}).error_code == 35
+
+
 # Offsets
 
 

@@ -49,6 +49,7 @@ TOLD = {
     18: (0, 4),
     19: (2, 7),
     20: (1, 6),
+    21: (0, 2),
     22: (0, 5),
     23: (2, 4),
     29: (1, 3),
@@ -64,6 +65,10 @@ TOLD = {
     47: (0, 0),
     50: (0, 0),
     51: (0, 0),
+    60: (0, 2),
+    61: (0, 0),
+    74: (0, 1),
+    75: (0, 0),
 }
 """API -> versions: what the clients we know ask for."""
 
@@ -95,6 +100,12 @@ def requests(name: str) -> dict[int, Values]:
         ApiKey.LIST_OFFSETS: {"replica_id": -1, "topics": [{"name": name, "partitions": [number]}]},
         ApiKey.METADATA: {"topics": [{"name": name}], "allow_auto_topic_creation": False},
         ApiKey.DELETE_TOPICS: {"topic_names": [name], "topics": [{"name": name}], "timeout": 1000},
+        ApiKey.DELETE_RECORDS: {
+            "topics": [{"name": name, "partitions": [{**number, "offset": 1}]}],
+            "timeout": 1000,
+        },
+        ApiKey.DESCRIBE_PRODUCERS: {"topics": [{"name": name, "partition_indexes": [0]}]},
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS: {"topics": [{"name": name}], "cursor": None},
         ApiKey.DESCRIBE_CONFIGS: {
             "resources": [{"resource_type": 2, "resource_name": name, "configuration_keys": None}],
             "include_synonyms": True,
@@ -123,6 +134,8 @@ def requests(name: str) -> dict[int, Values]:
 WITHOUT_TOPIC: dict[int, Values] = {
     ApiKey.API_VERSIONS: {"client_software_name": "test", "client_software_version": "1"},
     ApiKey.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1000},
+    ApiKey.DESCRIBE_CLUSTER: {},
+    ApiKey.LIST_CONFIG_RESOURCES: {},
     ApiKey.CREATE_TOPICS: {
         "topics": [{"name": "new", "num_partitions": 2, "replication_factor": 1}],
         "timeout": 10_000,

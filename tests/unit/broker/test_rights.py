@@ -278,6 +278,15 @@ ROWS = [
         [((DELETE, TOPIC),)],
     ),
     Row(
+        ApiKey.DELETE_RECORDS,
+        {"topics": [{"name": "t", "partitions": [{**NUMBER, "offset": 1}]}], "timeout": 1000},
+        [((DELETE, TOPIC),)],
+    ),
+    Row(ApiKey.DESCRIBE_PRODUCERS, {"topics": [{"name": "t", "partition_indexes": [0]}]}, [((READ, TOPIC),)]),
+    Row(ApiKey.DESCRIBE_CLUSTER, {}, [()]),
+    Row(ApiKey.DESCRIBE_TOPIC_PARTITIONS, {"topics": [{"name": "t"}]}, [((DESCRIBE, TOPIC),)]),
+    Row(ApiKey.LIST_CONFIG_RESOURCES, {}, [((DESCRIBE_CONFIGS, CLUSTER),)]),
+    Row(
         ApiKey.CREATE_PARTITIONS,
         {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": 1000},
         [((ALTER, TOPIC),)],
@@ -379,7 +388,8 @@ class Secured(Running):
 
     def effects(self) -> object:
         """What a request could have changed."""
-        ends = {name: self.broker.partition(name, 0).log.end for name in self.cluster.topics}
+        logs = {name: self.broker.partition(name, 0).log for name in self.cluster.topics}
+        ends = {name: (log.log_start_offset, log.end) for name, log in logs.items()}
         return dict(self.cluster.topics), ends, list(self.groups.asked), self.acls.acls.rules
 
 
@@ -499,6 +509,8 @@ def test_nobody_hears_of_topics_groups_and_offsets_that_it_may_not_describe(
         every: Values = {"topics": None if version else ()}
         answers = [secured.ask(access, ApiKey.METADATA, version, every) for access in (EVERYTHING, limited)]
         assert [{topic.name for topic in answer.topics} for answer in answers] == [{"t", "u", "copy"}, {"t"}]
+    described = secured.ask(limited, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": []}).topics
+    assert [topic.name for topic in described] == ["t"]
     groups = secured.ask(limited, ApiKey.LIST_GROUPS, 4, {}).groups
     assert [group.group_id for group in groups] == ["g"]
     of_cluster = secured.granted.grant("operator", {(DESCRIBE, CLUSTER)})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millrace.config import LogConfig
-from millrace.errors import OffsetOutOfRange
+from millrace.errors import OffsetOutOfRange, StorageError
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.partition_log import IDLE_SECONDS, PartitionLog
 from millrace.storage.segment import Segment
@@ -362,3 +362,53 @@ def test_a_log_that_is_closed_with_nothing_new_writes_nothing(tmp_path: Path) ->
     assert log.high_watermark == 2
     log.close()
     assert (tmp_path / FILE_NAME).stat().st_ino == written.st_ino
+
+
+def test_deleted_records_are_gone_after_a_crash_and_their_files_with_retention(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=400)
+    placed = [appended(log, batch(2, timestamp=time))[0] for time in range(100, 1100, 100)]
+    flush(log)
+    files, start = len(log_files(tmp_path)), placed[6].base_offset
+    assert log.delete_records(start) == start == log.log_start_offset
+    assert log.delete_records(placed[2].base_offset) == start, "what is gone stays gone"
+    with pytest.raises(OffsetOutOfRange, match="before the start"):
+        log.read(start - 1, 1000)
+    assert batches_at(log, start, 1)[0].base_offset == start
+    assert log.offset_for_timestamp(0) == (start, 700)
+    log = open_log(crash(log), segment_bytes=400)
+    assert log.log_start_offset == start
+    assert log.apply_retention()
+    assert len(log_files(tmp_path)) < files
+    assert log.log_start_offset == start
+    inside = placed[8].base_offset + 1
+    assert log.delete_records(inside) == inside, "within a batch"
+    assert batches_at(log, inside, 1)[0].base_offset == inside - 1, "consumers skip what lies before"
+    assert log.offset_of_max_timestamp() == (placed[9].base_offset + 1, 1001)
+    end = log.high_watermark
+    assert log.delete_records(-1) == end == log.log_start_offset
+    assert log.offset_of_max_timestamp() is log.offset_for_timestamp(0) is None
+    log.apply_retention()
+    log = open_log(crash(log), segment_bytes=400)
+    assert (log.log_start_offset, log.high_watermark) == (end, end)
+    again = appended(log, batch())[0].base_offset
+    flush(log)
+    assert batches_at(log, end, 1)[0].base_offset == again
+    assert log.offset_for_timestamp(0) == (again, 1000)
+    log.close()
+
+
+def test_a_start_that_cannot_be_written_down_does_not_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(), batch())
+    flush(log)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(Checkpoint, "write", full)
+    with pytest.raises(StorageError, match="could not be written down"):
+        log.delete_records(-1)
+    assert log.log_start_offset == 0
+    log.close()

@@ -1,0 +1,155 @@
+"""DescribeCluster v0 to v2, DescribeTopicPartitions v0, ListConfigResources v0 and v1: what tools list.
+
+As in Metadata, brokers are where clients of the same listener find them, a client hears of the topics that it
+may describe, and the controller is the lowest broker. DescribeTopicPartitions (KIP-966) answers in parts: at
+most so many partitions at a time, and where to go on. Left out: controllers as endpoints, fenced brokers,
+authorized operations, loggers, client metrics and groups as resources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import islice
+
+from millrace.coordination.state import TopicState
+from millrace.errors import ErrorCode, InvalidRequest, UnsupportedVersion
+from millrace.handlers.metadata import live_brokers
+from millrace.handlers.table import Call, serves
+from millrace.security import rights
+from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
+from millrace.wire import admin_messages as messages
+from millrace.wire.messages import ApiKey
+
+_BROKERS = 1
+MAX_DESCRIBED_PARTITIONS = 2_000
+"""Most partitions of one answer, as in Kafka."""
+_KINDS = messages.ResourceType
+_Topic = messages.DescribeTopicPartitionsResponse.Topic
+
+
+@serves(
+    ApiKey.DESCRIBE_CLUSTER,
+    range(3),
+    messages.DescribeClusterRequest,
+    messages.DescribeClusterResponse,
+    needs=lambda _: (),
+)
+def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.DescribeClusterResponse:
+    if call.request.endpoint_type != _BROKERS:
+        return messages.DescribeClusterResponse(
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            error_message="this is a broker: there are no controllers to ask for",
+            endpoint_type=_BROKERS,
+        )
+    cluster = call.broker.cluster
+    live = live_brokers(cluster, call.received.client.listener_name)
+    return messages.DescribeClusterResponse(
+        cluster_id=cluster.cluster_id,
+        controller_id=min(live, default=-1),
+        brokers=tuple(
+            messages.DescribeClusterResponse.Broker(broker_id=number, host=host, port=port)
+            for number, (host, port) in live.items()
+        ),
+    )
+
+
+@serves(
+    ApiKey.LIST_CONFIG_RESOURCES,
+    range(2),
+    messages.ListConfigResourcesRequest,
+    messages.ListConfigResourcesResponse,
+    needs=lambda _: [Need(Operation.DESCRIBE_CONFIGS, CLUSTER)],
+)
+def list_config_resources(
+    call: Call[messages.ListConfigResourcesRequest],
+) -> messages.ListConfigResourcesResponse:
+    kinds = set(call.request.resource_types) or set(_KINDS)
+    if call.received.api_version == 0:
+        kinds = {_KINDS.CLIENT_METRICS}
+    if unknown := kinds - set(_KINDS):
+        raise UnsupportedVersion(f"no resources have the type {min(unknown)}")
+    names: list[tuple[str, int]] = []
+    if _KINDS.TOPIC in kinds:
+        names += [(name, _KINDS.TOPIC) for name in sorted(call.broker.cluster.topics)]
+    for kind in {_KINDS.BROKER} & kinds:
+        names += [(str(number), kind) for number in sorted(call.broker.cluster.brokers)]
+    Resource = messages.ListConfigResourcesResponse.Resource
+    return messages.ListConfigResourcesResponse(
+        config_resources=tuple(Resource(resource_name=name, resource_type=kind) for name, kind in names)
+    )
+
+
+@serves(
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+    range(1),
+    messages.DescribeTopicPartitionsRequest,
+    messages.DescribeTopicPartitionsResponse,
+    needs=lambda asked: [Need(Operation.DESCRIBE, rights.topic(topic.name)) for topic in asked.topics],
+    by_item=(ResourceType.TOPIC,),
+    lists=True,
+)
+def describe_topic_partitions(
+    call: Call[messages.DescribeTopicPartitionsRequest],
+) -> messages.DescribeTopicPartitionsResponse:
+    request, there = call.request, call.broker.cluster.topics
+    named = {topic.name for topic in request.topics}
+    names = sorted(named or call.only(Operation.DESCRIBE, ResourceType.TOPIC, there))
+    if named:
+        call.only(Operation.DESCRIBE, ResourceType.TOPIC, ())
+    first = 0
+    if request.cursor is not None:
+        if request.cursor.partition_index < 0:
+            raise InvalidRequest("a cursor's partition is negative")
+        names = [name for name in names if name >= request.cursor.topic_name]
+        first = request.cursor.partition_index if names[:1] == [request.cursor.topic_name] else 0
+    room = max(1, min(request.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
+    live = live_brokers(call.broker.cluster, call.received.client.listener_name)
+    topics, cursor = [], None
+    for name in names:
+        if room == 0:
+            cursor = messages.DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
+            break
+        topic = None if rights.topic(name) in call.refused else there.get(name)
+        if topic is None:
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if rights.topic(name) not in call.refused:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            topics.append(_Topic(error_code=code, name=name))
+            continue
+        described = list(islice(_partitions(topic, live, first), room + 1))
+        topics.append(
+            _Topic(
+                error_code=ErrorCode.NONE,
+                name=name,
+                topic_id=topic.topic_id,
+                partitions=tuple(described[:room]),
+            )
+        )
+        if len(described) > room:
+            cursor = messages.DescribeTopicPartitionsResponse.Cursor(
+                topic_name=name, partition_index=described[room].partition_index
+            )
+            break
+        room, first = room - len(described), 0
+    return messages.DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=cursor)
+
+
+def _partitions(
+    topic: TopicState, live: Collection[int], first: int
+) -> Iterator[messages.DescribeTopicPartitionsResponse.Topic.Partition]:
+    for number in sorted(topic.partitions):
+        if number < first:
+            continue
+        state = topic.partitions[number]
+        alive = state.leader in live
+        yield _Topic.Partition(
+            error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
+            partition_index=number,
+            leader_id=state.leader if alive else -1,
+            leader_epoch=state.leader_epoch,
+            replica_nodes=state.replicas,
+            isr_nodes=tuple(state.isr),
+        )
+
+
+APIS = [describe_cluster, list_config_resources, describe_topic_partitions]
