@@ -7,6 +7,7 @@ import re
 import signal
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from confluent_kafka import Producer
 from millrace.cli import cli
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.group_client import GroupClient
+from millrace.client.message_counts import count_messages, offset_of_last
 from millrace.consumer import Consumer
 from millrace.errors import GroupNotEmpty, MillraceError
 from tests.brokers import TestCluster
@@ -98,6 +100,40 @@ def read_as_classic(cluster: TestCluster, group: str, count: int) -> ClassicCons
     return consumer
 
 
+@pytest.mark.parametrize("last", [1, 7, COUNT // 2, 1000])
+def test_the_last_messages_of_each_partition_are_consumed(cluster: TestCluster, last: int) -> None:
+    arguments = ["consume", TOPIC, "--last", str(last), "--until-end", "--bootstrap", cluster.bootstrap]
+    read = CliRunner().invoke(cli, arguments)
+    assert read.exit_code == 0, read.output
+    assert sorted(map(int, read.stdout.split())) == [*range(max(0, COUNT - 2 * last), COUNT)]
+
+
+def test_messages_between_offsets_are_counted_and_many_estimated(client: ClusterClient) -> None:
+    start, end = client.bounds(TOPIC, 0)
+    for last in range(1, COUNT // 2 + 1):
+        first = offset_of_last(client, TOPIC, 0, last)
+        assert count_messages(client, TOPIC, 0, first, end) == (last, True)
+    assert count_messages(client, TOPIC, 0, end, end) == (0, True)
+    with client_of_small_batches(client) as (topic, messages):
+        start, end = client.bounds(topic, 0)
+        estimate = count_messages(client, topic, 0, start, end, most=500)
+        assert not estimate.exact
+        assert abs(estimate.messages - messages) <= messages / 10
+
+
+@contextmanager
+def client_of_small_batches(client: ClusterClient) -> Iterator[tuple[str, int]]:
+    """A topic of batches of one message, and how many there are."""
+    topic, messages = f"small-{uuid.uuid4().hex[:8]}", 100
+    client.create_topic(topic, 1)
+    settings = {"bootstrap.servers": client.bootstrap, "log_level": 0, "batch.num.messages": 1}
+    producer = Producer(settings)
+    for number in range(messages):
+        producer.produce(topic, b"%03d" % number, partition=0)
+    assert producer.flush(WAIT_S) == 0
+    yield topic, messages
+
+
 @pytest.mark.parametrize(("kind", "read"), [("streams", read_as_streams), ("classic", read_as_classic)])
 def test_a_group_is_listed_described_moved_and_deleted(
     cluster: TestCluster, client: ClusterClient, groups: Runner, kind: str, read: Callable[..., Any]
@@ -116,7 +152,7 @@ def test_a_group_is_listed_described_moved_and_deleted(
     (member,) = described["members"]
     assert {row["member"] for row in described["partitions"]} == {member}
     assert all(row["host"] for row in described["partitions"])
-    assert "lag in bytes" in groups("describe", group)
+    assert "lag in messages" in groups("describe", group)
     with pytest.raises(MillraceError, match=r"has members \(1\): stop them"):
         groups("seek", group, TOPIC, "--to", "earliest")
     with pytest.raises(GroupNotEmpty):
@@ -131,6 +167,7 @@ def test_a_group_is_listed_described_moved_and_deleted(
     assert [(row["committed"], row["lag_bytes"]) for row in moved["partitions"]] == [
         (starts[number], ends[number] - starts[number]) for number in sorted(ends)
     ]
+    assert {(row["lag_messages"], row["lag_is_exact"]) for row in moved["partitions"]} == {(COUNT // 2, True)}
     assert moved["kind"] == kind
     again = read(cluster, group, COUNT)  # everything once more
     again.close()

@@ -21,6 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.confluent import connected, text_of
+from millrace.client.message_counts import offset_of_last
 from millrace.commands.printing import json_option
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, naming_the_remedy
 from millrace.errors import MillraceError
@@ -30,6 +31,7 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects, ids_o
 
 FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000
+MAX_LAST = 100_000
 _ID_BYTES = 5
 """An Avro value begins with a zero byte and the four of its schema's id."""
 
@@ -117,6 +119,12 @@ def _with_progress(lines: TextIO) -> Iterator[str]:
 @click.argument("topic")
 @click.option("--from-beginning", is_flag=True, help="Start with the oldest message kept; default: new ones.")
 @click.option("--offset", type=click.IntRange(0), help="Start at this offset (with --partition).")
+@click.option(
+    "--last",
+    type=click.IntRange(1, MAX_LAST),
+    metavar="N",
+    help="Start with the last N messages of each partition.",
+)
 @click.option("--partition", type=click.IntRange(0), help="Read only this partition.")
 @click.option("--until-end", is_flag=True, help="Stop at the end of what is there instead of waiting.")
 @click.option("--group", help="Share the partitions with the group's other members, and commit.")
@@ -130,6 +138,7 @@ def consume(
     topic: str,
     from_beginning: bool,
     offset: int | None,
+    last: int | None,
     partition: int | None,
     until_end: bool,
     group: str | None,
@@ -143,10 +152,14 @@ def consume(
     With --registry an Avro value is a line of JSON. What is no Avro message is shown as it is. A schema of
     another subject than the topic's is named once, on standard error.
 
+    Example: millrace consume PageView --last 100 --until-end
+
     Example: millrace consume PageView --from-beginning --until-end --registry http://127.0.0.1:8081
     """
     if offset is not None and (partition is None or from_beginning):
         raise click.UsageError("--offset needs --partition, and goes without --from-beginning")
+    if last is not None and (offset is not None or from_beginning or group is not None):
+        raise click.UsageError("--last goes without --offset, --from-beginning and --group")
     if group is not None and (partition is not None or until_end):
         raise click.UsageError(
             "--group gives out the partitions: it goes without --partition and --until-end"
@@ -157,7 +170,10 @@ def consume(
         consumer = _member(bootstrap, topic, group, from_beginning)
     else:
         start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
-        consumer = _reader(bootstrap, [TopicPartition(topic, number, start) for number in partitions])
+        starts = (
+            dict.fromkeys(partitions, start) if last is None else _last(bootstrap, topic, partitions, last)
+        )
+        consumer = _reader(bootstrap, [TopicPartition(topic, *place) for place in starts.items()])
     decoded = None if client is None else AvroValues(client)
     named_by, ids = Subjects.parse(subjects), set[int]()
     if not until_end:
@@ -173,6 +189,12 @@ def consume(
                     lines = [f"{topic}: whether its messages are of its subject is not known: {error}"]
                 for line in lines:
                     click.echo(f"note: {line}", err=True)
+
+
+def _last(bootstrap: str, topic: str, partitions: list[int], count: int) -> dict[int, int]:
+    """Partition -> where its last `count` messages begin."""
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
+        return {number: offset_of_last(client, topic, number, count) for number in partitions}
 
 
 def _reader(bootstrap: str, positions: list[Any]) -> Any:

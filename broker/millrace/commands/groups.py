@@ -16,10 +16,11 @@ import click
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.group_client import GroupClient, GroupDescription, Member
+from millrace.client.message_counts import MessageCount, count_messages
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_records, print_rows
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, led, naming_the_remedy
-from millrace.errors import ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
+from millrace.errors import BrokerError, ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
 
@@ -57,6 +58,8 @@ class _Position(NamedTuple):
     partition: int
     committed: int | None
     high_watermark: int | None
+    lag_messages: int | None
+    lag_is_exact: bool | None
     lag_bytes: int | None
     member: str | None
     host: str | None
@@ -69,8 +72,8 @@ class _Position(NamedTuple):
 def describe(group: str, as_json: bool, bootstrap: str) -> None:
     """Show where GROUP is in each partition, how far behind, and who reads it.
 
-    The lag is in bytes, not in messages: on Millrace an offset is the byte position of a batch, to which the
-    messages in the batch are added one by one.
+    On Millrace an offset is a byte position, so a difference of offsets is a lag in bytes. The messages of a
+    lag are counted up to 1 MiB of each partition; a larger lag is estimated from them, and shown with a ~.
 
     Example: millrace groups describe warehouse
     """
@@ -85,9 +88,17 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
         click.echo(json.dumps({**described, "members": [member.member_id for member in members]}))
         return
     click.echo(f"{group}  {kind}, {state}, members: {len(members)}")
-    numbers = ("partition", "committed", "high watermark", "lag in bytes")
-    rows = [["-" if value is None else value for value in position] for position in positions]
+    numbers = ("partition", "committed", "high watermark", "lag in messages", "lag in bytes")
+    rows = [["-" if value is None else value for value in _row(position)] for position in positions]
     print_rows(("topic", *numbers, "member", "host"), rows, right=numbers)
+
+
+def _row(position: _Position) -> Iterator[object]:
+    for name, value in position._asdict().items():
+        if name == "lag_messages" and position.lag_is_exact is False:
+            yield f"~{value}"
+        elif name != "lag_is_exact":
+            yield value
 
 
 @groups.command()
@@ -167,7 +178,17 @@ def _positions(
         offset, end, reader = committed.get(partition), ends[topic].get(number), readers.get(partition)
         lag = None if offset is None or end is None else max(0, end - offset)
         member, host = (reader.member_id, reader.host) if reader else (None, None)
-        yield _Position(topic, number, offset, end, lag, member, host)
+        counted = None if offset is None or end is None else _count(cluster, topic, number, offset, end)
+        messages, exact = counted or (None, None)
+        yield _Position(topic, number, offset, end, messages, exact, lag, member, host)
+
+
+def _count(cluster: ClusterClient, topic: str, number: int, offset: int, end: int) -> MessageCount | None:
+    """The messages of a lag; None where they cannot be read, for want of a right for one."""
+    try:
+        return count_messages(cluster, topic, number, offset, end)
+    except BrokerError:
+        return None
 
 
 def _ends(cluster: ClusterClient, topic: str) -> dict[int, int]:
