@@ -149,6 +149,8 @@ def _partitions(
             leader_epoch=state.leader_epoch,
             replica_nodes=state.replicas,
             isr_nodes=tuple(state.isr),
+            eligible_leader_replicas=(),  # Java does not take null, which the schema allows
+            last_known_elr=(),
         )
 
 

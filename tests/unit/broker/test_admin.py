@@ -457,6 +457,8 @@ def test_partitions_are_described_in_parts_that_go_on_where_they_ended(running: 
             body = body[:-2] + b"\1" + bytes([len(name) + 1]) + name + place + b"\0\0"
         answer = ask(running, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
         seen += [(topic.name, one.partition_index) for topic in answer.topics for one in topic.partitions]
+        for one in (one for each in answer.topics for one in each.partitions):
+            assert (one.eligible_leader_replicas, one.last_known_elr) == ((), ()), "Java does not take null"
         cursor = answer.next_cursor
         if cursor is None:
             break
