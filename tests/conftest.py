@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 from hypothesis import Phase
+from xdist.scheduler import LoadFileScheduling
 
 # Airflow reads these once, at its first import, wherever in the run that is.
 _AIRFLOW_HOME = tempfile.TemporaryDirectory(prefix="millrace-airflow-")
@@ -42,6 +43,24 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("new-examples" if "MILLRACE_ROUNDS" in os.environ else "same-examples")
 
+SPARK = "the session's Spark"
+LONGEST_FIRST = (
+    "tests/integration/test_load.py",
+    "tests/integration/test_data_source.py",
+    "tests/integration/test_reload.py",
+    "tests/integration/test_spark_mirror.py",
+    "tests/integration/test_streaming.py",
+    "tests/integration/test_tables.py",
+    "tests/integration/test_verify.py",
+    "tests/integration/test_audit.py",
+    "tests/integration/test_spark_cluster.py",
+    "tests/integration/test_agent.py",
+    "tests/unit/wire/test_messages.py",
+)
+"""A file that is long and comes last leaves the other workers without work."""
+WITH_SPARK = frozenset(LONGEST_FIRST[:7])
+"""What takes the fixture `spark`: one worker runs these files, so that Spark starts once."""
+
 Start = Callable[..., Process]
 _started: list[Process] = []
 """Every process a fixture has started and not ended yet, for the report of a failure."""
@@ -50,6 +69,24 @@ _started: list[Process] = []
 def pytest_unconfigure() -> None:
     """A run leaves no folder of Airflow's behind."""
     _AIRFLOW_HOME.cleanup()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {file: rank for rank, file in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+
+
+class _Packed(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """A file runs in one worker, and all that take Spark in the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return SPARK if file in WITH_SPARK else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> LoadFileScheduling | None:
+    return _Packed(config) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
