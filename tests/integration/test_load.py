@@ -20,7 +20,7 @@ from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.entry import in_tasks
-from millrace_spark.jobs.executors import TIMEOUT, ExecutorWatch
+from millrace_spark.jobs.executors import TIMEOUT
 from millrace_spark.jobs.submit import submit
 from millrace_warehouse.history.layout import newest_load
 from millrace_warehouse.history.schemas import pin_first
@@ -270,14 +270,11 @@ def test_a_jobs_driver_imports_neither_sparks_zip_nor_pandas(
     assert "pandas" not in imported, "half a second of CPU, as is PySpark from its zip"
 
 
-def test_a_bound_on_the_wait_for_executors_that_is_no_time_is_refused(spark: SparkSession) -> None:
-    system = spark.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
-    system.setProperty(TIMEOUT, "soon")
-    try:
-        with pytest.raises(MillraceError, match=f"{TIMEOUT}=soon is not a time like 90s, 10m or 1h"):
-            ExecutorWatch(print, print)
-    finally:
-        system.clearProperty(TIMEOUT)
+def test_a_bound_on_the_wait_for_executors_that_is_no_time_is_refused(site: TestSite, tmp_path: Path) -> None:
+    load = ["load", site.topic("NoTime", 1), *site.load_options(tmp_path)]
+    done = run_millrace(*load, "--conf", f"{TIMEOUT}=soon")
+    assert done.returncode == 1
+    assert done.stderr == f"millrace: {TIMEOUT}=soon is not a time like 90s, 10m or 1h\n"
 
 
 def test_a_worker_does_not_read_the_directories_of_zips_again_before_each_task(spark: SparkSession) -> None:
