@@ -15,13 +15,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from millrace_audit.reports.counts import WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, ReportedWindow
+from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.reports.outcome import Outcome, Untold
 from millrace_audit.reports.ranges import SequenceRanges
-from millrace_audit.reports.seals import wrapped
 
 
 @dataclass(slots=True)
-class _Told:
+class _Sent:
     """Sequences of one topic and window, and the sum of their messages' fingerprints."""
 
     ranges: SequenceRanges = field(default_factory=SequenceRanges)
@@ -29,7 +29,7 @@ class _Told:
 
 
 _Key = tuple[str, int]
-_Windows = defaultdict[_Key, _Told]
+_Windows = defaultdict[_Key, _Sent]
 
 
 @dataclass(slots=True)
@@ -53,10 +53,9 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicOutcomes] = {}
-        self._sent: _Windows = defaultdict(_Told)
+        self._sent: _Windows = defaultdict(_Sent)
         self._epochs: list[tuple[float, _Windows]] = []
-        self._acknowledged: _Windows = defaultdict(_Told)
-        self._failed: _Windows = defaultdict(_Told)
+        self._news: defaultdict[_Key, Outcome] = defaultdict(Outcome)
         self._in_doubt: defaultdict[_Key, list[tuple[int, int]]] = defaultdict(list)
         """Failed sequences and fingerprints that the epoch they were sent in still counts as sent."""
 
@@ -72,19 +71,18 @@ class Outcomes:
 
     def _end_run(self, state: TopicOutcomes) -> None:
         if state.next_sequence > state.run_first and state.run_until:
-            told = self._sent[state.topic, state.run_from]
-            told.ranges.add(state.run_first, state.next_sequence - 1)
-            told.fingerprint += state.run_fingerprint
+            sent = self._sent[state.topic, state.run_from]
+            sent.ranges.add(state.run_first, state.next_sequence - 1)
+            sent.fingerprint += state.run_fingerprint
         state.run_from = state.run_until = state.run_fingerprint = 0
 
     def fail(self, topic: str, time_ms: int, sequence: int, fingerprint: int) -> None:
         """The event's delivery failed: it may be in the log or not."""
         key, state = (topic, window_start(time_ms)), self.topic(topic)
-        self._failed[key].ranges.add(sequence, sequence)
-        self._failed[key].fingerprint += fingerprint
+        self._news[key].add(sequence, fingerprint, failed=True)
         state.failed.add(sequence, sequence)
         if sequence in state.acknowledged:  # that was told, or will be: take it back
-            self._acknowledged[key].fingerprint -= fingerprint
+            self._news[key].fingerprint -= fingerprint
         else:
             self._in_doubt[key].append((sequence, fingerprint))
 
@@ -94,14 +92,14 @@ class Outcomes:
             self._end_run(state)
         if self._sent:
             self._epochs.append((now, self._sent))
-            self._sent = defaultdict(_Told)
+            self._sent = defaultdict(_Sent)
 
     def resolve(self, sent_before: float) -> None:
         """What was cut off at or before that time has its outcome: what did not fail is acknowledged."""
         while self._epochs and self._epochs[0][0] <= sent_before:
             _, windows = self._epochs.pop(0)
             for key, sent in windows.items():
-                state, told = self.topics[key[0]], self._acknowledged[key]
+                state, told = self.topics[key[0]], self._news[key]
                 told.fingerprint += sent.fingerprint
                 for sequence, fingerprint in self._in_doubt.pop(key, ()):
                     if sequence in sent.ranges:
@@ -109,7 +107,7 @@ class Outcomes:
                     else:
                         self._in_doubt[key].append((sequence, fingerprint))
                 for first, last in sent.ranges - state.failed:
-                    told.ranges.add(first, last)
+                    told.acknowledged.add(first, last)
                     state.acknowledged.add(first, last)
 
     @property
@@ -120,30 +118,7 @@ class Outcomes:
             starts += [window for _, window in windows]
         return min(starts, default=FOR_EVER)
 
-    def take_news(self, most_ranges: int) -> list[list[ReportedWindow]]:
-        """All that was learnt since the last call, in portions that a report may hold; [] for none.
-
-        A portion has at most `most_ranges` ranges and MOST_WINDOWS windows.
-        """
-        portions: list[list[ReportedWindow]] = []
-        room = 0
-        for key in sorted({*self._acknowledged, *self._failed}):
-            told = self._acknowledged.get(key, _Told()), self._failed.get(key, _Told())
-            acknowledged, failed = (list(some.ranges) for some in told)
-            # In the first portion that tells of the window: what counts is their sum.
-            fingerprints = [wrapped(some.fingerprint) for some in told]
-            while failed or acknowledged or any(fingerprints):
-                if room <= 0 or len(portions[-1]) == MOST_WINDOWS:
-                    portions.append([])
-                    room = most_ranges
-                now = acknowledged[:room]
-                also = failed[: room - len(now)]
-                del acknowledged[: len(now)], failed[: len(also)]
-                room -= len(now) + len(also)
-                portions[-1].append(
-                    ReportedWindow(*key, SequenceRanges(now), SequenceRanges(also), *fingerprints)
-                )
-                fingerprints = [0, 0]
-        self._acknowledged.clear()
-        self._failed.clear()
-        return portions
+    def take_news(self) -> Untold:
+        """All that was learnt since the last call."""
+        news, self._news = self._news, defaultdict(Outcome)
+        return {key: outcome for key, outcome in news.items() if outcome.is_news}

@@ -28,16 +28,8 @@ from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
-from millrace_audit.reports.messages import (
-    AUDIT_TOPIC,
-    FOR_EVER,
-    NOTHING,
-    AuditCodec,
-    Hello,
-    Report,
-    ReportedWindow,
-    now_ms,
-)
+from millrace_audit.reports.messages import AUDIT_TOPIC, FOR_EVER, NOTHING, AuditCodec, Hello, Report, now_ms
+from millrace_audit.reports.outcome import Untold, closable, portion, reported
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
 from millrace_audit.reports.seals import fingerprint, new_key, seal_of
@@ -51,8 +43,6 @@ DELIVERY_TIMEOUT_MS = 60_000
 REPORT_INTERVAL_S = 10.0
 ANY_PARTITION = -1
 """By the key, or without one at random."""
-RANGES_PER_REPORT = 20_000
-"""A report with more is sent in portions: this many ranges stay well below the largest message."""
 _POLL_S = 0.1
 _FIXED = {"acks": "all", "enable.idempotence": True, "delivery.report.only.error": True}
 _SAME_AS = {"request.required.acks": "acks", "message.timeout.ms": "delivery.timeout.ms"}
@@ -139,14 +129,11 @@ class _Reports:
         message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
         self.publisher.publish([message], give_up_at=give_up_at)
 
-    def report(self, news: Sequence[Sequence[ReportedWindow]], closed_through: int) -> None:
+    def report(self, news: Untold, closed_through: int) -> None:
         """Send the news, in a report for each portion, behind older reports that did not get through."""
-        if not news and closed_through != self._said:
-            news = [[]]
-        for index, windows in enumerate(news):
-            # A portion closes no window that one behind it still tells of.
-            untold = [window.window for portion in news[index + 1 :] for window in portion]
-            self._said = min(self._said, closed_through, *untold) if untold else closed_through
+        while news or closed_through != self._said:
+            told, news = portion(news)
+            self._said = min(self._said, closable(closed_through, news)) if news else closed_through
             key, self._key = self._key, new_key()
             report = Report(
                 time=now_ms(),
@@ -154,7 +141,7 @@ class _Reports:
                 key=key,
                 seal=seal_of(self._key),
                 closed_through=self._said,
-                windows=windows,
+                windows=reported(told),
                 **self._names,
             )
             self._unsent.append(report)
@@ -493,7 +480,7 @@ class AuditedProducer:
                 self._resolve()
                 promised = self._clock_promise(self._promised)
                 closed_through = min(promised, self._outcomes.open_from)
-                news = self._outcomes.take_news(RANGES_PER_REPORT)
+                news = self._outcomes.take_news()
             self._reports.report(news, closed_through)
 
     def _raise_failures(self) -> None:

@@ -28,11 +28,12 @@ from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
 from millrace.records.messages import write_varint
 from millrace_audit.agent.intake import Unavailable, Unknown
-from millrace_audit.agent.spool import Chunk, Event, Outcome, Spool, SpooledInstance, Untold
-from millrace_audit.agent.voice import TOLD_PER_REPORT, Voice
+from millrace_audit.agent.spool import Chunk, Event, Spool, SpooledInstance
+from millrace_audit.agent.voice import Voice
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import instance_bytes
 from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec
+from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Untold
 from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
 from millrace_audit.reports.seals import fingerprint
 from millrace_registry.client import SchemaRegistryClient
@@ -218,8 +219,7 @@ class Carrier:
     @property
     def _told_much(self) -> bool:
         untold = self._mine.spooled.untold
-        ranges = sum(1 + o.acknowledged.range_count + o.failed.range_count for o in untold.values())
-        return ranges > TOLD_PER_REPORT
+        return sum(1 + outcome.range_count for outcome in untold.values()) > RANGES_PER_REPORT
 
     def _promise(self) -> int:
         """No event before this time will follow: none that waits or is being taken is older."""

@@ -36,6 +36,7 @@ from millrace.errors import MillraceError
 from millrace.service.database import open_database, reason_of
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.reports.outcome import Outcome, Untold
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
 from millrace_audit.reports.seals import new_key, wrapped
 
@@ -147,28 +148,6 @@ class FilePosition(NamedTuple):
     inode: int
     offset: int
     tail: bytes
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Sequences of one topic and window whose outcome is certain, and the sums of their fingerprints."""
-
-    acknowledged: SequenceRanges = field(default_factory=SequenceRanges)
-    failed: SequenceRanges = field(default_factory=SequenceRanges)
-    fingerprint: int = 0
-    failed_fingerprint: int = 0
-
-    def add(self, sequence: int, fingerprint: int, *, failed: bool) -> None:
-        if failed:
-            self.failed.add(sequence, sequence)
-            self.failed_fingerprint += fingerprint
-        else:
-            self.acknowledged.add(sequence, sequence)
-            self.fingerprint += fingerprint
-
-
-Untold = dict[tuple[str, int], Outcome]
-"""By topic and window."""
 
 
 @dataclass(slots=True)

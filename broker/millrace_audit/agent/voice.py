@@ -10,22 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace_audit.agent.spool import Outcome, Spool, SpooledInstance, Untold
-from millrace_audit.reports.messages import (
-    FOR_EVER,
-    MOST_WINDOWS,
-    NOTHING,
-    AuditRecord,
-    Hello,
-    Report,
-    ReportedWindow,
-    now_ms,
-)
-from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.agent.spool import Spool, SpooledInstance
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditRecord, Hello, Report, now_ms
+from millrace_audit.reports.outcome import closable, portion, reported
 from millrace_audit.reports.seals import new_key, seal_of
-
-TOLD_PER_REPORT = 20_000
-"""Windows and ranges in a report: with more it is sent in portions, well below the largest message."""
 
 
 class Voice:
@@ -90,26 +78,21 @@ class Voice:
         return self._encode(hello)
 
     def _write_report(self, closed_through: int) -> None:
-        told, rest = _portion(self.spooled.untold)
-        # A portion closes no window that one behind it tells of.
-        left = [key[1] for key in self.spooled.untold if key not in told or key in rest]
-        closed_through = min(closed_through, *left) if left else closed_through
+        told, left = portion(self.spooled.untold)
+        closed_through = closable(closed_through, left)
         next_key = new_key()
-        windows = [
-            ReportedWindow(*key, one.acknowledged, one.failed, one.fingerprint, one.failed_fingerprint)
-            for key, one in told.items()
-        ]
         report = Report(
             time=now_ms(),
             number=self.spooled.number,
             key=self.spooled.key,
             seal=seal_of(next_key),
             closed_through=closed_through,
-            windows=windows,
+            windows=reported(told),
             **self._names,
         )
         message = self._encode(report)
         is_last = closed_through == FOR_EVER
+        rest = {key: left[key] for key in told if key in left}
         self._spool.report(self.spooled, message, list(told), next_key, rest=rest, ended=is_last)
         self._closed_through = closed_through
         self._unsaid.append(message)
@@ -123,32 +106,3 @@ class Voice:
             "service": one.service,
             "instance": one.instance,
         }
-
-
-def _portion(untold: Untold) -> tuple[Untold, Untold]:
-    """What goes into one report, and what is left of a window that does not fit into one."""
-    portion: Untold = {}
-    room = TOLD_PER_REPORT
-    for key in sorted(untold):
-        outcome = untold[key]
-        needed = 1 + outcome.acknowledged.range_count + outcome.failed.range_count
-        if portion and (needed > room or len(portion) == MOST_WINDOWS):
-            break
-        if needed > room:
-            now, later = _split(outcome, room - 1)
-            return {key: now}, {key: later}
-        portion[key] = outcome
-        room -= needed
-    return portion, {}
-
-
-def _split(outcome: Outcome, most: int) -> tuple[Outcome, Outcome]:
-    """So many ranges of it, and the others. The first has the fingerprints: what counts is their sum."""
-    acknowledged, failed = list(outcome.acknowledged), list(outcome.failed)
-    now, also = acknowledged[:most], failed[: max(most - len(acknowledged), 0)]
-    parts = (
-        (now, also, outcome.fingerprint, outcome.failed_fingerprint),
-        (acknowledged[len(now) :], failed[len(also) :], 0, 0),
-    )
-    first, second = (Outcome(SequenceRanges(a), SequenceRanges(f), *sums) for a, f, *sums in parts)
-    return first, second

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace_audit.agent.spool import Outcome, Spool, SpooledInstance
-from millrace_audit.agent.voice import TOLD_PER_REPORT, Voice
+from millrace_audit.agent.spool import Spool, SpooledInstance
+from millrace_audit.agent.voice import Voice
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
+from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome
 from millrace_audit.reports.ranges import SequenceRanges
 from tests.unit.audit.test_messages import Ids
 
 WINDOW = 1_431_856_800_000
-MOST = 2 * TOLD_PER_REPORT
+MOST = 2 * RANGES_PER_REPORT
 
 
 def outcome() -> Outcome:
@@ -37,9 +38,9 @@ def test_a_window_of_more_ranges_than_a_report_takes_is_told_in_several_and_clos
     reports = [record for record in map(codec.decode, said) if isinstance(record, Report)]
     told = [each for report in reports for each in report.windows if each.window == WINDOW]
     assert [sum(w.acknowledged.range_count + w.failed.range_count for w in r.windows) for r in reports] == [
-        TOLD_PER_REPORT - 1,
-        TOLD_PER_REPORT - 1,
-        11,
+        RANGES_PER_REPORT,
+        RANGES_PER_REPORT,
+        9,
     ]
     assert [report.closed_through for report in reports] == [WINDOW, WINDOW, FOR_EVER]
     whole = outcome()

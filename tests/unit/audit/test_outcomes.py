@@ -3,12 +3,15 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace_audit.outcomes import Outcomes
+from millrace_audit.reports import outcome
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, ReportedWindow
+from millrace_audit.reports.outcome import portion, reported
 from millrace_audit.reports.seals import wrapped
 
 HOUR = 6 * WINDOW_MS
@@ -30,9 +33,20 @@ def send(outcomes: Outcomes, topic: str, time_ms: int) -> int:
     return state.next_sequence - 1
 
 
+def take_news(outcomes: Outcomes, most: int = outcome.RANGES_PER_REPORT) -> list[list[ReportedWindow]]:
+    """What there is to tell, as reports tell it that hold so many ranges."""
+    news, portions = outcomes.take_news(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcome, "RANGES_PER_REPORT", most)
+        while news:
+            now, news = portion(news)
+            portions.append(reported(now))
+    return portions
+
+
 def told(portions: list[list[ReportedWindow]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
     found: dict[tuple[str, int], tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
-    for window in (window for portion in portions for window in portion):
+    for window in (window for windows in portions for window in windows):
         for part, ranges in zip(
             found[window.topic, window.window], (window.acknowledged, window.failed), strict=True
         ):
@@ -59,17 +73,17 @@ def test_every_event_is_told_once_as_acknowledged_or_failed(
         if index in cut_at:
             outcomes.cut(index)
             outcomes.resolve(index)
-            portions += outcomes.take_news(chance.randrange(1, 5))
+            portions += take_news(outcomes, chance.randrange(1, 5))
     outcomes.cut(len(sent))
     outcomes.resolve(len(sent))
-    portions += outcomes.take_news(3)
+    portions += take_news(outcomes, 3)
     assert told(portions) == expected
     for (topic, window), parts in expected.items():
         here = [w for portion in portions for w in portion if (w.topic, w.window) == (topic, window)]
         for part, name in zip(parts, ("fingerprint", "failed_fingerprint"), strict=True):
             total = sum(digest(topic, sequence) for sequence in part)
             assert wrapped(sum(getattr(w, name) for w in here)) == wrapped(total)
-    assert outcomes.take_news(3) == []
+    assert take_news(outcomes, 3) == []
     assert outcomes.open_from == FOR_EVER
 
 
@@ -80,10 +94,10 @@ def test_only_what_was_cut_off_in_time_has_an_outcome() -> None:
     send(outcomes, "PageView", WINDOW_MS)
     outcomes.cut(2.0)
     outcomes.resolve(1.5)
-    assert told(outcomes.take_news(10)) == {("PageView", 0): ({0}, set())}
+    assert told(take_news(outcomes, 10)) == {("PageView", 0): ({0}, set())}
     assert outcomes.open_from == WINDOW_MS
     outcomes.resolve(2.0)
-    assert told(outcomes.take_news(10)) == {("PageView", WINDOW_MS): ({1}, set())}
+    assert told(take_news(outcomes, 10)) == {("PageView", WINDOW_MS): ({1}, set())}
 
 
 def test_the_earliest_window_with_a_pending_event_stays_open() -> None:
@@ -101,9 +115,9 @@ def test_a_failure_that_comes_after_the_acknowledgement_was_told_is_told_as_well
     sequence = send(outcomes, "PageView", 7)
     outcomes.cut(1.0)
     outcomes.resolve(1.0)
-    assert told(outcomes.take_news(10)) == {("PageView", 0): ({0}, set())}
+    assert told(take_news(outcomes, 10)) == {("PageView", 0): ({0}, set())}
     outcomes.fail("PageView", 7, sequence, digest("PageView", sequence))
-    (late,) = outcomes.take_news(10)
+    (late,) = take_news(outcomes, 10)
     assert told([late]) == {("PageView", 0): (set(), {0})}
     value = wrapped(digest("PageView", 0))
     assert (late[0].fingerprint, late[0].failed_fingerprint) == (wrapped(-value), value), "it is taken back"
@@ -125,7 +139,7 @@ def test_a_long_stream_in_order_costs_one_range_per_window() -> None:
         send(outcomes, "PageView", index * 20)
     outcomes.cut(1.0)
     outcomes.resolve(1.0)
-    (portion,) = outcomes.take_news(1000)
+    (portion,) = take_news(outcomes, 1000)
     assert [window.acknowledged.pairs() for window in portion] == [[[0, 29_999]], [[30_000, 59_999]]]
     assert outcomes.topic("PageView").acknowledged.pairs() == [[0, 59_999]]
 
@@ -136,7 +150,7 @@ def test_news_of_many_windows_come_in_as_many_portions_as_reports_may_hold() -> 
         send(outcomes, "PageView", index * WINDOW_MS)
     outcomes.cut(1.0)
     outcomes.resolve(1.0)
-    assert [len(portion) for portion in outcomes.take_news(20_000)] == [MOST_WINDOWS, MOST_WINDOWS, 1]
+    assert [len(portion) for portion in take_news(outcomes, 20_000)] == [MOST_WINDOWS, MOST_WINDOWS, 1]
 
 
 def test_acknowledged_and_failed_ranges_share_the_room_of_a_portion() -> None:
@@ -147,7 +161,7 @@ def test_acknowledged_and_failed_ranges_share_the_room_of_a_portion() -> None:
             outcomes.fail("PageView", 0, index, 1)
     outcomes.cut(1.0)
     outcomes.resolve(1.0)
-    portions = outcomes.take_news(30)
+    portions = take_news(outcomes, 30)
     sizes = [sum(w.acknowledged.range_count + w.failed.range_count for w in p) for p in portions]
     assert (max(sizes), sum(sizes)) == (30, 200)
 
@@ -158,6 +172,6 @@ def test_news_in_portions_stay_small_and_lose_nothing() -> None:
         send(outcomes, "PageView", (index % 3) * WINDOW_MS)
     outcomes.cut(1.0)
     outcomes.resolve(1.0)
-    portions = outcomes.take_news(50)
+    portions = take_news(outcomes, 50)
     assert max(sum(w.acknowledged.range_count for w in portion) for portion in portions) <= 50
     assert sum(len(numbers) for numbers, _ in told(portions).values()) == 1000

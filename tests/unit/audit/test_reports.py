@@ -12,6 +12,7 @@ import pytest
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit import producer as module
 from millrace_audit.producer import AuditedProducer, NotSent
+from millrace_audit.reports import outcome
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, Report, schema_file
 from millrace_audit.reports.seals import seal_of
@@ -56,7 +57,7 @@ def test_a_portion_promises_no_time_that_the_portions_behind_it_still_tell_of(
     monkeypatch.setattr(module, "SchemaRegistryClient", Registry)
     monkeypatch.setattr(module, "AuditPublisher", lambda *_, **__: reports)
     monkeypatch.setattr(module, "AuditCodec", lambda _: reports)
-    monkeypatch.setattr(module, "RANGES_PER_REPORT", 2)
+    monkeypatch.setattr(outcome, "RANGES_PER_REPORT", 2)
     producer = AuditedProducer("127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x")
 
     def send(*windows: int) -> None:
@@ -163,10 +164,10 @@ def test_a_hello_waits_for_the_reports_before_it_and_repeats_the_seal_of_the_nex
     reports.hello("One", None, math.inf)
     publisher.fails = True
     with pytest.raises(MillraceError):
-        reports.report([], START)
+        reports.report({}, START)
     publisher.fails = False
     reports.hello("Two", None, math.inf)
-    reports.report([], FOR_EVER)
+    reports.report({}, FOR_EVER)
     first, lost, second, last = publisher.told
     assert (first.topic, lost.number, second.topic, last.number) == ("One", 0, "Two", 1)
     assert [seal_of(lost.key), seal_of(last.key), second.seal] == [first.seal, lost.seal, lost.seal]

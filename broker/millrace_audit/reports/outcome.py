@@ -1,0 +1,90 @@
+"""What became of a producer instance's events, as far as no report has told it, in portions for its reports.
+
+Shared by both producers, `AuditedProducer` and the agent. Knows neither brokers nor the bytes of a report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millrace_audit.reports.messages import MOST_WINDOWS, ReportedWindow
+from millrace_audit.reports.ranges import SequenceRanges
+from millrace_audit.reports.seals import wrapped
+
+RANGES_PER_REPORT = 20_000
+"""With more, what there is to tell is sent in portions: so many stay well below the largest message."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Sequences of one topic and window whose outcome is certain, and the sums of their fingerprints."""
+
+    acknowledged: SequenceRanges = field(default_factory=SequenceRanges)
+    failed: SequenceRanges = field(default_factory=SequenceRanges)
+    fingerprint: int = 0
+    failed_fingerprint: int = 0
+
+    def add(self, sequence: int, fingerprint: int, *, failed: bool) -> None:
+        if failed:
+            self.failed.add(sequence, sequence)
+            self.failed_fingerprint += fingerprint
+        else:
+            self.acknowledged.add(sequence, sequence)
+            self.fingerprint += fingerprint
+
+    @property
+    def range_count(self) -> int:
+        return self.acknowledged.range_count + self.failed.range_count
+
+    @property
+    def is_news(self) -> bool:
+        """True if there is anything to tell."""
+        return bool(self.range_count or wrapped(self.fingerprint) or wrapped(self.failed_fingerprint))
+
+    def split(self, most: int) -> tuple[Outcome, Outcome]:
+        """So many ranges of it, and the others. The first has the fingerprints: what counts is their sum."""
+        acknowledged, failed = list(self.acknowledged), list(self.failed)
+        left = max(most - len(acknowledged), 0)
+        first = Outcome(
+            SequenceRanges(acknowledged[:most]),
+            SequenceRanges(failed[:left]),
+            self.fingerprint,
+            self.failed_fingerprint,
+        )
+        return first, Outcome(SequenceRanges(acknowledged[most:]), SequenceRanges(failed[left:]))
+
+
+Untold = dict[tuple[str, int], Outcome]
+"""By topic and window."""
+
+
+def portion(untold: Untold) -> tuple[Untold, Untold]:
+    """What the next report tells, and what is left for those behind it."""
+    told: Untold = {}
+    left = dict(sorted(untold.items()))
+    room = RANGES_PER_REPORT
+    for key, outcome in sorted(untold.items()):
+        needed = outcome.range_count
+        if len(told) == MOST_WINDOWS or (told and needed > room):
+            break
+        if needed > room:
+            told[key], left[key] = outcome.split(room)
+            break
+        told[key] = left.pop(key)
+        room -= needed
+    return told, left
+
+
+def closable(closed_through: int, left: Untold) -> int:
+    """How far a report may close time: no window that one behind it tells of."""
+    return min((closed_through, *(window for _, window in left)))
+
+
+def reported(told: Untold) -> list[ReportedWindow]:
+    """The windows of a report."""
+    return [
+        ReportedWindow(
+            *key, one.acknowledged, one.failed, wrapped(one.fingerprint), wrapped(one.failed_fingerprint)
+        )
+        for key, one in told.items()
+    ]
