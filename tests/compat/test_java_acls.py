@@ -159,3 +159,27 @@ def test_kafka_configs_changes_settings_with_the_right_to_it(guarded: Guarded) -
     assert "Exception" not in configs("web", *change)
     guarded.acls(*to_web, "Describe")  # else the tool, which looks for the topic first, is told of none
     wait_until("the setting", lambda: "retention.ms=5000000" in configs("web", "--describe"))
+
+
+def test_kafka_configs_sets_lists_and_removes_quotas_of_users(guarded: Guarded) -> None:
+    def configs(user: str, *arguments: str) -> str:
+        return guarded.tool(user, "ConfigCommand", "--entity-type", "users", *arguments)
+
+    quotas = "producer_byte_rate=1048576,request_percentage=20"
+    assert "Exception" not in configs("admin", "--entity-name", "web", "--alter", "--add-config", quotas)
+    assert "Exception" not in configs(
+        "admin", "--entity-default", "--alter", "--add-config", "consumer_byte_rate=2097152"
+    )
+    listed = configs("admin", "--describe")
+    assert re.search(r"user-principal 'web' are .*producer_byte_rate=1048576\.0", listed)
+    assert re.search(r"default user-principal.* are consumer_byte_rate=2097152\.0", listed)
+    assert "ClusterAuthorizationException" in configs(
+        "stranger", "--entity-name", "stranger", "--alter", "--add-config", "producer_byte_rate=1e12"
+    )
+    configs("admin", "--entity-name", "web", "--alter", "--delete-config", "producer_byte_rate")
+    left = configs("admin", "--entity-name", "web", "--describe")
+    assert "request_percentage=20.0" in left
+    assert "producer_byte_rate" not in left
+    configs("admin", "--entity-name", "web", "--alter", "--delete-config", "request_percentage")
+    configs("admin", "--entity-default", "--alter", "--delete-config", "consumer_byte_rate")
+    assert "_rate" not in configs("admin", "--describe")

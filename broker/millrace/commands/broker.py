@@ -18,6 +18,7 @@ from millrace.config import BrokerConfig, load
 from millrace.coordination.acls import AclStore
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
+from millrace.coordination.quotas import QuotaStore
 from millrace.coordination.state import BrokerAddress
 from millrace.groups import Groups
 from millrace.handlers import Handlers, Services, all_apis
@@ -28,6 +29,7 @@ from millrace.repeated_lines import RepeatedLines
 from millrace.security.certificates import ServerCertificates
 from millrace.security.journal import Journal
 from millrace.security.login import LoginThread
+from millrace.security.quotas import Meters
 from millrace.security.rights import ANONYMOUS, Guard
 from millrace.server.admission import allow_open_files
 from millrace.server.listener import Listener
@@ -82,7 +84,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     )
     try:
         users = _users(config, cluster, listeners)
-        acls = _acls(config, cluster, listeners)
+        acls, quotas = _rights(config, cluster, listeners)
         directory = claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
@@ -91,7 +93,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         groups = Groups(config, cluster, registry, mailbox, standstills=broker.standstills)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
         login_thread = LoginThread(mailbox.post) if users is not None else None
-        services = Services(broker, groups, mirror.states, acls, users, login_thread)
+        services = Services(broker, groups, mirror.states, acls, users, login_thread, quotas)
         handlers = Handlers(services, all_apis())
         metrics = None
         if config.metrics_listen:
@@ -112,8 +114,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
             certificates.watch()
         if users is not None:
             users.watch(lambda: mailbox.post(lambda: server.close_deleted(users.names)))
-        if acls is not None:
+        if acls is not None and quotas is not None:
             acls.watch()
+            quotas.watch()
         for listener in listeners:
             at = f"{listener.host}:{listener.port}"
             log.info(
@@ -174,15 +177,17 @@ def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]
     return users
 
 
-def _acls(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]) -> AclStore | None:
-    """Who may do what, if the broker asks for it."""
+def _rights(
+    config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]
+) -> tuple[AclStore, QuotaStore] | tuple[None, None]:
+    """Who may do what, and how much of it, if the broker asks for it."""
     if not config.security.authorizer:
-        return None
-    acls = AclStore(cluster.session, config.cluster)
-    guard = Guard(acls, frozenset(config.security.super_users), Journal())
+        return None, None
+    acls, quotas = AclStore(cluster.session, config.cluster), QuotaStore(cluster.session, config.cluster)
+    guard = Guard(acls, frozenset(config.security.super_users), Journal(), Meters(quotas))
     for listener in listeners:
         listener.guard = guard
-    return acls
+    return acls, quotas
 
 
 def _serve_metrics(

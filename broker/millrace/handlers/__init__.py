@@ -12,6 +12,7 @@ from millrace.handlers import (
     group_membership,
     mirror,
     offsets,
+    quotas,
     records,
     sasl,
     topics,
@@ -38,6 +39,7 @@ def all_apis() -> list[Api[Any]]:
         sasl,
         acls,
         users,
+        quotas,
     )
     apis: list[Api[Any]] = [
         PRODUCE,

@@ -17,11 +17,13 @@ from millrace.errors import ErrorCode
 from millrace.handlers.table import Api, Services
 from millrace.handlers.topic_ids import TopicIds
 from millrace.security import rights
+from millrace.security.quotas import Kind
 from millrace.security.rights import Need, Operation, Refused, ResourceType
-from millrace.server.request import Request
+from millrace.server.request import Request, throttle_ms
 from millrace.wire import fetch
 from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
+from millrace.wire.primitives import INT32
 
 
 def _needs(asked: fetch.FetchRequest) -> list[Need]:
@@ -61,13 +63,14 @@ def _with_ids(
 
 
 def _handle(services: Services, request: Request, asked: fetch.FetchRequest, refused: Refused) -> None:
-    client, version = request.client, request.client.access.version
+    client = request.client
+    version = None if client.access.unchecked else client.access.version
 
     def answer(topics: Reads) -> None:
         if client.closed:
             return
         now_refused = refused
-        if client.access.version != version:
+        if version is not None and client.access.version != version:
             now_refused |= client.access.refused(_needs(asked))
         if now_refused:
             topics = _without(asked, topics, now_refused)
@@ -77,7 +80,13 @@ def _handle(services: Services, request: Request, asked: fetch.FetchRequest, ref
                 if read.error:
                     request.failed(read.error)
         flexible = is_flexible(ApiKey.FETCH, request.api_version)
-        request.answer(fetch.encode_response(request.api_version, told), header=b"\0" if flexible else b"")
+        parts = fetch.encode_response(request.api_version, told)
+        if client.access.meter is not None:
+            taken = sum(part.length for part in parts if not isinstance(part, bytes))
+            if wait_ms := throttle_ms(client, Kind.READ, taken):
+                assert isinstance(parts[0], bytes), "the throttle time stands in front"
+                parts[0] = INT32.pack(wait_ms) + parts[0][INT32.size :]
+        request.answer(parts, header=b"\0" if flexible else b"")
 
     wanted = asked
     if refused:

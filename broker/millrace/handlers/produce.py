@@ -20,8 +20,9 @@ from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.table import Api, Call, Services, serves
 from millrace.security import rights
+from millrace.security.quotas import Kind
 from millrace.security.rights import ANY_TOPIC, CLUSTER, Access, Need, Operation, Refused, ResourceType
-from millrace.server.request import NOTHING, Client, Request, response_frame
+from millrace.server.request import NOTHING, Client, Request, response_frame, throttle_ms
 from millrace.wire import produce
 from millrace.wire.framing import RequestFramer
 from millrace.wire.messages import ApiKey, InitProducerIdRequest, InitProducerIdResponse
@@ -30,7 +31,10 @@ from millrace.wire.messages import ApiKey, InitProducerIdRequest, InitProducerId
 class _Answer:
     """Answers one request, or each request of a run, once it is known what became of every batch."""
 
-    __slots__ = ("_acks", "_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics", "acks_all")
+    __slots__ = (
+        *("_acks", "_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics"),
+        *("acks_all", "throttle_ms"),
+    )
 
     def __init__(
         self,
@@ -45,6 +49,8 @@ class _Answer:
         self._request, self._acks, self._ids = request, acks, correlation_ids
         self._topics, self._partitions = topics, partitions
         self.acks_all = acks == -1
+        self.throttle_ms = 0
+        """How long the client is told to wait for its quota; set it before anything is staged."""
         self._missing = len(partitions) * len(correlation_ids)
         self._outcomes: list[tuple[int, Outcomes, int]] = []
 
@@ -66,7 +72,7 @@ class _Answer:
         if len(self._outcomes) == len(self._partitions) == 1:
             _, outcomes, start = self._outcomes[0]
             bases = [outcome for outcome in outcomes if isinstance(outcome, int)]
-        if len(bases) < len(self._ids):
+        if len(bases) < len(self._ids) or self.throttle_ms:
             frames = self._results()
         elif self._acks != 0:  # nearly every request
             topic, partition = self._topics[0][0], self._partitions[0]
@@ -78,13 +84,15 @@ class _Answer:
 
     def _results(self) -> bytes:
         """The answers with what became of each batch by itself; errors are counted."""
-        version, count = self._request.api_version, len(self._partitions)
+        version, count, wait_ms = self._request.api_version, len(self._partitions), self.throttle_ms
         results: list[produce.ProducedPartition] = []
         for index, outcomes, start in sorted(self._outcomes, key=itemgetter(0)):
             for number, outcome in enumerate(outcomes, index):
                 results.append(self._result(self._partitions[number % count], outcome, start))
         bodies = (
-            produce.encode_response(version, self._topics, results[number * count : (number + 1) * count])
+            produce.encode_response(
+                version, self._topics, results[number * count : (number + 1) * count], wait_ms
+            )
             for number in range(len(self._ids))
         )
         return b"".join(map(response_frame, self._ids, bodies))
@@ -113,6 +121,8 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     request = Request(client, ApiKey.PRODUCE, target.version, correlation_ids[0], NOTHING)
     request.count = len(correlation_ids)
     answer = _Answer(request, target.acks, correlation_ids, ((topic, 1),), (partition,))
+    if access.meter is not None:
+        answer.throttle_ms = throttle_ms(client, Kind.WRITTEN, sum(map(len, batches)))
     broker.stage(broker.partition(topic, partition), batches, answer)
     return request
 
@@ -131,6 +141,9 @@ def handle(services: Services, received: Request, request: produce.ProduceReques
     refusal = _refusal(request, received.api_version)
     partitions = [number for _, number, _ in request.batches]
     answer = _Answer(received, request.acks, [received.correlation_id], request.topics, partitions)
+    if received.client.access.meter is not None:
+        size = sum(len(records) for _, _, records in request.batches)
+        answer.throttle_ms = throttle_ms(received.client, Kind.WRITTEN, size)
     for index, (topic, number, records) in enumerate(request.batches):
         try:
             if refusal is not None:

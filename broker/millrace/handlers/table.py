@@ -21,6 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from millrace.broker.broker import Broker
 from millrace.coordination.acls import AclStore
+from millrace.coordination.quotas import QuotaStore
 from millrace.coordination.users import Users
 from millrace.errors import BrokerError, ErrorCode
 from millrace.groups import Groups
@@ -61,6 +62,8 @@ class Services(NamedTuple):
     """Who logs in; None: nobody has to."""
     login_thread: LoginThread | None = None
     """What looks at logins that take long; None: none does."""
+    quotas: QuotaStore | None = None
+    """How much users may take; None: as much as they like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +125,13 @@ class Call(Generic[M]):
 
     __slots__ = (
         *("_api", "_lists", "acls", "broker", "groups", "login_thread"),
-        *("received", "refused", "request", "users"),
+        *("quotas", "received", "refused", "request", "users"),
     )
 
     def __init__(
         self, api: Api[M], services: Services, received: Request, request: M, refused: Refused, lists: bool
     ) -> None:
-        self.broker, self.groups, _, self.acls, self.users, self.login_thread = services
+        self.broker, self.groups, _, self.acls, self.users, self.login_thread, self.quotas = services
         self.received, self.request = received, request
         self.refused = refused
         """What the request names and its client may not use, of the types that the API answers `by_item`."""
@@ -279,7 +282,7 @@ class Handlers:
             asked = api.decode(request)
             if api.resolve is not None:
                 asked = api.resolve(self._services, asked)
-            refused = _refused(api, request, asked)
+            refused = NOTHING_REFUSED if client.access.unchecked else _refused(api, request, asked)
             api.handle(self._services, request, asked, refused)
         except Exception as error:
             api.fail(request, error)
@@ -300,8 +303,6 @@ def _too_early(client: Client, api: Api[Any]) -> str | None:
 def _refused(api: Api[A], request: Request, asked: A) -> Refused:
     """What its client may not use of a request; raises where that refuses the whole of it."""
     access = request.client.access
-    if access.everything and access.journal is None:
-        return NOTHING_REFUSED
     needs = list(api.needs(asked))
     refused = access.refused(needs)
     if access.journal is not None:

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from millrace import errors
 from millrace.errors import BrokerError, ErrorCode
 from millrace.security.journal import Journal
+from millrace.security.quotas import Meter, Meters
 
 ANONYMOUS = "User:ANONYMOUS"
 """Who a client is on a listener that asks for no proof, as in Kafka."""
@@ -99,7 +100,7 @@ class Authorizer(Protocol):
 class Access:
     """What one client may do, from one host, now: the authorizer is asked every time."""
 
-    __slots__ = ("_authorizer", "everything", "host", "journal", "principal")
+    __slots__ = ("_authorizer", "everything", "host", "journal", "meter", "principal", "unchecked")
 
     def __init__(
         self,
@@ -109,12 +110,17 @@ class Access:
         journal: Journal | None = None,
         *,
         is_super: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         """Without an authorizer the client may do everything, and so may a super user."""
         self._authorizer = authorizer
         self.everything = authorizer is None or is_super
         """True when nothing is ever refused: nothing needs to be looked up then."""
         self.principal, self.host, self.journal = principal, host, journal
+        self.unchecked = self.everything and journal is None
+        """True when nothing is ever refused or written down: what a request needs is not worked out."""
+        self.meter = meter
+        """What counts what the client takes; None: it may take as much as it likes."""
 
     @property
     def version(self) -> int:
@@ -144,10 +150,13 @@ class Guard:
     authorizer: Authorizer
     super_users: Container[str]
     journal: Journal
+    meters: Meters
 
     def access(self, principal: str, host: str) -> Access:
         is_super = principal in self.super_users
-        return Access(self.authorizer, principal, host, self.journal, is_super=is_super)
+        return Access(
+            self.authorizer, principal, host, self.journal, is_super=is_super, meter=self.meters.of(principal)
+        )
 
 
 class _AllowsNothing:

@@ -47,6 +47,9 @@ class Loop(Protocol):
     def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
         """Close the connection then, unless it is said anew; None: never."""
 
+    def mute(self, connection: ClientConnection, seconds: float) -> None:
+        """Read nothing of a connection for a while."""
+
     def touch(self, connection: ClientConnection) -> None:
         """Have the connection send at the end of the turn."""
 
@@ -73,6 +76,8 @@ class ClientConnection:
     login: Login | None = field(init=False)
     ending: bool = False
     """Nothing more is served; it is closed once what is due has left."""
+    muted: bool = False
+    """Nothing is read while its user pays back what it took beyond a quota."""
     closed: bool = False
     used_s: float = 0.0
     """Time of the loop that it has used lately."""
@@ -124,6 +129,9 @@ class ClientConnection:
         if self.access.principal != principal:
             self.access = self.listener.access_of(principal, self.host)
             self.loop.identified(self)
+
+    def mute(self, seconds: float) -> None:
+        self.loop.mute(self, seconds)
 
     def end(self) -> None:
         self.ending = True

@@ -27,11 +27,12 @@ from collections.abc import Callable, Container, Sequence
 from millrace.config import ClientLimits
 from millrace.mailbox import Mailbox
 from millrace.security.login import MAX_FRAME_BYTES
+from millrace.security.quotas import Kind
 from millrace.security.rights import NOBODY
 from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.listener import Listener
-from millrace.server.request import Request
+from millrace.server.request import MAX_MUTE_S, Request, throttle_ms
 from millrace.server.statistics import Statistics
 from millrace.server.transport import TlsFailed
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
@@ -151,6 +152,8 @@ class Server:
         """Note what a client's turn has taken; how long the whole turn has taken so far."""
         now = time.monotonic()
         connection.used_s += now - self._looked_at
+        if connection.access.meter is not None:
+            throttle_ms(connection, Kind.LOOP, now - self._looked_at)
         self._looked_at = now
         return now - self.now
 
@@ -300,6 +303,23 @@ class Server:
         if seconds is not None:
             self._ending[connection] = self.now + seconds
 
+    def mute(self, connection: ClientConnection, seconds: float) -> None:
+        """Read nothing of a connection for a while; what is due to it leaves all the same."""
+        if not (connection.muted or connection.closed):
+            connection.muted = True
+            self._mailbox.after(seconds, lambda: self._unmute(connection))
+            self.touch(connection)
+
+    def _unmute(self, connection: ClientConnection) -> None:
+        if connection.closed:
+            return
+        connection.muted = False
+        meter = connection.access.meter
+        left = 0.0 if meter is None else meter.wait_s()
+        if left > 0:
+            self.mute(connection, min(left, MAX_MUTE_S))
+        self.touch(connection)
+
     def _close_ended(self) -> None:
         for connection in [client for client, end in self._ending.items() if end <= self.now]:
             connection.abort("its login has ended, and it has not proved again who it is")
@@ -372,7 +392,7 @@ class Server:
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self.drop(connection)
             elif events & select.EPOLLRDHUP:
-                unread = connection.ending or self.admission.is_full(connection)
+                unread = connection.ending or connection.muted or self.admission.is_full(connection)
                 if unread or connection in self.admission.paused:
                     self.drop(connection)  # it has hung up, and may not be read to its end
                 else:
@@ -417,7 +437,9 @@ class Server:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
         served = False
         try:
-            while not (connection.closed or connection.ending) and not self.admission.is_full(connection):
+            while not (
+                connection.closed or connection.ending or connection.muted
+            ) and not self.admission.is_full(connection):
                 request = self._serve_next(connection, connection.framer)
                 if request is None:
                     break
@@ -450,7 +472,7 @@ class Server:
             for connection in sorted(unserved, key=lambda connection: connection.used_s):
                 if self._looked_at - self.now > 2 * TURN_S:
                     self._unserved[connection] = None
-                elif not connection.closed:
+                elif not (connection.closed or connection.muted):
                     try:
                         if connection.framer.waiting:
                             self._serve(connection)
@@ -493,7 +515,7 @@ class Server:
     def _watch(self, connection: ClientConnection, more_to_send: bool) -> None:
         """Wait for what the connection can do next; serve it in the next turn if requests of it are left."""
         events = select.EPOLLOUT | select.EPOLLRDHUP if more_to_send else select.EPOLLRDHUP
-        if not (connection.ending or self.admission.is_full(connection)):
+        if not (connection.ending or connection.muted or self.admission.is_full(connection)):
             if connection.framer.waiting:
                 self._unserved[connection] = None
             elif connection not in self.admission.paused:

@@ -6,6 +6,7 @@ acks=all) holds its place while the connection goes on reading. Knows no sockets
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 from millrace.records.file_slice import FileSlice
 from millrace.security.login import Login
+from millrace.security.quotas import Kind
 from millrace.security.rights import Access
 from millrace.wire.messages import ApiKey
 
@@ -27,6 +29,10 @@ FILE_SLICE_BYTES = 200
 """What a file slice on its way counts for, with what holds it; its bytes stay in the file."""
 MIN_SHARED_BYTES = 16 << 10
 """An answer this large is not copied behind its prefix: others may be sending the same bytes."""
+
+
+MAX_MUTE_S = 5.0
+"""The longest that a client is told to wait at a time."""
 
 
 class Client(Protocol):
@@ -52,6 +58,9 @@ class Client(Protocol):
 
     def logged_in(self, principal: str) -> None:
         """It has proved who it is."""
+
+    def mute(self, seconds: float) -> None:
+        """Read nothing of it for a while: its user has taken more than its quota."""
 
     def end(self) -> None:
         """Serve nothing more, and close the connection once it has its answers."""
@@ -114,6 +123,16 @@ class Request:
         """The client has gone: end the wait for an answer that nobody takes."""
         if self.abandon is not None:
             self.abandon()
+
+
+def throttle_ms(client: Client, kind: Kind, amount: float) -> int:
+    """Count what a client takes; the ms that it is to wait, and is not read, for a quota."""
+    if client.access.meter is None:
+        return 0
+    seconds = min(client.access.meter.took(kind, amount), MAX_MUTE_S)
+    if seconds > 0:
+        client.mute(seconds)
+    return math.ceil(seconds * 1000)
 
 
 def response_frame(correlation_id: int, body: bytes) -> bytes:

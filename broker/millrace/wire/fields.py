@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar, cast, dataclass_transform
 
 M = TypeVar("M")
 P = TypeVar("P")
-FIXED_SIZE = frozenset("bhiq?")
+FIXED_SIZE = frozenset("bhiqd?")
 """The types of a fixed size, as `struct` calls them."""
 _REQUIRED = object()
 
@@ -55,6 +55,7 @@ def _kind(kind: str, **always: int) -> Callable[..., Any]:
 
 
 i8, i16, i32, i64, boolean = _kind("b"), _kind("h"), _kind("i"), _kind("q"), _kind("?")
+f64 = _kind("d")
 uuid = _kind("uuid", null_since=0)  # 16 bytes; None is written as zeros
 string, data = _kind("string"), _kind("data")  # UTF-8 and bytes, behind their length
 
@@ -78,7 +79,7 @@ def by_topic(partition: Any, **options: Any) -> Any:
 @dataclass_transform(
     kw_only_default=True,
     frozen_default=True,
-    field_specifiers=(i8, i16, i32, i64, boolean, uuid, string, data, array, optional, by_topic),
+    field_specifiers=(i8, i16, i32, i64, boolean, f64, uuid, string, data, array, optional, by_topic),
 )
 class _MessageType(type):
     """Makes a class of fields a named tuple of them: it is made in a quarter of a frozen dataclass's time."""

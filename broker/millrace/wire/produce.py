@@ -333,7 +333,10 @@ def _success(
 
 
 def encode_response(
-    version: int, topics: Sequence[tuple[str, int]], partitions: Sequence[ProducedPartition]
+    version: int,
+    topics: Sequence[tuple[str, int]],
+    partitions: Sequence[ProducedPartition],
+    throttle_ms: int = 0,
 ) -> bytes:
     """A produce response behind its correlation id: `topics` as in the request, `partitions` one for each
     batch."""
@@ -344,13 +347,13 @@ def encode_response(
             parts.append(compact_text(name) + compact_length(count))
             parts += [_encode_flexible_partition(next(rest)) for _ in range(count)]
             parts.append(b"\0")
-        return b"".join([*parts, INT32.pack(0), b"\0"])
+        return b"".join([*parts, INT32.pack(throttle_ms), b"\0"])
     parts = [INT32.pack(len(topics))]
     for name, count in topics:
         parts.append(text(name) + INT32.pack(count))
         parts += [_encode_partition(version, next(rest)) for _ in range(count)]
     if version >= 1:
-        parts.append(INT32.pack(0))
+        parts.append(INT32.pack(throttle_ms))
     return b"".join(parts)
 
 

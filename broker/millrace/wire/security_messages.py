@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.wire.fields import Message, array, data, i8, i16, i32, i64, string
+from millrace.wire.fields import Message, array, boolean, data, f64, i8, i16, i32, i64, string
 
 
 class SaslHandshakeRequest(Message):
@@ -149,3 +149,57 @@ class AlterUserScramCredentialsResponse(Message):
 
     throttle_time: int = i32(default=0)
     results: tuple[Result, ...] = array(Result)
+
+
+class QuotaEntity(Message):
+    entity_type: str = string()
+    entity_name: str | None = string(null_since=0)  # None: everybody of the type
+
+
+class DescribeClientQuotasRequest(Message):
+    class Component(Message):
+        entity_type: str = string()
+        match_type: int = i8()
+        match: str | None = string(null_since=0)
+
+    components: tuple[Component, ...] = array(Component)
+    strict: bool = boolean()
+
+
+class DescribeClientQuotasResponse(Message):
+    class Entry(Message):
+        class Value(Message):
+            key: str = string()
+            value: float = f64()
+
+        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
+        values: tuple[Value, ...] = array(Value)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0, default=None)
+    entries: tuple[Entry, ...] | None = array(Entry, null_since=0)
+
+
+class AlterClientQuotasRequest(Message):
+    class Entry(Message):
+        class Op(Message):
+            key: str = string()
+            value: float = f64()
+            remove: bool = boolean()
+
+        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
+        ops: tuple[Op, ...] = array(Op)
+
+    entries: tuple[Entry, ...] = array(Entry)
+    validate_only: bool = boolean()
+
+
+class AlterClientQuotasResponse(Message):
+    class Entry(Message):
+        error_code: int = i16()
+        error_message: str | None = string(null_since=0)
+        entity: tuple[QuotaEntity, ...] = array(QuotaEntity)
+
+    throttle_time: int = i32(default=0)
+    entries: tuple[Entry, ...] = array(Entry)

@@ -90,6 +90,9 @@ class AskingClient:
     def logged_in(self, principal: str) -> None:
         raise AssertionError("nobody logs in here")
 
+    def mute(self, seconds: float) -> None:
+        raise AssertionError("nobody has a quota here")
+
     def end(self) -> None:
         raise AssertionError("nobody logs in here")
 

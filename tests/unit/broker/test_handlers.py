@@ -46,6 +46,9 @@ class FakeClient:
     def answered(self, size: int) -> None:
         self.answers += 1
 
+    def mute(self, seconds: float) -> None:
+        raise AssertionError("nobody has a quota here")
+
     def logged_in(self, principal: str) -> None:
         raise AssertionError("nobody logs in here")
 

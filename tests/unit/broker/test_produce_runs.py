@@ -49,6 +49,9 @@ class Client:
     def answered(self, size: int) -> None:
         pass
 
+    def mute(self, seconds: float) -> None:
+        raise AssertionError("nobody has a quota here")
+
     def logged_in(self, principal: str) -> None:
         raise AssertionError("nobody logs in here")
 

@@ -345,6 +345,20 @@ ROWS = [
         {"deletions": [{"name": "nobody", "mechanism": 1}], "upsertions": []},
         [((ALTER, CLUSTER),)],
     ),
+    Row(ApiKey.DESCRIBE_CLIENT_QUOTAS, {"components": [], "strict": False}, [((DESCRIBE_CONFIGS, CLUSTER),)]),
+    Row(
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        {
+            "entries": [
+                {
+                    "entity": [{"entity_type": "user", "entity_name": "nobody"}],
+                    "ops": [{"key": "producer_byte_rate", "value": 1.0, "remove": False}],
+                }
+            ],
+            "validate_only": False,
+        },
+        [((ALTER_CONFIGS, CLUSTER),)],
+    ),
     Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, [((DESCRIBE, CLUSTER),)]),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append"),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.DESCRIBE), [((DESCRIBE, TOPIC),)], "describe"),

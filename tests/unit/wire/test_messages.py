@@ -56,6 +56,8 @@ SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: (admin_messages, [0, 1]),
     ApiKey.DELETE_GROUPS: (group_messages, [*range(3)]),
     ApiKey.OFFSET_DELETE: (group_messages, [0]),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: (security_messages, [0, 1]),
+    ApiKey.ALTER_CLIENT_QUOTAS: (security_messages, [0, 1]),
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: (security_messages, [0]),
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (security_messages, [0]),
     ApiKey.DELETE_RECORDS: (admin_messages, [*range(3)]),
@@ -136,7 +138,13 @@ def _scalar(code: str, kafka_type: str) -> st.SearchStrategy[Any]:
         return st.integers(-limit, limit - 1)
     texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     ids = st.uuids().filter(lambda value: value != UUID(int=0))
-    return {"?": st.booleans(), "string": texts, "data": st.binary(max_size=20), "uuid": ids}[code]
+    return {
+        "d": st.floats(allow_nan=False),
+        "?": st.booleans(),
+        "string": texts,
+        "data": st.binary(max_size=20),
+        "uuid": ids,
+    }[code]
 
 
 def _nested(hint: Any) -> Any:

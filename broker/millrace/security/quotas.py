@@ -1,0 +1,97 @@
+"""Quotas by user: the bytes a second that it may write and read, and its share of the loop's time.
+
+A user's connections share one meter. What it takes too much is lent, told it, and paid back by its
+connections' not being read for a while. Values in, values out: knows no ZooKeeper and no sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Protocol, TypeAlias
+
+BURST_S = 1.0
+"""What may be taken at once, in the time that it takes to earn it."""
+MAX_DEBT_S = 30.0
+"""The most that is lent, in the time that it takes to pay it back: clients give up when nothing comes."""
+MAX_METERS = 10_000
+"""Users whose debts are known; who was first goes first, and owes nothing when it comes again."""
+
+
+class Kind(IntEnum):
+    """What is counted."""
+
+    WRITTEN = 0
+    READ = 1
+    LOOP = 2
+    """Seconds of the loop's time."""
+
+
+KEYS = {"producer_byte_rate": Kind.WRITTEN, "consumer_byte_rate": Kind.READ, "request_percentage": Kind.LOOP}
+"""Kafka's names of quotas."""
+Limits: TypeAlias = Mapping[str, float]
+"""One user's quotas, by Kafka's names."""
+
+
+class Book(Protocol):
+    """Says who has which quotas."""
+
+    limits: Mapping[str | None, Limits]
+    """By user; None: of everybody who has not the quota itself. Replaced whole."""
+
+
+class Meter:
+    """What one user has taken lately; on the loop."""
+
+    def __init__(self, book: Book, user: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._book, self._user, self._clock = book, user, clock
+        self._limits: Mapping[str | None, Limits] | None = None
+        self._rates: list[float | None] = [None] * len(Kind)
+        self._levels, self._filled_at = [0.0] * len(Kind), [0.0] * len(Kind)
+
+    def took(self, kind: Kind, amount: float) -> float:
+        """Count what was taken; how many seconds the user is to wait now."""
+        if self._book.limits is not self._limits:
+            self._read()
+        rate = self._rates[kind]
+        if rate is None:
+            return 0.0
+        now = self._clock()
+        earned = self._levels[kind] + (now - self._filled_at[kind]) * rate
+        level = max(min(earned, BURST_S * rate) - amount, -MAX_DEBT_S * rate)
+        self._levels[kind], self._filled_at[kind] = level, now
+        return max(0.0, -level / rate)
+
+    def wait_s(self) -> float:
+        """How many seconds the user is to wait, for whatever it has taken."""
+        return max(self.took(kind, 0.0) for kind in Kind)
+
+    def _read(self) -> None:
+        """Take over new quotas; a quota that is the same keeps its debt."""
+        self._limits = self._book.limits
+        known = {**self._limits.get(None, {}), **self._limits.get(self._user, {})}
+        for key, kind in KEYS.items():
+            rate = known.get(key)
+            if rate is not None and kind is Kind.LOOP:
+                rate /= 100
+            if rate != self._rates[kind]:
+                self._rates[kind] = rate
+                self._levels[kind], self._filled_at[kind] = BURST_S * (rate or 0.0), self._clock()
+
+
+class Meters:
+    """The meters of a broker's users."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._meters: dict[str, Meter] = {}
+
+    def of(self, principal: str) -> Meter:
+        user = principal.removeprefix("User:")
+        meter = self._meters.get(user)
+        if meter is None:
+            if len(self._meters) >= MAX_METERS:
+                del self._meters[next(iter(self._meters))]
+            meter = self._meters[user] = Meter(self._book, user)
+        return meter
