@@ -85,8 +85,9 @@ class _Packed(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> LoadFileScheduling | None:
-    return _Packed(config) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    # With xdist's log: without it each turn of the scheduler is printed.
+    return _Packed(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

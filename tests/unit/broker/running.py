@@ -159,6 +159,7 @@ class Running:
             self._stopped = True
             self.broker.finalize()
             self.broker.close()
+            self.mailbox.close()
 
 
 Start = Callable[..., Running]
