@@ -395,7 +395,7 @@ def test_a_frame_just_below_the_limit_is_served(broker: RunningBroker, raw: Raw)
 
 
 @pytest.mark.parametrize(
-    ("api_key", "version"), [(999, 3), (60, 1), (1, 0), (1, 3), (1, 17), (2, 0), (3, 0), (3, 9)]
+    ("api_key", "version"), [(999, 3), (60, 3), (1, 0), (1, 3), (1, 18), (2, 0), (3, 14)]
 )
 def test_what_is_not_offered_closes_the_connection_and_the_log_says_so(
     broker: RunningBroker, raw: Raw, api_key: int, version: int
@@ -411,20 +411,31 @@ def test_versions_of_api_versions_that_are_not_served_are_answered(raw: Raw) -> 
     supported = decode(ApiVersionsResponse, ApiKey.API_VERSIONS, 0, raw.ask(ApiKey.API_VERSIONS, 9))
     assert supported.error_code == ErrorCode.UNSUPPORTED_VERSION
     ranges = {api.api_key: (api.min_version, api.max_version) for api in supported.api_keys}
-    assert ranges[ApiKey.PRODUCE] == (0, 8)
-    assert ranges[ApiKey.FETCH] == (4, 11)
-    assert ranges[ApiKey.METADATA] == (1, 8), "version 12 stays private"
+    assert ranges[ApiKey.PRODUCE] == (0, 12)
+    assert ranges[ApiKey.FETCH] == (4, 17)
+    assert ranges[ApiKey.METADATA] == (0, 13)
     assert ApiKey.MIRROR_APPEND not in ranges
 
 
-@pytest.mark.parametrize(
-    ("api_key", "version"), [(0, 7), (1, 11), (2, 5), (3, 8), (9, 5), (10, 2), (19, 4), (20, 3), (22, 1)]
-)
+MALFORMED = b"\x7f\xff\xff"
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(1, 11), (9, 5), (10, 2), (22, 1)])
 def test_a_body_that_does_not_fit_is_answered_and_the_connection_goes_on(
     raw: Raw, api_key: int, version: int
 ) -> None:
-    raw.ask(api_key, version, b"\x7f\xff\xff")
+    raw.ask(api_key, version, MALFORMED)
     assert raw.ask(ApiKey.API_VERSIONS, 0)
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(0, 7), (2, 5), (3, 8), (3, 9), (19, 4), (20, 3)])
+def test_a_body_that_does_not_fit_closes_the_connection_where_no_response_could_say_so(
+    broker: RunningBroker, raw: Raw, api_key: int, version: int
+) -> None:
+    raw.send(api_key, version, MALFORMED)
+    assert raw.file.read(1) == b""
+    name = ApiKey(api_key).name.lower()
+    wait_until("a line", lambda: f"{name} v{version} is refused with INVALID_REQUEST" in broker.process.output)
 
 
 def test_transactions_are_refused_clearly(raw: Raw) -> None:
