@@ -435,7 +435,9 @@ def test_a_body_that_does_not_fit_closes_the_connection_where_no_response_could_
     raw.send(api_key, version, MALFORMED)
     assert raw.file.read(1) == b""
     name = ApiKey(api_key).name.lower()
-    wait_until("a line", lambda: f"{name} v{version} is refused with INVALID_REQUEST" in broker.process.output)
+    wait_until(
+        "a line", lambda: f"{name} v{version} is refused with INVALID_REQUEST" in broker.process.output
+    )
 
 
 def test_transactions_are_refused_clearly(raw: Raw) -> None:
