@@ -145,7 +145,7 @@ def test_the_image_runs_millrace_as_a_user_without_rights(image: Image) -> None:
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_registry_in_the_image_answers_and_ends(image: Image) -> None:
+def test_a_registry_in_the_image_answers(image: Image) -> None:
     port = free_port()
     words = ("--listen", f"127.0.0.1:{port}", "--database-url", "sqlite:////var/lib/millrace/registry.db")
     command = image.running("timeout", "--kill-after=5", "300", "millrace", "registry", *words)
