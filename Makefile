@@ -100,7 +100,7 @@ bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchm
 bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
 	$(BIN)/python -m tests.bench.load $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
 
-bench-audit: setup ## What the audit costs a producer, a reader and the auditor, and its page: docs/benchmarks.md (7 min) [EVENTS=n]
+bench-audit: setup ## What the audit costs a producer, a reader and the auditor, and its page: docs/benchmarks.md (2 min) [EVENTS=n]
 	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))
 	$(BIN)/python -m tests.bench.bench_auditor
 	$(BIN)/python -m tests.bench.bench_console --page
