@@ -196,7 +196,7 @@ def test_tasks_link_to_the_audit_the_manifest_and_spark(auditor: Auditor) -> Non
     link = ManifestLink().get_link(publish, ti_key=key)
     assert link.startswith("/millrace/millrace_default/manifest?path=PageView%2Fpublications%2F0000000012")
     load = LoadTopicOperator(task_id="l", topics="PageView")
-    load.finish([{"topic": "PageView", "load": 7}], {})
+    load.finish([{"topic": "PageView", "load": 7, "rows": 5}], {})
     assert ManifestLink().get_link(load, ti_key=key).endswith("PageView%2Floads%2F0000000007.json")
     assert AuditLink().get_link(load, ti_key=key) == "/millrace/millrace_default/console"
     assert SparkLink().get_link(load, ti_key=key) == "http://master:8080"
