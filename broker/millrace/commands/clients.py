@@ -152,9 +152,7 @@ def consume(
     With --registry an Avro value is a line of JSON. What is no Avro message is shown as it is. A schema of
     another subject than the topic's is named once, on standard error.
 
-    Example: millrace consume PageView --last 100 --until-end
-
-    Example: millrace consume PageView --from-beginning --until-end --registry http://127.0.0.1:8081
+    Example: millrace consume PageView --last 100 --until-end --registry http://127.0.0.1:8081
     """
     if offset is not None and (partition is None or from_beginning):
         raise click.UsageError("--offset needs --partition, and goes without --from-beginning")

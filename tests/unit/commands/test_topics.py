@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from millrace.client.cluster_client import TopicMetadata
 from millrace.commands import topics as command
 from millrace.commands.groups import _positions
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, TopicAuthorizationFailed
 from millrace.wire.admin_messages import ConfigSource, DescribedConfig
 
 
@@ -38,6 +38,9 @@ class Answers:
         if partitions is None or 1 in partitions:
             raise MillraceError("nobody leads PageView-1 (gave up after 10 s)")
         return {0: 100 if timestamp == -2 else 900}
+
+    def fetch(self, topic: str, offsets: dict[int, int], **_: object) -> None:
+        raise TopicAuthorizationFailed(f"no right to read {topic}")
 
 
 @pytest.fixture(autouse=True)
@@ -105,10 +108,10 @@ def test_scripts_get_the_same_as_json() -> None:
     }
 
 
-def test_a_group_is_described_though_a_partition_has_no_leader() -> None:
+def test_a_group_is_described_though_one_partition_may_not_be_read_and_one_has_no_leader() -> None:
     client: Any = Answers()
     rows = _positions(client, {("PageView", 0): 300, ("PageView", 1): 7}, {})
-    assert [(row.committed, row.high_watermark, row.lag_bytes) for row in rows] == [
-        (300, 900, 600),
-        (7, None, None),
+    assert [(row.committed, row.high_watermark, row.lag_bytes, row.lag_messages) for row in rows] == [
+        (300, 900, 600, None),
+        (7, None, None, None),
     ]
