@@ -21,6 +21,7 @@ from millrace.metrics.lag import GroupOffsets
 from millrace.mirror.states import MirrorStates, State
 from millrace.server.loop import Server
 from millrace.server.request import OTHER_API
+from millrace.server.statistics import MAX_VERSION
 from millrace.wire.messages import ApiKey
 
 PREFIX = "millrace_broker_"
@@ -31,7 +32,7 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "connections_accepted": (_COUNTER, "Connections that clients opened.", ()),
     "connections_refused": (_COUNTER, "Of them, closed at once by a limit.", ()),
     "connections_closed": (_COUNTER, "Closed later by a limit.", ("limit",)),
-    "requests": (_COUNTER, "Requests, by API.", ("api",)),
+    "requests": (_COUNTER, "Requests, by API and version.", ("api", "version")),
     "request_errors": (
         _COUNTER,
         "Errors in answers, by API and code; a request about several partitions may have several.",
@@ -127,9 +128,19 @@ class Numbers(Collector):
 
     def _requests(self) -> Iterator[Metric]:
         apis = [
-            ((_api(key),), api) for key, api in sorted(self.server.statistics.apis.items()) if api.requests
+            ((_api(key),), api)
+            for key, api in sorted(self.server.statistics.apis.items())
+            if any(api.requests)
         ]
-        yield _metrics("requests", [(name, api.requests) for name, api in apis])
+        yield _metrics(
+            "requests",
+            [
+                ((*name, _version(version)), count)
+                for name, api in apis
+                for version, count in enumerate(api.requests)
+                if count
+            ],
+        )
         errors = sorted(self.server.errors.copy().items())
         yield _metrics("request_errors", [((_api(key), _error(code)), n) for (key, code), n in errors])
         yield _metrics("request_seconds", [(name, api.latency) for name, api in apis])
@@ -214,6 +225,10 @@ def _buckets(histogram: Histogram) -> list[tuple[str, int]]:
 
 def _api(key: int) -> str:
     return "unknown" if key == OTHER_API else ApiKey(key).name.lower()
+
+
+def _version(version: int) -> str:
+    return str(version) if version <= MAX_VERSION else "higher"
 
 
 def _error(code: int) -> str:

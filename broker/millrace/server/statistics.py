@@ -1,4 +1,4 @@
-"""What clients asked for: how often by API, and how long an answer took. Plain numbers for metrics to read.
+"""What clients asked for: how often by API and version, and how long an answer took, for metrics to read.
 
 Every request is counted. One request of an API at a time is timed, and at most a hundred in a second: reading
 the clock for each would cost more than the rest of this file. The time runs from the turn that read the
@@ -15,13 +15,16 @@ from millrace.server.request import OTHER_API, Request
 from millrace.wire.messages import ApiKey
 
 TIMED_EVERY_S = 0.01
+MAX_VERSION = 30
+"""The highest version that is counted by itself, so that clients cannot make up any number of them."""
 
 
 @dataclass(slots=True)
 class ApiStatistics:
     """One API's numbers."""
 
-    requests: int = 0
+    requests: list[int] = field(default_factory=lambda: [0] * (MAX_VERSION + 2))
+    """By version; the last number counts all higher ones."""
     latency: Histogram = field(default_factory=Histogram)
     timed: Request | None = None
     since: float = 0.0
@@ -38,7 +41,7 @@ class Statistics:
     def served(self, request: Request, now: float) -> None:
         """Count a request that was handed over in the turn that began `now`."""
         api = self.apis.get(request.api_key) or self.apis[OTHER_API]
-        api.requests += request.count
+        api.requests[request.api_version if 0 <= request.api_version <= MAX_VERSION else -1] += request.count
         if api.timed is None and api.timed_at <= now:
             api.timed, api.since = request, now
             self._timing.append(api)

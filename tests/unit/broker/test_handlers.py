@@ -245,12 +245,13 @@ def test_an_error_of_each_partition_is_counted_whatever_api_says_it(broker: Brok
     assert client.errors == {(ApiKey.LIST_OFFSETS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION): 2}
 
 
-def test_requests_are_counted_by_api_whatever_clients_make_up() -> None:
+def test_requests_are_counted_by_api_and_version_whatever_clients_make_up() -> None:
     statistics, client = Statistics(), FakeClient()
-    for api_key in [*range(1000, 3000), ApiKey.FETCH]:
-        statistics.served(Request(client, api_key, 0, 1, memoryview(b"")), 0.0)
-    found = {key: api.requests for key, api in statistics.apis.items() if api.requests}
-    assert found == {-1: 2000, ApiKey.FETCH: 1}
+    made_up = [(api_key, 0) for api_key in range(1000, 3000)]
+    for api_key, version in [*made_up, *((ApiKey.FETCH, version) for version in (-1, 4, 30, 31, 0x7FFF))]:
+        statistics.served(Request(client, api_key, version, 1, memoryview(b"")), 0.0)
+    found = {key: api.requests for key, api in statistics.apis.items() if any(api.requests)}
+    assert found == {-1: [2000, *[0] * 31], ApiKey.FETCH: [*[0] * 4, 1, *[0] * 25, 1, 3]}
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(999, 0), (ApiKey.FETCH, 3), (ApiKey.METADATA, 9), (2, 0)])
