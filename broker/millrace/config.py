@@ -327,6 +327,11 @@ class BrokerConfig(ClientLimits):
     log_dir: str = "./data"
     default_partitions: int = 4
     """Partitions of a topic that is created without a number."""
+    default_replicas: int = 1
+    """Replicas of each partition, of a topic that is created without a number."""
+    rack: str = ""
+    """What this broker shares with those that fail together with it, such as a power supply: a partition's
+    replicas go to as many racks as there are. Empty: it fails alone."""
     auto_create_topics: bool = False
     """Create a topic when a client asks for one that is not there and allows it. Off: a mistyped name is an
     error, not a new topic that collects messages nobody reads."""
@@ -360,6 +365,8 @@ class BrokerConfig(ClientLimits):
 
     def __post_init__(self) -> None:
         ClientLimits.__post_init__(self)
+        if self.default_replicas < 1:
+            raise ConfigError("default_replicas must be at least 1")
         if self.listeners and self.listen != DEFAULT_LISTEN:
             raise ConfigError("`listen` and [listeners] cannot both be: make the address one more listener")
         if self.metrics_tls and not (self.metrics_listen and self.tls.certificate):

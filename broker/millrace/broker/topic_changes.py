@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_settings import check_topic_settings
+from millrace.coordination.placement import Replicas
 from millrace.coordination.state import TopicState, check_topic_name, new_topic, with_partitions
-from millrace.errors import InvalidPartitions, RequestTimedOut, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.errors import (
+    InvalidPartitions,
+    InvalidRequest,
+    RequestTimedOut,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from millrace.replication.state import with_minimum
 from millrace.storage.partition_log import PartitionLog
 
 OPENING_SECONDS = 30.0
@@ -26,33 +34,52 @@ def create_topic(
     partitions: int,
     settings: Mapping[str, str],
     *,
+    replicas: int = -1,
+    assigned: Sequence[Replicas] = (),
     validate_only: bool = False,
     timeout_s: float = OPENING_SECONDS,
 ) -> None:
-    """Create a topic (-1: the default number of partitions); those led here are open on return."""
+    """Create a topic (-1: the default numbers of partitions, of replicas); those led here are open on return.
+
+    `assigned` says which brokers have the replicas of each partition; both numbers are its own, then.
+    """
     check_topic_name(name)
-    check_topic_settings(broker.config, settings)
-    count = broker.config.default_partitions if partitions == -1 else partitions
+    if assigned and (partitions, replicas) != (-1, -1):
+        raise InvalidRequest("a topic has numbers of partitions and replicas, or brokers for each")
+    count = len(assigned) or (broker.config.default_partitions if partitions == -1 else partitions)
     if count < 1:
         raise InvalidPartitions(f"topic {name} cannot have {count} partitions")
     _check_limit(broker, name, count)
+    cluster, factor = broker.cluster, broker.config.default_replicas if replicas == -1 else replicas
+    planned = new_topic(
+        name, count, settings, cluster.brokers, cluster.topics, replicas=factor, assigned=assigned
+    )
+    check_topic_settings(broker.config, settings, planned.fewest_replicas)
     if validate_only:
-        if name in broker.cluster.topics:
+        if name in cluster.topics:
             raise TopicAlreadyExists(f"topic {name} exists already")
-        new_topic(name, count, settings, sorted(broker.cluster.brokers), broker.cluster.topics)
         return
-    broker.cluster.create_topic(name, count, settings)
+    cluster.create_topic(name, count, settings, replicas=factor, assigned=assigned)
     _wait_until_open(broker, name, timeout_s)
 
 
 def add_partitions(
-    broker: Broker, name: str, count: int, *, validate_only: bool = False, timeout_s: float = OPENING_SECONDS
+    broker: Broker,
+    name: str,
+    count: int,
+    *,
+    assigned: Sequence[Replicas] = (),
+    validate_only: bool = False,
+    timeout_s: float = OPENING_SECONDS,
 ) -> None:
-    """Give a topic `count` partitions in all; the new ones led here are open on return."""
+    """Give a topic `count` partitions in all; the new ones led here are open on return.
+
+    `assigned` says which brokers have the replicas of each new one.
+    """
     _check_limit(broker, name, count)
 
     def change(topic: TopicState) -> TopicState:
-        return with_partitions(topic, count, sorted(broker.cluster.brokers), broker.cluster.topics)
+        return with_partitions(topic, count, broker.cluster.brokers, broker.cluster.topics, assigned)
 
     if validate_only:
         change(_topic(broker, name))
@@ -72,8 +99,12 @@ def alter_topic(
 
     def change(topic: TopicState) -> TopicState:
         settings = alter(topic.settings)
-        check_topic_settings(broker.config, settings)
-        return dataclasses.replace(topic, settings=settings)
+        check_topic_settings(broker.config, settings, topic.fewest_replicas)
+        changed = dataclasses.replace(topic, settings=settings)
+        partitions = {
+            number: with_minimum(state, changed.minimum(number)) for number, state in topic.partitions.items()
+        }
+        return dataclasses.replace(changed, partitions=partitions)
 
     if validate_only:
         change(_topic(broker, name))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.config import BrokerConfig, LogConfig
-from millrace.coordination.state import TopicState
+from millrace.coordination.state import MIN_INSYNC_REPLICAS, TopicState, default_minimum
 from millrace.errors import BrokerError, ErrorCode
 from millrace.wire.admin_messages import ORIGINS, ConfigSource, ConfigType, DescribedConfig
 
@@ -69,14 +69,21 @@ FIXED: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
     "message.timestamp.type": "CreateTime",
-    "min.insync.replicas": "1",
 }
 """What Millrace does in any case; clients may say so, but not ask for anything else."""
 
 
-def check_topic_settings(broker: BrokerConfig, settings: Mapping[str, str]) -> None:
-    """Refuse settings that a topic cannot be given; InvalidTopicConfig is one line that names the setting."""
-    for name, value in _values(settings).items():
+def check_topic_settings(broker: BrokerConfig, settings: Mapping[str, str], replicas: int) -> None:
+    """Refuse settings that a topic, whose partitions have that many replicas at least, cannot be given.
+
+    InvalidTopicConfig is one line that names the setting.
+    """
+    values = _values(settings)
+    if int(settings.get(MIN_INSYNC_REPLICAS, 1)) > replicas:
+        raise InvalidTopicConfig(
+            f"{MIN_INSYNC_REPLICAS}={settings[MIN_INSYNC_REPLICAS]}: a partition has {replicas} replicas"
+        )
+    for name, value in values.items():
         setting = SETTINGS[name]
         largest = setting.largest(broker)
         if value is not None and value > largest:
@@ -98,26 +105,33 @@ def topic_log_config(broker: BrokerConfig, settings: Mapping[str, str]) -> LogCo
 
 
 def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
-    """The numbers among a topic's settings, None for no limit; InvalidTopicConfig for what cannot be."""
+    """Those of a topic's settings that its logs are kept by, None for no limit; InvalidTopicConfig for what
+    cannot be."""
     values: dict[str, int | None] = {}
     for name, text in settings.items():
         if name in FIXED:
             if text != FIXED[name]:
                 raise InvalidTopicConfig(f"{name}={text}: only {FIXED[name]} is supported")
             continue
-        if name not in SETTINGS:
-            raise InvalidTopicConfig(f"unknown topic setting {name!r}; known: {', '.join(SETTINGS)}")
-        setting = SETTINGS[name]
+        if not is_setting(name):
+            known = ", ".join((*SETTINGS, MIN_INSYNC_REPLICAS))
+            raise InvalidTopicConfig(f"unknown topic setting {name!r}; known: {known}")
         if not re.fullmatch(r"-?[0-9]{1,30}", text):
             raise InvalidTopicConfig(f"{name}={text!r} is not a number")
-        value = int(text)
-        if setting.unlimited and value == -1:
+        value, setting = int(text), SETTINGS.get(name)
+        smallest = 1 if setting is None else setting.smallest
+        if setting is not None and setting.unlimited and value == -1:
             values[name] = None
-        elif value < setting.smallest:
-            raise InvalidTopicConfig(f"{name}={text}: at least {setting.smallest}")
-        else:
+        elif value < smallest:
+            raise InvalidTopicConfig(f"{name}={text}: at least {smallest}")
+        elif setting is not None:
             values[name] = value
     return values
+
+
+def is_setting(name: str) -> bool:
+    """True for what a topic may be given, if only what Millrace does in any case."""
+    return name in SETTINGS or name in FIXED or name == MIN_INSYNC_REPLICAS
 
 
 def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedConfig]:
@@ -131,6 +145,12 @@ def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedCo
         if name in topic.settings:
             synonyms.insert(0, (name, topic.settings[name], ConfigSource.TOPIC))
         yield _described(name, synonyms, ConfigType.LONG, setting.documentation, read_only=False)
+    synonyms = [(MIN_INSYNC_REPLICAS, str(default_minimum(topic.fewest_replicas)), ConfigSource.DEFAULT)]
+    if MIN_INSYNC_REPLICAS in topic.settings:
+        own = topic.settings[MIN_INSYNC_REPLICAS]
+        synonyms.insert(0, (MIN_INSYNC_REPLICAS, own, ConfigSource.TOPIC))
+    words = "Messages are committed, and shown, while so many replicas are in sync."
+    yield _described(MIN_INSYNC_REPLICAS, synonyms, ConfigType.INT, words, read_only=False)
     for name, value in FIXED.items():
         synonyms = [(name, value, ConfigSource.DEFAULT)]
         yield _described(name, synonyms, ConfigType.STRING, "There is no other value.")

@@ -16,6 +16,7 @@ import click
 from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, load
 from millrace.coordination.acls import AclStore
+from millrace.coordination.brokers import PROTOCOL
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
 from millrace.coordination.quotas import QuotaStore
@@ -81,6 +82,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         config.cluster,
         session_timeout_ms=config.session_timeout_ms,
         identity=config.zookeeper_identity,
+        default_replicas=config.default_replicas,
     )
     try:
         users = _users(config, cluster, listeners)
@@ -103,10 +105,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         server.listen()
         first = listeners[0]
         told = {listener.name: listener.advertised for listener in listeners}
+        own = BrokerAddress(*first.advertised, told, config.rack, directory, PROTOCOL)
         # Last: clients may come at once.
-        cluster.register_broker(
-            config.broker_id, BrokerAddress(*first.advertised, told), (first.host, first.port), directory
-        )
+        cluster.register_broker(config.broker_id, own, (first.host, first.port))
         # Until here nothing has to be ended.
         read_again = certificates.read_again if certificates is not None else None
         stop_on_signals(partial(_stop, mirror, mailbox, server), read_again=read_again)

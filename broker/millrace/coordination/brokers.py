@@ -17,14 +17,17 @@ from millrace.coordination.session import Session
 from millrace.coordination.state import MAX_ENTRY_BYTES, BrokerAddress
 from millrace.records.topic_partition import TopicPartition
 
+PROTOCOL = 1
+"""What brokers of this release speak with each other; REPLICATING once they copy partitions."""
 Record = Mapping[str, Any]
 """What a broker's node holds, as JSON: drawn in cluster.py."""
 
 
 def address_in(record: Record) -> BrokerAddress:
-    """Where a broker is, as its record says."""
+    """Where a broker is, and the rest, as its record says."""
     listeners = {name: (host, port) for name, (host, port) in record.get("listeners", {}).items()}
-    return BrokerAddress(record["host"], record["port"], listeners)
+    place = (record.get("rack", ""), record.get("directory", ""), record.get("protocol", 1))
+    return BrokerAddress(record["host"], record["port"], listeners, *place)
 
 
 def stored_partitions(partitions: Iterable[TopicPartition]) -> dict[str, object]:

@@ -11,6 +11,7 @@ missing: a ZooKeeper that was wiped or holds another cluster is refused, an unre
                                               "listeners": {name: [host, port]} for clients of each,
                                               "bound": [host, port] that it has on its machine,
                                               "directory": id of its log directory,
+                                              "rack", "protocol": see state.BrokerAddress,
                                               "machine", "boot": id of this registration,
                                               "partitions", "topics": see brokers.stored_partitions}
     /<cluster>/topics/<topic>    persistent  see state.py
@@ -33,6 +34,7 @@ from kazoo.client import KazooState
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.coordination.brokers import Presence, Record, Registration, listens, register, stored_partitions
+from millrace.coordination.placement import Replicas
 from millrace.coordination.session import OPERATION_SECONDS, Session
 from millrace.coordination.state import (
     BrokerAddress,
@@ -57,8 +59,8 @@ class Cluster:
     brokers: Mapping[int, BrokerAddress]
     topics: Mapping[str, TopicState]
 
-    def __init__(self, session: Session, cluster: str) -> None:
-        self.session, self.name = session, cluster
+    def __init__(self, session: Session, cluster: str, default_replicas: int = 1) -> None:
+        self.session, self.name, self._default_replicas = session, cluster, default_replicas
         self.brokers, self.topics, self.cluster_id = {}, {}, ""
         self._client, self._call = session.client, session.call
         self._id, self._ids, self._topics = (f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics"))
@@ -80,9 +82,14 @@ class Cluster:
         session_timeout_ms: int = 6000,
         create: bool = True,
         identity: str = "",
+        default_replicas: int = 1,
     ) -> Cluster:
-        """Its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there."""
-        self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms, identity=identity), cluster)
+        """Its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there.
+
+        The first mirrored partitions of a topic get `default_replicas`.
+        """
+        session = Session.connect(zookeeper, timeout_ms=session_timeout_ms, identity=identity)
+        self = cls(session, cluster, default_replicas)
         try:
             if not create and self.session.get(self._id) is None:
                 raise MillraceError(
@@ -134,17 +141,13 @@ class Cluster:
     # Brokers
 
     def register_broker(
-        self,
-        broker_id: int,
-        address: BrokerAddress,
-        bound: tuple[str, int] | None = None,
-        directory: str = "",
+        self, broker_id: int, address: BrokerAddress, bound: tuple[str, int] | None = None
     ) -> None:
         """List this broker as alive at an address it listens on already; stays so after lost sessions.
 
-        `bound` is the address on this machine, if that is another one; `directory` its log directory's id, if
-        it has one. MillraceError when a live broker holds the broker's id. What a dead one left is taken
-        over: at once when it ran on this machine, else when its session has expired.
+        `bound` is the address on this machine, if that is another one. MillraceError when a live broker holds
+        the broker's id. What a dead one left is taken over: at once when it ran on this machine, else when
+        its session has expired.
         """
         host, port = address.host, address.port
         own = {
@@ -152,7 +155,9 @@ class Cluster:
             "port": port,
             "listeners": {name: list(at) for name, at in address.listeners.items()},
             "bound": list(bound or (host, port)),
-            "directory": directory,
+            "directory": address.directory,
+            "rack": address.rack,
+            "protocol": address.protocol,
             "machine": socket.gethostname(),
             "boot": uuid.uuid4().hex,
         }
@@ -193,15 +198,25 @@ class Cluster:
 
     # Topics
 
-    def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> TopicState:
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        settings: Mapping[str, str],
+        *,
+        replicas: int = 1,
+        assigned: Sequence[Replicas] = (),
+    ) -> TopicState:
         """A new topic, its partitions spread over the live brokers.
 
-        Raises InvalidTopic, InvalidPartitions, TopicAlreadyExists or NoLiveBroker. A topic of mirrored
-        partitions starts with none: `allocate_mirrors` adds them.
+        Raises InvalidTopic, TopicAlreadyExists, or what `new_topic` raises. A topic of mirrored partitions
+        starts with none: `allocate_mirrors` adds them.
         """
         check_topic_name(name)
         self._check_identity()
-        topic = new_topic(name, partitions, settings, sorted(self.brokers), self.topics)
+        topic = new_topic(
+            name, partitions, settings, self.brokers, self.topics, replicas=replicas, assigned=assigned
+        )
         try:
             self._call(self._client.create_async, self._topic(name), encode_topic(topic))
         except NodeExistsError:
@@ -249,7 +264,14 @@ class Cluster:
         """
 
         def add(state: TopicState) -> TopicState:
-            return with_mirrors(state, origins, sorted(self.brokers), self.topics, recreated=recreated)
+            return with_mirrors(
+                state,
+                origins,
+                self.brokers,
+                self.topics,
+                replicas=self._default_replicas,
+                recreated=recreated,
+            )
 
         while True:
             try:

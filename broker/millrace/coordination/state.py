@@ -26,17 +26,28 @@ import dataclasses
 import json
 import re
 import uuid
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
-from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLiveBroker, PolicyViolation
+from millrace.coordination.placement import Replicas, place
+from millrace.errors import (
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    InvalidTopic,
+    MillraceError,
+    NoLiveBroker,
+    PolicyViolation,
+)
 from millrace.records.mirror_position import Origin
 
 FORMAT_VERSION, REPLICATED_VERSION = 1, 2
 NO_LEADER = -1
+REPLICATING = 2
+"""The protocol of brokers that copy partitions of each other."""
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
 MAX_ENTRY_BYTES = 1_000_000
 """ZooKeeper takes requests of 1 MiB at most; a partition needs about 90 bytes, a mirrored one 220. With three
 replicas each needs 90 more."""
@@ -48,12 +59,18 @@ class OriginRecreated(PolicyViolation):
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where clients reach a broker: those that do not care for its listeners, and those of each."""
+    """A live broker: where clients reach it, and what says which replicas it may have."""
 
     host: str
     port: int
     listeners: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """(host, port) by the listener's name; empty for a broker of a version without names."""
+    rack: str = ""
+    """What it shares with the brokers that fail together with it; empty where nobody has said so."""
+    directory: str = ""
+    """The id of its log directory."""
+    protocol: int = 1
+    """What it speaks with other brokers; REPLICATING and above copies partitions."""
 
     def at(self, listener: str) -> tuple[str, int] | None:
         """Where clients of the listener of that name reach it; None when it has none."""
@@ -90,6 +107,16 @@ class TopicState:
     settings: Mapping[str, str]
     partitions: Mapping[int, PartitionState]
 
+    def minimum(self, number: int) -> int:
+        """How many in-sync replicas the partition needs to commit anything: its `min.insync.replicas`."""
+        own = self.settings.get(MIN_INSYNC_REPLICAS)
+        return default_minimum(len(self.partitions[number].replicas)) if own is None else int(own)
+
+    @property
+    def fewest_replicas(self) -> int:
+        """The fewest that one of its partitions has; 1 while it has no partitions."""
+        return min((len(state.replicas) for state in self.partitions.values()), default=1)
+
     def targets(self) -> dict[Origin, int]:
         """Every mirrored origin partition and the partition that mirrors it."""
         return {state.origin: number for number, state in self.partitions.items() if state.origin is not None}
@@ -111,6 +138,11 @@ class TopicState:
         return None
 
 
+def default_minimum(replicas: int) -> int:
+    """`min.insync.replicas` of a topic that does not say it."""
+    return 1 if replicas <= 2 else 2
+
+
 def check_topic_name(name: str) -> None:
     """InvalidTopic unless Kafka, too, would take the name."""
     if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
@@ -123,29 +155,40 @@ def new_topic(
     name: str,
     partitions: int,
     settings: Mapping[str, str],
-    brokers: Sequence[int],
+    brokers: Mapping[int, BrokerAddress],
     topics: Mapping[str, TopicState],
+    *,
+    replicas: int = 1,
+    assigned: Sequence[Replicas] = (),
 ) -> TopicState:
-    """A topic whose partitions go round the brokers, beginning with the one that leads the fewest."""
+    """A topic whose partitions go round the brokers, beginning with the one that leads the fewest.
+
+    `assigned` instead says itself which brokers have the replicas of each partition. InvalidPartitions,
+    NoLiveBroker, InvalidReplicationFactor or InvalidReplicaAssignment say why there is none.
+    """
     if partitions < 0:
         raise InvalidPartitions(f"topic {name} cannot have {partitions} partitions")
     empty = TopicState(name, uuid.uuid4(), dict(settings), {})
-    return _grown(empty, [None] * partitions, brokers, topics)
+    if assigned:
+        return _assigned(empty, assigned, len(assigned[0]), brokers)
+    return _placed(empty, [None] * partitions, replicas, brokers, topics)
 
 
 def with_mirrors(
     topic: TopicState,
     origins: Iterable[Origin],
-    brokers: Sequence[int],
+    brokers: Mapping[int, BrokerAddress],
     topics: Mapping[str, TopicState],
     *,
+    replicas: int = 1,
     recreated: bool = False,
 ) -> TopicState:
     """The topic with a partition for each origin that has none, led by brokers that lead the fewest of it.
 
-    OriginRecreated when one was mirrored under another topic id, unless `recreated` says so. PolicyViolation
-    when the topic has ordinary partitions, or when a partition is mirrored already under another name of its
-    cluster: a misspelt name would copy everything once more.
+    The first ones have that many `replicas`, later ones as many as the first. OriginRecreated when one was
+    mirrored under another topic id, unless `recreated` says so. PolicyViolation when the topic has ordinary
+    partitions, or when a partition is mirrored already under another name of its cluster: a misspelt name
+    would copy everything once more.
     """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
@@ -161,7 +204,7 @@ def with_mirrors(
                 " addresses lead to another cluster: check them; to go on with the new topic: millrace mirror"
                 " reset"
             )
-    return _grown(topic, missing, brokers, topics)
+    return _placed(topic, missing, _factor(topic) or replicas, brokers, topics)
 
 
 def _check_only_name(origin: Origin, mirrored: Iterable[Origin]) -> None:
@@ -174,45 +217,118 @@ def _check_only_name(origin: Origin, mirrored: Iterable[Origin]) -> None:
 
 
 def with_partitions(
-    topic: TopicState, count: int, brokers: Sequence[int], topics: Mapping[str, TopicState]
+    topic: TopicState,
+    count: int,
+    brokers: Mapping[int, BrokerAddress],
+    topics: Mapping[str, TopicState],
+    assigned: Sequence[Replicas] = (),
 ) -> TopicState:
-    """The topic with `count` partitions in all; each new one goes to the broker that leads the fewest of it.
+    """The topic with `count` partitions in all, new ones with as many replicas as those it has.
 
-    Raises InvalidPartitions when it has as many already, and PolicyViolation for a mirrored topic: its
-    partitions stand for those of its origins.
+    They go to the brokers that have the fewest of it, or where `assigned` says. Raises InvalidPartitions when
+    it has as many already, and PolicyViolation for a mirrored topic: its partitions stand for those of its
+    origins.
     """
     if not topic.partitions or any(state.origin is not None for state in topic.partitions.values()):
         raise PolicyViolation(f"topic {topic.name} is mirrored: give its origin more partitions")
-    if count <= len(topic.partitions):
+    missing = count - len(topic.partitions)
+    if missing <= 0:
         raise InvalidPartitions(f"topic {topic.name} has {len(topic.partitions)} partitions already")
-    return _grown(topic, [None] * (count - len(topic.partitions)), brokers, topics)
+    if not assigned:
+        return _placed(topic, [None] * missing, _factor(topic), brokers, topics)
+    if len(assigned) != missing:
+        raise InvalidReplicaAssignment(
+            f"topic {topic.name} gets {missing} more partitions, and brokers are named for {len(assigned)}"
+        )
+    return _assigned(topic, assigned, _factor(topic), brokers)
+
+
+def _factor(topic: TopicState) -> int:
+    """How many replicas new partitions of a topic get: as many as its first; 0 while it has none."""
+    return next((len(state.replicas) for _, state in sorted(topic.partitions.items())), 0)
+
+
+def _placed(
+    topic: TopicState,
+    origins: Sequence[Origin | None],
+    replicas: int,
+    brokers: Mapping[int, BrokerAddress],
+    topics: Mapping[str, TopicState],
+) -> TopicState:
+    """The topic with one more partition for each of `origins`, on brokers that `place` picks."""
+    if not origins:
+        return topic
+    if not brokers:
+        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
+    if not 1 <= replicas <= len(brokers):
+        raise InvalidReplicationFactor(
+            f"topic {topic.name} cannot have {replicas} replicas: it has one on each broker at most, and"
+            f" {len(brokers)} are alive"
+        )
+    here, everywhere = _replicas([topic]), _replicas(topics.values())
+    racks = {broker: address.rack for broker, address in brokers.items()}
+    return _grown(topic, origins, place(len(origins), replicas, racks, here, everywhere), brokers)
+
+
+def _replicas(topics: Iterable[TopicState]) -> list[Replicas]:
+    return [state.replicas for topic in topics for state in topic.partitions.values()]
+
+
+def _assigned(
+    topic: TopicState, assigned: Sequence[Replicas], factor: int, brokers: Mapping[int, BrokerAddress]
+) -> TopicState:
+    """The topic with one more partition for each of `assigned`, on the brokers it names."""
+    for replicas in assigned:
+        check_assigned(topic.name, replicas, brokers)
+        if len(replicas) != factor:
+            raise InvalidReplicaAssignment(
+                f"all partitions of topic {topic.name} have {factor} replicas, not {len(replicas)}"
+            )
+    return _grown(topic, [None] * len(assigned), assigned, brokers)
+
+
+def check_assigned(topic: str, replicas: Replicas, brokers: Collection[int]) -> None:
+    """InvalidReplicaAssignment unless a partition can have its replicas on these brokers."""
+    if not replicas or len(set(replicas)) < len(replicas):
+        raise InvalidReplicaAssignment(
+            f"a partition of topic {topic} has replicas on one or more brokers, none twice; not on"
+            f" {list(replicas)}"
+        )
+    if away := sorted(set(replicas) - set(brokers)):
+        raise InvalidReplicaAssignment(
+            f"no broker {away[0]} is alive to hold topic {topic}; alive: {sorted(brokers)}"
+        )
 
 
 def _grown(
     topic: TopicState,
     origins: Sequence[Origin | None],
-    brokers: Sequence[int],
-    topics: Mapping[str, TopicState],
+    placed: Sequence[Replicas],
+    brokers: Mapping[int, BrokerAddress],
 ) -> TopicState:
-    """The topic with one more partition for each of `origins`; leaders of those it has do not move.
+    """The topic with one more partition for each of `origins`; those it has stay where they are.
 
-    A new partition goes to the live broker that leads the fewest of the topic; of several such brokers, to
-    one that leads the fewest in all, so that a broker which joined lately comes first.
+    Several replicas are all in sync, as nothing is committed yet, and elect the first of them to lead.
     """
-    if origins and not brokers:
-        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
-    here, everywhere = _leaders([topic]), _leaders(topics.values())
     partitions = dict(topic.partitions)
-    for number, origin in enumerate(origins, max(partitions, default=-1) + 1):
-        leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
-        partitions[number] = PartitionState(leader, (leader,), {leader: ""}, 0, origin)
-        here[leader] += 1
-        everywhere[leader] += 1
+    first = max(partitions, default=-1) + 1
+    for number, (origin, replicas) in enumerate(zip(origins, placed, strict=True), first):
+        if len(replicas) == 1:
+            partitions[number] = PartitionState(replicas[0], replicas, {replicas[0]: ""}, 0, origin)
+            continue
+        check_replicating(brokers)
+        directories = {broker: brokers[broker].directory for broker in replicas}
+        partitions[number] = PartitionState(NO_LEADER, replicas, directories, 0, origin)
     return dataclasses.replace(topic, partitions=partitions)
 
 
-def _leaders(topics: Iterable[TopicState]) -> Counter[int]:
-    return Counter(partition.leader for topic in topics for partition in topic.partitions.values())
+def check_replicating(brokers: Mapping[int, BrokerAddress]) -> None:
+    """InvalidReplicationFactor unless every live broker knows partitions with several replicas."""
+    old = sorted(broker for broker, address in brokers.items() if address.protocol < REPLICATING)
+    if old:
+        raise InvalidReplicationFactor(
+            f"a partition has one replica while a broker runs that does not copy: upgrade broker {old[0]}"
+        )
 
 
 def encode_topic(topic: TopicState) -> bytes:

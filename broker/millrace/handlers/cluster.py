@@ -47,8 +47,8 @@ def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.De
         cluster_id=cluster.cluster_id,
         controller_id=min(live, default=-1),
         brokers=tuple(
-            messages.DescribeClusterResponse.Broker(broker_id=number, host=host, port=port)
-            for number, (host, port) in live.items()
+            messages.DescribeClusterResponse.Broker(broker_id=number, **broker._asdict())
+            for number, broker in live.items()
         ),
     )
 

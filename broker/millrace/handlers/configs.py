@@ -150,7 +150,7 @@ def _changed(settings: Settings, configs: Sequence[Config]) -> Settings:
         if operation == messages.ConfigOperation.SET:
             changed[name] = _value(config)
         elif operation == messages.ConfigOperation.DELETE:
-            if not (name in changed or name in topic_settings.SETTINGS or name in topic_settings.FIXED):
+            if not (name in changed or topic_settings.is_setting(name)):
                 raise topic_settings.InvalidTopicConfig(f"unknown topic setting {name!r}")
             changed.pop(name, None)
         elif operation in (messages.ConfigOperation.APPEND, messages.ConfigOperation.SUBTRACT):

@@ -5,7 +5,7 @@ Brokers are where clients of the same listener find them; one without that liste
 A topic that is not there is created only if the request allows it, the broker is set to, and the name is
 legal: a client is told at once that no topic can have it, and does not ask for ever. A client without the
 right to describe a topic hears the same whether the topic is there or not; of all topics it hears of those it
-may describe. Left out: racks, authorized operations.
+may describe. Left out: authorized operations.
 
 ApiVersions, v0 to v4; the answer to any higher version is v0's with error 35 and the full list. Its response
 header is the old one at every version: the client does not know yet what the broker speaks. Left out:
@@ -114,8 +114,7 @@ class Metadata:
                     topics.append(_missing(broker, wanted, asked.allow_auto_topic_creation, access))
         return MetadataResponse(
             brokers=tuple(
-                MetadataResponse.Broker(node_id=number, host=host, port=port)
-                for number, (host, port) in live.items()
+                MetadataResponse.Broker(node_id=number, **broker._asdict()) for number, broker in live.items()
             ),
             cluster_id=cluster.cluster_id,
             controller_id=min(live, default=-1),  # any broker creates topics; the lowest id is as good as any
@@ -165,10 +164,21 @@ class Metadata:
         broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {}), created)
 
 
-def live_brokers(cluster: Cluster, listener: str) -> dict[int, tuple[str, int]]:
-    """Where clients of a listener find each broker; one without that listener counts as away."""
-    addresses = {number: address.at(listener) for number, address in cluster.brokers.items()}
-    return {number: address for number, address in addresses.items() if address is not None}
+class LiveBroker(NamedTuple):
+    """Where clients of one listener find a broker, and its rack if it has told one."""
+
+    host: str
+    port: int
+    rack: str | None
+
+
+def live_brokers(cluster: Cluster, listener: str) -> dict[int, LiveBroker]:
+    """The brokers as clients of a listener find them; one without that listener counts as away."""
+    return {
+        number: LiveBroker(*address, broker.rack or None)
+        for number, broker in cluster.brokers.items()
+        if (address := broker.at(listener)) is not None
+    }
 
 
 @lru_cache(maxsize=_CACHED_ANSWERS)

@@ -2,8 +2,8 @@
 
 Any broker takes changes; ZooKeeper decides who was first, and each broker deletes its own logs when it sees a
 topic gone. Partitions go round the live brokers, new ones also to those that joined later; leaders of the
-others do not move. A mirrored topic gets no partitions: its own stand for those of its origins.
-Left out: replication (one replica, so a factor of 1 or -1) and manual assignments.
+others do not move. A client may pick the brokers of each partition's replicas itself. A mirrored topic gets
+no partitions: its own stand for those of its origins.
 
 From v5 on CreateTopics tells a client that may see them a new topic's settings (KIP-525), from v7 on its id.
 DeleteTopics v6 takes names or ids (KIP-516); to a client that may not describe a topic its id tells no name.
@@ -51,13 +51,18 @@ def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTo
     request = call.request
 
     def create(topic: messages.CreateTopicsRequest.Topic) -> None:
-        if topic.replication_factor not in (-1, 1):
-            raise errors.InvalidReplicationFactor("a partition has one replica")
+        assigned = {one.partition_index: one.broker_ids for one in topic.assignments}
+        if sorted(assigned) != list(range(len(topic.assignments))):
+            raise errors.InvalidReplicaAssignment(
+                "the partitions with brokers named for them are not 0, 1, ..."
+            )
         create_topic(
             call.broker,
             topic.name,
             topic.num_partitions,
             {config.name: config.value for config in topic.configs if config.value is not None},
+            replicas=topic.replication_factor,
+            assigned=[replicas for _, replicas in sorted(assigned.items())],
             validate_only=request.validate_only,
             timeout_s=request.timeout / 1000,
         )
@@ -92,7 +97,7 @@ def _created(
         error_code=error_code,
         topic_id=topic.topic_id,
         num_partitions=len(topic.partitions),
-        replication_factor=1,
+        replication_factor=topic.fewest_replicas,
         configs=configs,
     )
 
@@ -113,6 +118,7 @@ def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.Create
             call.broker,
             topic.name,
             topic.count,
+            assigned=[one.broker_ids for one in topic.assignments or ()],
             validate_only=request.validate_only,
             timeout_s=request.timeout / 1000,
         )
@@ -135,8 +141,6 @@ def _change_each(
             raise rights.refusal(resource)
         if times[topic.name] > 1:
             raise errors.InvalidRequest(f"topic {topic.name} is named {times[topic.name]} times")
-        if topic.assignments:
-            raise errors.InvalidReplicaAssignment("partitions are placed by the brokers")
         change(topic)
 
     def outcome(topic: T) -> R:

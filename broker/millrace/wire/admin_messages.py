@@ -45,6 +45,7 @@ class ConfigSource(IntEnum):
 class ConfigType(IntEnum):
     BOOLEAN = 1
     STRING = 2
+    INT = 3
     LONG = 5
     LIST = 7
 

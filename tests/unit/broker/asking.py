@@ -46,10 +46,14 @@ class ChangingCluster(FakeCluster):
         self.deletions: list[str] = []
         """Topics that were asked to be deleted, there or not: each costs ZooKeeper several requests."""
 
-    def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> TopicState:
+    def create_topic(
+        self, name: str, partitions: int, settings: Mapping[str, str], **placed: Any
+    ) -> TopicState:
         if name in self.topics:
             raise TopicAlreadyExists(f"topic {name} exists already")
-        self.topics = {**self.topics, name: new_topic(name, partitions, settings, [1], self.topics)}
+        brokers = self.brokers if placed["assigned"] or placed["replicas"] > 1 else {1: self.brokers[1]}
+        topic = new_topic(name, partitions, settings, brokers, self.topics, **placed)
+        self.topics = {**self.topics, name: topic}
         return self.topics[name]
 
     def topic_names(self) -> frozenset[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, LogConfig
+from millrace.coordination.state import REPLICATING, PartitionState, TopicState
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
@@ -40,6 +43,13 @@ class Setup(Running):
 
     def configure(self, **settings: Any) -> None:
         self.broker.config = BrokerConfig(broker_id=1, cluster="test", log=self.broker.config.log, **settings)
+
+    def copying(self) -> None:
+        """All brokers are of a release that copies partitions."""
+        self.cluster.brokers = {
+            number: dataclasses.replace(broker, directory=f"{number:016x}", protocol=REPLICATING)
+            for number, broker in self.cluster.brokers.items()
+        }
 
     def settings(self, name: str = "t", version: int = 3, **fields: Any) -> dict[str, Any]:
         resource = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": None, **fields}
@@ -95,7 +105,7 @@ def test_a_topics_settings_say_where_they_come_from(running: Setup) -> None:
         "cleanup.policy": ("delete", DEFAULT, True),
         "compression.type": ("producer", DEFAULT, True),
         "message.timestamp.type": ("CreateTime", DEFAULT, True),
-        "min.insync.replicas": ("1", DEFAULT, True),
+        "min.insync.replicas": ("1", DEFAULT, False),
     }
     places = [(place.name, place.value, place.source) for place in found["flush.ms"].synonyms]
     assert places == [("log.flush_ms", "1", FROM_FILE), ("flush.ms", "100", DEFAULT)]
@@ -242,11 +252,95 @@ def test_partitions_that_cannot_be_added_are_refused(
     assert running.cluster.topics == before
 
 
-def test_placing_partitions_is_the_brokers_business(running: Setup) -> None:
-    code = running.add_partitions("t", 4, assignments=[{"broker_ids": (1,)}])
-    assert code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+def test_partitions_are_added_where_the_client_says(running: Setup) -> None:
+    for brokers in [(3,)], [(1, 2)], [(1,), (1,)]:
+        code = running.add_partitions("t", 4, assignments=[{"broker_ids": ids} for ids in brokers])
+        assert code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
     assert running.add_partitions("t", 4, validate_only=True) is ErrorCode.NONE
     assert len(running.cluster.topics["t"].partitions) == 3
+    assert running.add_partitions("t", 4, assignments=[{"broker_ids": (2,)}]) is ErrorCode.NONE
+    assert running.cluster.topics["t"].partitions[3].replicas == (2,)
+
+
+# Replicas
+
+
+def test_nothing_has_several_replicas_while_brokers_do_not_copy(running: Setup) -> None:
+    both = [{"partition_index": 0, "broker_ids": (1, 2)}]
+    anywhere = {"num_partitions": -1, "replication_factor": -1}
+    codes = running.create(
+        {"name": "two", "replication_factor": 2}, {"name": "placed", **anywhere, "assignments": both}
+    )
+    assert set(codes.values()) == {ErrorCode.INVALID_REPLICATION_FACTOR}
+    running.configure(default_replicas=2)
+    assert running.create({"name": "usual"}) == {"usual": ErrorCode.INVALID_REPLICATION_FACTOR}
+    assert set(running.cluster.topics) == {"t", "copy"}
+
+
+def test_a_topic_has_as_many_replicas_as_its_client_or_the_brokers_file_says(running: Setup) -> None:
+    running.copying()
+    running.configure(default_replicas=2)
+    codes = running.create(
+        {"name": "usual", "num_partitions": 2},
+        {"name": "one", "replication_factor": 1},
+        {"name": "many", "replication_factor": 3},
+        {"name": "safe", "configs": [{"name": "min.insync.replicas", "value": "2"}]},
+        {"name": "safest", "configs": [{"name": "min.insync.replicas", "value": "3"}]},
+    )
+    assert codes == {
+        "usual": ErrorCode.NONE,
+        "one": ErrorCode.NONE,
+        "many": ErrorCode.INVALID_REPLICATION_FACTOR,
+        "safe": ErrorCode.NONE,
+        "safest": ErrorCode.INVALID_CONFIG,
+    }
+    topics = running.cluster.topics
+    assert sorted(sorted(state.replicas) for state in topics["usual"].partitions.values()) == [[1, 2], [1, 2]]
+    assert topics["one"].fewest_replicas == 1
+    assert [topics[name].minimum(0) for name in ("usual", "safe")] == [1, 2]
+
+
+def test_brokers_of_a_new_topics_replicas_may_be_named(running: Setup) -> None:
+    running.copying()
+
+    def placed(*brokers: tuple[int, ...], first: int = 0) -> list[dict[str, Any]]:
+        return [{"partition_index": n, "broker_ids": ids} for n, ids in enumerate(brokers, first)]
+
+    anywhere = {"num_partitions": -1, "replication_factor": -1}
+    codes = running.create(
+        {"name": "placed", **anywhere, "assignments": placed((2, 1), (1, 2))},
+        {"name": "counted", **anywhere, "num_partitions": 2, "assignments": placed((2, 1), (1, 2))},
+        {"name": "factored", **anywhere, "replication_factor": 2, "assignments": placed((2, 1))},
+        {"name": "gap", **anywhere, "assignments": placed((2, 1), first=1)},
+        {"name": "twice", **anywhere, "assignments": placed((2, 1)) * 2},
+        {"name": "nobody", **anywhere, "assignments": placed((3,))},
+    )
+    wrong = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert codes == {
+        "placed": ErrorCode.NONE,
+        "counted": ErrorCode.INVALID_REQUEST,
+        "factored": ErrorCode.INVALID_REQUEST,
+        **dict.fromkeys(("gap", "twice", "nobody"), wrong),
+    }
+    partitions = running.cluster.topics["placed"].partitions
+    assert [partitions[number].replicas for number in range(2)] == [(2, 1), (1, 2)]
+
+
+def test_who_is_eligible_is_forgotten_in_the_write_that_lowers_the_minimum(running: Setup) -> None:
+    state = PartitionState(2, (1, 2, 3), {2: "b"}, 7, eligible={1: "a", 3: "c"})
+    several = TopicState("several", uuid.uuid4(), {}, {0: state})
+    running.cluster.topics = {**running.cluster.topics, "several": several}
+    assert several.minimum(0) == 2
+    code, reason = running.alter(("min.insync.replicas", SET, "4"), resource_name="several")
+    assert (code, reason) == (ErrorCode.INVALID_CONFIG, "min.insync.replicas=4: a partition has 3 replicas")
+    running.alter(("retention.ms", SET, "5"), resource_name="several")
+    assert running.cluster.topics["several"].partitions[0] == state
+    assert running.settings("several")["min.insync.replicas"].value == "2"
+    assert running.alter(("min.insync.replicas", SET, "1"), resource_name="several") == (0, None)
+    lowered = running.cluster.topics["several"]
+    assert (lowered.minimum(0), lowered.partitions[0]) == (1, dataclasses.replace(state, eligible={}))
+    told = running.settings("several")["min.insync.replicas"]
+    assert (told.value, told.config_source, told.config_type) == ("1", FROM_TOPIC, 3)
 
 
 # Topics
@@ -263,7 +357,7 @@ def test_each_topic_of_a_request_is_answered_for_itself(running: Setup) -> None:
         {"name": "two", "replication_factor": 2},
         {"name": "many", "num_partitions": 11},
         {"name": "none", "num_partitions": 0},
-        {"name": "placed", "assignments": [{"partition_index": 0, "broker_ids": (1,)}]},
+        {"name": "placed", "assignments": [{"partition_index": 0, "broker_ids": (3,)}], "num_partitions": -1},
         {"name": "odd", "configs": [{"name": "nonsense", "value": "1"}]},
     )
     assert codes == {
@@ -361,10 +455,12 @@ def test_a_topic_that_many_ask_for_is_created_once(running: Setup, monkeypatch: 
     begun: list[str] = []
     go = threading.Event()
 
-    def create(name: str, partitions: int, settings: Any) -> Any:
+    real = running.cluster.create_topic  # type: ignore[attr-defined]
+
+    def create(name: str, *how: Any, **placed: Any) -> Any:
         begun.append(name)
         assert go.wait(WAIT_S)
-        return ChangingCluster.create_topic(running.cluster, name, partitions, settings)  # type: ignore[arg-type]
+        return real(name, *how, **placed)
 
     monkeypatch.setattr(running.cluster, "create_topic", create)
     wanted = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}

@@ -37,29 +37,38 @@ def test_what_millrace_does_anyway_may_be_asked_for() -> None:
         ("flush.ms", "soon"),
         ("flush.ms", "-1"),
         ("nonsense", "1"),
+        ("min.insync.replicas", "0"),
+        ("min.insync.replicas", "all"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(InvalidTopicConfig, match=name):
         topic_log_config(BROKER, {name: value})
     with pytest.raises(InvalidTopicConfig, match=name):
-        check_topic_settings(BROKER, {name: value})
+        check_topic_settings(BROKER, {name: value}, 3)
 
 
 @pytest.mark.parametrize("name", ["retention.ms", "segment.bytes"])
 def test_a_number_that_no_log_can_have_is_refused(name: str) -> None:
     with pytest.raises(InvalidTopicConfig, match=f"{name}=9223372036854775808: at most"):
-        check_topic_settings(BROKER, {name: str(1 << 63)})
+        check_topic_settings(BROKER, {name: str(1 << 63)}, 3)
 
 
 def test_no_topic_is_given_larger_messages_than_its_broker_takes_as_a_request() -> None:
-    check_topic_settings(BROKER, {"max.message.bytes": str(16 << 20)})
+    check_topic_settings(BROKER, {"max.message.bytes": str(16 << 20)}, 3)
     with pytest.raises(
         InvalidTopicConfig, match=r"max.message.bytes=16777217: at most 16777216, .*max_frame"
     ):
-        check_topic_settings(BROKER, {"max.message.bytes": str((16 << 20) + 1)})
+        check_topic_settings(BROKER, {"max.message.bytes": str((16 << 20) + 1)}, 3)
 
 
 def test_a_topic_that_was_given_larger_messages_is_served_up_to_the_brokers_limit() -> None:
     config = topic_log_config(BROKER, {"max.message.bytes": "536870912", "retention.ms": "5"})
     assert (config.max_message_bytes, config.retention_ms) == (16 << 20, 5)
+
+
+def test_no_more_replicas_must_be_in_sync_than_there_are() -> None:
+    check_topic_settings(BROKER, {"min.insync.replicas": "3"}, 3)
+    with pytest.raises(InvalidTopicConfig, match=r"min.insync.replicas=4: a partition has 3 replicas"):
+        check_topic_settings(BROKER, {"min.insync.replicas": "4"}, 3)
+    assert topic_log_config(BROKER, {"min.insync.replicas": "3"}) == BROKER.log

@@ -154,7 +154,7 @@ class ScriptedCluster:
 
     def allocate_mirrors(self, topic: str, origins: Sequence[Origin]) -> dict[Origin, int]:
         state = self.topics.get(topic, TopicState(topic, UUID(int=1), {}, {}))
-        changed = with_mirrors(state, origins, sorted(self.brokers), self.topics)
+        changed = with_mirrors(state, origins, self.brokers, self.topics)
         if self.leader is not None:
             led = {n: replace(each, leader=self.leader) for n, each in changed.partitions.items()}
             changed = replace(changed, partitions=led)
