@@ -110,7 +110,7 @@ bench-registry: setup ## Look-ups of a registry on one core, SQLite and PostgreS
 
 setup: .venv/.installed ## Install everything into .venv
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt broker/millrace/records/_runs.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millrace needs Python 3.11 or newer: set PYTHON=/path/to/python3.11")'
 	@java -version 2>&1 | awk -F '"' '/version/ {split($$2, v, "."); found = 1; if (v[1] < 17) bad = 1} END {exit !(found && !bad)}' \
 	  || { echo "millrace needs Java 17 or newer on the PATH for ZooKeeper and Spark" >&2; exit 1; }

@@ -72,7 +72,8 @@ def copy_checkout(root: Path) -> None:
     for pattern in COPIED:
         for path in REPOSITORY.glob(pattern):
             if path.is_dir():
-                shutil.copytree(path, root / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+                # Without what was compiled: faults are put into the form in Python.
+                shutil.copytree(path, root / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
             else:
                 shutil.copy(path, root)
     compiled = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]

@@ -26,6 +26,7 @@ from millrace.handlers import Handlers, Services, all_apis
 from millrace.logs import start_logging
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
+from millrace.records.runs import IS_COMPILED
 from millrace.repeated_lines import RepeatedLines
 from millrace.security.certificates import ServerCertificates
 from millrace.security.journal import Journal
@@ -126,6 +127,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
             if listener.is_open:
                 may = "may do everything" if acls is None else f"is {ANONYMOUS}"
                 log.warning("listener %s on %s has no TLS: who reaches it %s", listener.name, at, may)
+        log.info("runs of small requests are served %s", "compiled" if IS_COMPILED else "in Python alone")
         address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()

@@ -66,6 +66,10 @@ class Landmarks:
         self.room -= counted
         self.next_offset = next_offset
 
+    def passed(self, room: int, next_offset: int) -> None:
+        """Batches that were within `room` went by without one of them being noted; so much is left of it."""
+        self.room, self.next_offset = room, next_offset
+
     def note_header(self, header: BatchHeader, max_timestamp: int) -> None:
         """As `note`, of a batch in the log."""
         size = header.size + filler_size(header)

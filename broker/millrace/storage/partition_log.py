@@ -238,16 +238,14 @@ class PartitionLog:
             results: list[int | BrokerError] = []
             staging, written = self._stage(), 0
             try:
-                for batch in batches:
-                    result = staging.add(batch)
-                    if result is None:
-                        self._write(staging)
-                        written = len(results)
-                        self._roll()
-                        staging = self._stage()
-                        result = staging.add(batch)
-                        assert result is not None, "an empty segment has room for any batch"
-                    results.append(result)
+                while True:
+                    results += staging.add(batches, len(results))
+                    if len(results) == len(batches):
+                        break
+                    self._write(staging)
+                    written = len(results)
+                    self._roll()
+                    staging = self._stage()
                 self._write(staging)
             except Exception as error:
                 if not isinstance(error, StorageError):

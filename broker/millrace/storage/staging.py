@@ -15,6 +15,8 @@ from millrace.records import LENGTH_OVERHEAD, BatchHeader, control_batch, filler
 from millrace.records.compression import Buffer
 from millrace.records.header import OFFSETS, STAGED, STAMP
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
+from millrace.records.runs import stamp
+from millrace.storage import landmarks
 from millrace.storage.producer_state import ProducerStates, Staged
 from millrace.storage.segment import Segment
 from millrace.storage.state import LogState
@@ -52,41 +54,66 @@ class Staging:
         self._noted = segment.landmarks
         self._landmarks = segment.landmarks.continued()
 
-    def add(self, batch: Buffer) -> int | BrokerError | None:
-        """Place a produced batch and return its base offset, or why it is not placed; None: no room for it.
+    def add(self, batches: Sequence[Buffer], first: int) -> list[int | BrokerError]:
+        """Place produced batches from number `first` on, as many as there is room for.
 
-        A retry is answered with the first attempt's offset and not placed again.
+        An empty segment has room for any one. Gives the base offset of each, or why it is not placed. A retry
+        is answered with the first attempt's offset and not placed again.
         """
-        length, last_offset_delta, max_timestamp, producer_id, count = STAGED.unpack_from(batch)
-        if producer_id < 0 and last_offset_delta < length and self._has_room(length + LENGTH_OVERHEAD):
-            return self._place(batch, length, last_offset_delta, max_timestamp, count)
+        outcomes: list[int | BrokerError] = []
+        while (index := first + len(outcomes)) < len(batches):
+            if plain := self._add_plain(batches, index):
+                outcomes += plain
+            elif (outcome := self._add(batches[index])) is not None:
+                outcomes.append(outcome)
+            else:
+                break
+        return outcomes
+
+    def _add_plain(self, batches: Sequence[Buffer], first: int) -> list[int]:
+        """Place the next batches that need nothing but their stamp, no landmark either: nearly all."""
+        bases, end, marked_room, messages, next_offset, max_timestamp = stamp(
+            batches,
+            first,
+            self.end,
+            self._epoch,
+            self._room - self.size,
+            self._landmarks.room,
+            landmarks.LEAST_BATCH_BYTES,
+        )
+        if bases:
+            self.buffers += batches[first : first + len(bases)]
+            self.size += end - self.end
+            self.end = self._data_end = end
+            self._high_watermark = next_offset
+            self._messages += messages
+            self._landmarks.passed(marked_room, next_offset)
+            if max_timestamp > self._max_timestamp:
+                self._max_timestamp = max_timestamp
+        return bases
+
+    def _add(self, batch: Buffer) -> int | BrokerError | None:
+        """Place one produced batch of any kind; None: no room for it."""
         header = BatchHeader.of(batch)
+        is_idempotent = header.producer_id >= 0
         try:
-            if producer_id >= 0:
+            if is_idempotent:
                 sent = self._earlier_producers.find_duplicate(header, self.producers)
                 if sent is not None:
                     return sent.base_offset
-            if not self._has_room(size_in_log(header)):
+            size = size_in_log(header)
+            if self.size + size > self._room and (self.size or self._segment.size):
                 return None
         except BrokerError as error:
             return error
-        base = self._place(batch, length, last_offset_delta, max_timestamp, count)
-        if producer_id >= 0:
+        base = self.place(batch)
+        if is_idempotent:
             self._earlier_producers.stage(header, base, self._data_end, self.producers)
         return base
 
-    def _has_room(self, size: int) -> bool:
-        return self.size + size <= self._room or (self.size == 0 and self._segment.size == 0)
-
-    def place(self, batch: Buffer) -> None:
-        """Place a batch that nobody produced here, whatever room there is."""
-        length, last_offset_delta, max_timestamp, _, count = STAGED.unpack_from(batch)
-        self._place(batch, length, last_offset_delta, max_timestamp, count)
-
-    def _place(
-        self, batch: Buffer, length: int, last_offset_delta: int, max_timestamp: int, records_count: int
-    ) -> int:
-        """Stamp a batch with its position, its base offset from now on, and put it behind the others."""
+    def place(self, batch: Buffer) -> int:
+        """Put a batch behind the others, whatever room there is, stamped with the base offset it returns."""
+        length, last_offset_delta, max_timestamp, _, records_count = STAGED.unpack_from(batch)
         base = self.end
         try:
             STAMP.pack_into(batch, 0, base, length, self._epoch)

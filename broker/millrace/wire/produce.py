@@ -21,9 +21,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from millrace.records import HEADER_BYTES, LENGTH_OVERHEAD, MAGIC
-from millrace.records.compression import Codec
-from millrace.records.header import CHECKED, CRC_START, MIN_RECORD_BYTES, crc32c
+from millrace.records.header import crc32c
+from millrace.records.runs import scan
 from millrace.wire import primitives
 from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import (
@@ -52,7 +51,6 @@ _NULL_STRING = b"\xff\xff"
 _CLIENT_ID_TO_TOPIC = INT16.size + _ONE_TOPIC_HEAD.size
 _NO_TAGS = b"\0\0\0"
 """Behind a flexible request's only batch: of its partition, its topic and the request."""
-_LAST_CODEC = int(Codec.ZSTD)
 _MAX_LENGTH_BYTES = 5
 CACHED_TARGETS = 2048
 """Most targets kept for all clients together: 1 to 2 KB each. One that is not kept costs 2 us a run."""
@@ -140,20 +138,20 @@ def _decode_flexible(body: memoryview) -> ProduceRequest:
 class Target(NamedTuple):
     """What requests with one batch each ask for: everything but the correlation id and the batch.
 
-    size int32, api key and version, correlation id int32, client id ... partition, records bytes
-                `versions`                                 `common`
+    size int32, api key and version, correlation id int32, client id ... partition, size, batch, `tail`
+                head[0]                                    head[1]                  head[2] bytes
 
-    Behind the records of a flexible request stand `trailing` bytes, no tagged fields.
+    In a flexible request the size is a varint and the tail says that there are no tagged fields.
     """
 
     topic: str
     partition: int
     version: int
     acks: int
-    versions: bytes
-    common: bytes
-    layout: struct.Struct
-    trailing: int
+    head: tuple[bytes, bytes, int]
+    tail: bytes
+    around_batch: int
+    """How large the frame is beyond its batch."""
 
 
 class Run(NamedTuple):
@@ -181,43 +179,9 @@ def next_run(
     target = _target_at(data, position)
     if target is None:
         return None
-    topic, partition, _, _, versions, common, layout, trailing = target
-    correlation_ids: list[int] = []
-    batches: list[memoryview] = []
-    unpack, checksum, end = layout.unpack_from, crc32c, len(data)
-    smallest = layout.size
-    before_batch = smallest - HEADER_BYTES
-    around_batch = before_batch + trailing - _SIZE_BYTES
-    largest = max_batch_bytes(topic, partition)
-    room = max_frame_bytes - around_batch
-    if room < largest:
-        largest = room
-    while end - position >= smallest:
-        framed, its_versions, number, its_common, stated, length, magic, crc, attributes, delta, count = (
-            unpack(data, position)
-        )
-        size = framed - around_batch
-        start = position + before_batch
-        after = start + size
-        if (
-            its_common != common
-            or its_versions != versions
-            or not HEADER_BYTES <= size <= largest
-            or after + trailing > end
-            or stated != (compact_length(size) if trailing else size)
-            or length + LENGTH_OVERHEAD != size
-            or magic != MAGIC
-            or not 0 < count == delta + 1
-            or not 0 <= attributes <= _LAST_CODEC
-            or (not attributes and count * MIN_RECORD_BYTES > size - HEADER_BYTES)
-            or checksum(data[start + CRC_START : after]) != crc
-            or (trailing and data[after : after + trailing] != _NO_TAGS)
-        ):
-            break
-        correlation_ids.append(number)
-        batches.append(data[start:after])
-        position = after + trailing
-    return Run(target, correlation_ids, batches, position) if batches else None
+    largest = min(max_batch_bytes(target.topic, target.partition), max_frame_bytes - target.around_batch)
+    correlation_ids, batches, end = scan(data, position, target.head, target.tail, largest, crc32c)
+    return Run(target, correlation_ids, batches, end) if batches else None
 
 
 def _target_at(data: memoryview, position: int) -> Target | None:
@@ -253,13 +217,15 @@ def _parse_target(version: int, common: bytes) -> Target | None:
         topic = str(common[name_at : name_at + name_size], "utf-8")
     except UnicodeDecodeError:
         return None
-    layout = _layout(common, "i")
-    return Target(topic, partition, version, acks, _VERSIONS.pack(0, version), common, layout, 0)
+    return _target(topic, partition, version, acks, common, INT32.size, b"")
 
 
-def _layout(common: bytes, size: str) -> struct.Struct:
-    """Of a request up to its batch's header; without the base offset there, which the broker writes."""
-    return struct.Struct(f">i4si{len(common)}s{size}8x{CHECKED.format.removeprefix('>q')}")
+def _target(
+    topic: str, partition: int, version: int, acks: int, common: bytes, width: int, tail: bytes
+) -> Target:
+    head = (_VERSIONS.pack(_PRODUCE, version), common, width)
+    around_batch = _BEFORE_COMMON - _SIZE_BYTES + len(common) + width + len(tail)
+    return Target(topic, partition, version, acks, head, tail, around_batch)
 
 
 def _flexible_target_at(data: memoryview, start: int, client_id_size: int, version: int) -> Target | None:
@@ -298,9 +264,7 @@ def _parse_flexible_target(
     except UnicodeDecodeError:
         return None
     (partition,) = INT32.unpack_from(common, name_end + 1)
-    layout = _layout(common, f"{width}s")
-    versions = _VERSIONS.pack(0, version)
-    return Target(topic, partition, version, acks, versions, common, layout, len(_NO_TAGS))
+    return _target(topic, partition, version, acks, common, width, _NO_TAGS)
 
 
 def encode_successes(

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from millrace.errors import BrokerError
 from millrace.records import HEADER_BYTES, Message, batch_crc, build_batch, check_produced
 from millrace.records.compression import Codec
+from millrace.records.runs import scan_in_python
+from millrace.wire import produce
 from millrace.wire.framing import parse_header, skip_tagged_fields
 from millrace.wire.produce import MAX_COMMON_BYTES, Run, decode_request, next_run
 
@@ -149,9 +151,12 @@ def general(data: memoryview, position: int) -> Single | None:
 
 
 def check(data: bytes, position: int) -> Run | None:
-    """`next_run`'s answer, held against the general way for each request of it."""
+    """`next_run`'s answer, held against the other form of it and the general way for each request of it."""
     view = memoryview(bytearray(data))
     run = next_run(view, position, MAX_FRAME_BYTES, max_batch_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(produce, "scan", scan_in_python)
+        assert next_run(view, position, MAX_FRAME_BYTES, max_batch_bytes) == run
     if run is None:
         return None
     assert run.batches, "a run has a request"

@@ -1,0 +1,15 @@
+from collections.abc import Callable, Sequence
+
+from millrace.records.compression import Buffer
+
+def scan(
+    data: memoryview,
+    position: int,
+    head: tuple[bytes, bytes, int],
+    tail: bytes,
+    largest: int,
+    checksum: Callable[[memoryview], int],
+) -> tuple[list[int], list[memoryview], int]: ...
+def stamp(
+    batches: Sequence[Buffer], first: int, base: int, epoch: int, room: int, marked_room: int, least: int
+) -> tuple[list[int], int, int, int, int, int]: ...

@@ -1,0 +1,123 @@
+"""The compiled form of `records.runs` does what the one in Python does, byte for byte."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.records import BatchHeader, Message, build_batch
+from millrace.records.header import crc32c
+from millrace.records.runs import IS_COMPILED, scan, scan_in_python, stamp, stamp_in_python
+
+HEAD = (b"\0\0\0\7", b"client and topic", 4)
+
+pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler: there is one form only")
+
+
+def test_an_installation_with_a_compiler_has_the_compiled_form() -> None:
+    assert IS_COMPILED, "broker/millrace/records/_runs.c is not built: run `make setup`"
+
+
+def batch(count: int, value: bytes, timestamp: int, producer_id: int, more_offsets: int) -> bytearray:
+    """`more_offsets`: how many more the header states than there are records, as a compacted log would."""
+    made = bytearray(
+        build_batch([Message(timestamp, None, value)] * count, producer_id=producer_id, base_sequence=0)
+    )
+    made[23:27] = (count - 1 + more_offsets).to_bytes(4, "big")
+    return made
+
+
+BATCHES = st.lists(
+    st.builds(
+        batch,
+        st.integers(1, 9),
+        st.binary(max_size=400),
+        st.sampled_from([0, 5, 1_700_000_000_000, 2**63 - 1]),
+        st.sampled_from([-1, -1, -1, -1, 7]),
+        st.sampled_from([0, 0, 0, 0, 1, 50, 2**31 - 10]),
+    ),
+    max_size=8,
+)
+
+
+@given(
+    batches=BATCHES,
+    read_only=st.sets(st.integers(0, 7), max_size=1),
+    first=st.integers(0, 8),
+    base=st.sampled_from([0, 61, 2**32 - 100, 2**40]),
+    epoch=st.sampled_from([0, 7, 2**31 - 1]),
+    room=st.sampled_from([-1, 0, 61, 200, 1000, 10**6]),
+    marked_room=st.sampled_from([0, 256, 700, 1 << 20]),
+)
+def test_both_forms_stamp_the_same_batches_and_say_the_same_of_them(
+    batches: Sequence[bytearray],
+    read_only: set[int],
+    first: int,
+    base: int,
+    epoch: int,
+    room: int,
+    marked_room: int,
+) -> None:
+    def copies() -> list[bytearray | bytes]:
+        return [bytes(b) if number in read_only else bytearray(b) for number, b in enumerate(batches)]
+
+    ours, theirs = copies(), copies()
+    arguments = (first, base, epoch, room, marked_room, 256)
+    assert stamp(ours, *arguments) == stamp_in_python(theirs, *arguments)
+    assert ours == theirs
+
+
+def test_a_stamped_batch_states_where_it_stands_and_who_led() -> None:
+    batches = [batch(3, b"value", 1000 - number, -1, 0) for number in range(3)]
+    size = len(batches[0])
+    bases, end, marked_room, messages, next_offset, max_timestamp = stamp(
+        batches, 1, 500, 4, 2 * size, 1000, 10
+    )
+    assert bases == [500, 500 + size]
+    assert (end, marked_room, messages) == (500 + 2 * size, 1000 - 2 * size, 6)
+    assert (next_offset, max_timestamp) == (500 + size + 3, 999)
+    header = BatchHeader.of(batches[2])
+    assert (header.base_offset, header.partition_leader_epoch) == (500 + size, 4)
+    assert BatchHeader.of(batches[0]).base_offset == 0
+
+
+def request(content: bytes, correlation_id: int, size: int | None = None) -> bytes:
+    body = HEAD[0] + correlation_id.to_bytes(4, "big", signed=True) + HEAD[1]
+    body += (len(content) if size is None else size).to_bytes(4, "big", signed=True) + content
+    return len(body).to_bytes(4, "big") + body
+
+
+@given(
+    contents=st.lists(st.binary(max_size=3000), min_size=1, max_size=4),
+    correlation_id=st.integers(-(2**31), 2**31 - 1),
+    flips=st.lists(st.tuples(st.integers(0, 10**4), st.integers(1, 255)), max_size=2),
+    largest=st.sampled_from([100, 3000, 10**6]),
+    cut=st.integers(0, 10**4),
+)
+def test_both_forms_find_the_same_requests_in_any_bytes(
+    contents: list[bytes], correlation_id: int, flips: list[tuple[int, int]], largest: int, cut: int
+) -> None:
+    whole = [request(build_batch([Message(0, None, content)]), correlation_id) for content in contents]
+    data = bytearray(b"".join(whole))
+    for place, bits in flips:
+        data[place % len(data)] ^= bits
+    for end in (len(data), cut % (len(data) + 1)):
+        view = memoryview(data)[:end]
+        found = scan(view, 0, HEAD, b"", largest, crc32c)
+        assert found == scan_in_python(view, 0, HEAD, b"", largest, crc32c)
+        assert scan(view, end, HEAD, b"", largest, crc32c) == ([], [], end)
+
+
+def test_what_the_checksum_raises_is_raised() -> None:
+    data = memoryview(request(build_batch([Message(0, None, bytes(3000))]), 1))
+
+    def checksum(part: memoryview) -> int:
+        raise OSError(f"of {len(part)} bytes")
+
+    for form in (scan, scan_in_python):
+        with pytest.raises(OSError, match="bytes"):
+            form(data, 0, HEAD, b"", 10**6, checksum)
