@@ -154,7 +154,7 @@ def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: S
     running = start()
     creating, go_on = threading.Event(), threading.Event()
 
-    def create_topic(name: str, partitions: int, settings: Any) -> None:
+    def create_topic(name: str, partitions: int, settings: Any, **placed: Any) -> None:
         creating.set()
         assert go_on.wait(WAIT_S)
 
