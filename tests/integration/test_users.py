@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.coordination import users as registry
+from millrace.coordination import watching
 from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.errors import ConfigError, MillraceError
@@ -63,7 +63,7 @@ def test_who_is_not_there_cannot_be_forgotten(session: Session, cluster: str) ->
 def test_what_cannot_be_read_leaves_the_users_as_they_were(
     session: Session, cluster: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(registry, "RETRY_S", 0.05)
+    monkeypatch.setattr(watching, "RETRY_S", 0.05)
     users = Users(session, cluster)
     users.put("alice", SHA_256, CREDENTIAL)
     users.put("bob", SHA_256, CREDENTIAL)

@@ -14,7 +14,6 @@ import base64
 import json
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,16 +23,13 @@ from urllib.parse import quote, unquote
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.coordination.session import Session
+from millrace.coordination.watching import Follower
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials, make_credential
 
 log = logging.getLogger(__name__)
 MAX_NAME_CHARACTERS = 249
 _CHANGED_MEANWHILE = (NodeExistsError, BadVersionError, NoNodeError)
-RETRY_S = 1.0
-"""How soon ZooKeeper is asked again after it did not answer."""
-REREAD_S = 60.0
-"""Everything is read again after this time, whatever ZooKeeper has told."""
 
 
 def check_user_name(name: str) -> None:
@@ -52,7 +48,9 @@ class Users:
         self._session, self._base = session, f"/{cluster}/security"
         self._path = f"{self._base}/users"
         self._users: Mapping[str, Credentials] = {}
-        self._wake = threading.Event()
+        self._told: Mapping[str, Credentials] = self._users
+        self._tell: Callable[[], None] = lambda: None
+        self._follower = Follower(session, "users", "users", self._follow)
         session.call(session.client.ensure_path_async, self._path)
         with suppress(NodeExistsError):
             session.call(session.client.create_async, f"{self._base}/secret", secrets.token_hex(32).encode())
@@ -72,41 +70,20 @@ class Users:
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Follow every change in a thread of its own, and call `changed` there after each."""
-        told = self._users
+        self._told, self._tell = self._users, changed
+        self._follower.start()
 
-        def follow() -> None:
-            nonlocal told
-            failed = False
-            while True:
-                self._wake.wait(RETRY_S if failed else REREAD_S)
-                self._wake.clear()
-                failed = not self._read_again(quiet=failed)
-                if (users := self._users) != told:  # `put` in another thread may have read them first
-                    told = users
-                    changed()
-
-        self._session.on_reconnect(self._wake.set)
-        self._wake.set()  # what has changed since they were read first is not watched
-        threading.Thread(target=follow, name="users", daemon=True).start()
-
-    def _read_again(self, *, quiet: bool) -> bool:
-        """Whether it went well; else nothing is changed."""
-        try:
-            self._read()
-        except MillraceError as error:
-            if not quiet:
-                log.warning("the users stay as they were: %s", error)
-            return False
-        except Exception:
-            log.exception("the users stay as they were")
-            return False
-        return True
+    def _follow(self) -> None:
+        self._read()
+        if (users := self._users) != self._told:  # `put` in another thread may have read them first
+            self._told = users
+            self._tell()
 
     def _read(self, *, strict: bool = False) -> None:
-        names = self._session.children(self._path, self._on_event)
+        names = self._session.children(self._path, self._follower.changed)
         if not names and self._session.get(self._path) is None:
             raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
-        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._on_event)
+        nodes = self._session.read_all((f"{self._path}/{name}" for name in names), self._follower.changed)
         users: dict[str, Credentials] = {}
         for path, (data, _) in nodes.items():
             name = unquote(path.rpartition("/")[2])
@@ -120,9 +97,6 @@ class Users:
                 log.error("cannot read user %s in ZooKeeper, who stays as before: %s", name, error)
                 users |= {name: self._users[name]} if name in self._users else {}
         self._users = users
-
-    def _on_event(self, _: object) -> None:
-        self._wake.set()
 
     # For who administers users; these wait for ZooKeeper.
 

@@ -37,8 +37,9 @@ Limits: TypeAlias = Mapping[str, float]
 class Book(Protocol):
     """Says who has which quotas."""
 
-    limits: Mapping[str | None, Limits]
-    """By user; None: of everybody who has not the quota itself. Replaced whole."""
+    @property
+    def limits(self) -> Mapping[str | None, Limits]:
+        """By user; None: of everybody who has not the quota itself. Replaced whole."""
 
 
 class Meter:
