@@ -35,6 +35,9 @@ class LogConfig:
 
     segment_bytes: int = 1 << 30
     """Roll to a new segment when the active one would exceed this."""
+    segment_ms: int | None = 7 * 24 * 3600 * 1000
+    """Roll to a new segment when the active one is older than this: retention deletes whole ones that nothing
+    was appended to for long, and so never one that always gets a little. None rolls by size alone."""
     flush: str = "soon"
     """"soon" flushes also when the disk is free and a fetch waits for any byte. "batch" leaves it at the two
     bounds below, which costs the broker less CPU for each message and each consumer more time."""

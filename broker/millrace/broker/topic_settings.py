@@ -1,8 +1,9 @@
-"""Settings of topics, by Kafka's names, and of the broker: what they may be, what holds, and who says so.
+"""Settings of topics and of the broker by Kafka's names: what they may be, what holds, and who says so.
 
 A topic's setting is its own (and may change at run time), else what the broker's file says, else the
-product's default. The broker's settings are those of its file, under the names they have there; they and what
-Millrace does in any case are read-only. Pure: values in, values out.
+product's default. Some have one value, because Millrace behaves so in any case; some are taken and have no
+effect, because what they bound is not here. The broker's settings are read-only: those that tools look for by
+Kafka's names, and those of its file under the names they have there. Pure: values in, values out.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.config import BrokerConfig, LogConfig
-from millrace.coordination.state import MIN_INSYNC_REPLICAS, TopicState, default_minimum
+from millrace.coordination.state import MIN_INSYNC_REPLICAS, BrokerAddress, TopicState, default_minimum
 from millrace.errors import BrokerError, ErrorCode
 from millrace.wire.admin_messages import ORIGINS, ConfigSource, ConfigType, DescribedConfig
 
 _INT64_MAX = (1 << 63) - 1
+_FORMS = {
+    ConfigType.BOOLEAN: "true|false",
+    ConfigType.LONG: "-?[0-9]{1,19}",
+    ConfigType.DOUBLE: "[0-9]{1,9}([.][0-9]{1,9})?",
+}
 
 
 class InvalidTopicConfig(BrokerError, code=ErrorCode.INVALID_CONFIG):
@@ -30,6 +36,8 @@ class TopicSetting:
     """A number that a topic may set for itself: which field of LogConfig it is, and what values it takes."""
 
     field: str
+    broker_name: str
+    """Kafka's name of the broker's own setting, which holds where a topic has none."""
     smallest: int
     documentation: str
     unlimited: bool = False
@@ -44,33 +52,152 @@ class TopicSetting:
         return _text(getattr(config, self.field))[0]
 
 
+@dataclass(frozen=True, slots=True)
+class OnlyValue:
+    """A setting with the one value that the broker's behaviour has; `reason` says why there is no other."""
+
+    value: str
+    broker_name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutEffect:
+    """A setting that any value of its type may be given to, because what it is about is not here."""
+
+    type: ConfigType
+    reason: str
+
+
 SETTINGS: Mapping[str, TopicSetting] = {
     "segment.bytes": TopicSetting(
-        "segment_bytes", 1024, "A partition's log begins a new file when one would exceed this."
+        "segment_bytes",
+        "log.segment.bytes",
+        1024,
+        "A partition's log begins a new file when one would exceed this.",
+    ),
+    "segment.ms": TopicSetting(
+        "segment_ms",
+        "log.roll.ms",
+        1,
+        "A partition's log begins a new file when one is older than this; -1: only by size.",
+        True,
     ),
     "flush.messages": TopicSetting(
-        "flush_messages", 1, "Messages are brought to the disk, and shown, after this many."
+        "flush_messages",
+        "log.flush.interval.messages",
+        1,
+        "Messages are brought to the disk, and shown, after this many.",
     ),
     "flush.ms": TopicSetting(
-        "flush_ms", 0, "Messages are brought to the disk, and shown, this long after they came."
+        "flush_ms",
+        "log.flush.interval.ms",
+        0,
+        "Messages are brought to the disk, and shown, this long after they came.",
     ),
     "retention.ms": TopicSetting(
-        "retention_ms", 0, "Files are deleted this long after their last append; -1 keeps them.", True
+        "retention_ms",
+        "log.retention.ms",
+        0,
+        "Files are deleted this long after their last append; -1 keeps them.",
+        True,
     ),
     "retention.bytes": TopicSetting(
-        "retention_bytes", 0, "The oldest files of a partition larger than this are deleted; -1: none.", True
+        "retention_bytes",
+        "log.retention.bytes",
+        0,
+        "The oldest files of a partition larger than this are deleted; -1: none.",
+        True,
     ),
     "max.message.bytes": TopicSetting(
-        "max_message_bytes", 1, "The largest batch that a producer may send.", bound="max_frame_bytes"
+        "max_message_bytes",
+        "message.max.bytes",
+        1,
+        "The largest batch that a producer may send.",
+        bound="max_frame_bytes",
     ),
 }
 
-FIXED: Mapping[str, str] = {
-    "cleanup.policy": "delete",
-    "compression.type": "producer",
-    "message.timestamp.type": "CreateTime",
+_ANY_TIME = "a batch may have any times"
+_NOT_COMPACTED = "nothing is compacted"
+_NOT_COMPRESSED = "the broker compresses nothing"
+_NOT_REMOTE = "a log is on its broker's disk alone"
+_NOT_THROTTLED = "copying between replicas is not throttled"
+_OWN_INDEX = "where a reader begins is found by landmarks of another kind"
+
+FIXED: Mapping[str, OnlyValue] = {
+    "cleanup.policy": OnlyValue(
+        "delete", "log.cleanup.policy", "records go by age and size, and none is compacted"
+    ),
+    "compression.type": OnlyValue("producer", "compression.type", "batches are stored as they were sent"),
+    "message.timestamp.type": OnlyValue(
+        "CreateTime", "log.message.timestamp.type", "a batch keeps the times that its producer gave it"
+    ),
+    "message.timestamp.before.max.ms": OnlyValue(
+        str(_INT64_MAX), "log.message.timestamp.before.max.ms", _ANY_TIME
+    ),
+    "message.timestamp.after.max.ms": OnlyValue(
+        str(_INT64_MAX), "log.message.timestamp.after.max.ms", _ANY_TIME
+    ),
+    "unclean.leader.election.enable": OnlyValue(
+        "false", "unclean.leader.election.enable", "no replica leads that lacks what is committed"
+    ),
+    "remote.storage.enable": OnlyValue("false", "remote.log.storage.system.enable", _NOT_REMOTE),
+    "leader.replication.throttled.replicas": OnlyValue("", "", _NOT_THROTTLED),
+    "follower.replication.throttled.replicas": OnlyValue("", "", _NOT_THROTTLED),
 }
 """What Millrace does in any case; clients may say so, but not ask for anything else."""
+
+WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
+    "compression.gzip.level": WithoutEffect(ConfigType.LONG, _NOT_COMPRESSED),
+    "compression.lz4.level": WithoutEffect(ConfigType.LONG, _NOT_COMPRESSED),
+    "compression.zstd.level": WithoutEffect(ConfigType.LONG, _NOT_COMPRESSED),
+    "delete.retention.ms": WithoutEffect(ConfigType.LONG, _NOT_COMPACTED),
+    "min.cleanable.dirty.ratio": WithoutEffect(ConfigType.DOUBLE, _NOT_COMPACTED),
+    "min.compaction.lag.ms": WithoutEffect(ConfigType.LONG, _NOT_COMPACTED),
+    "max.compaction.lag.ms": WithoutEffect(ConfigType.LONG, _NOT_COMPACTED),
+    "file.delete.delay.ms": WithoutEffect(
+        ConfigType.LONG, "a file is deleted at once, and who reads it reads on"
+    ),
+    "index.interval.bytes": WithoutEffect(ConfigType.LONG, _OWN_INDEX),
+    "segment.index.bytes": WithoutEffect(ConfigType.LONG, _OWN_INDEX),
+    "segment.jitter.ms": WithoutEffect(ConfigType.LONG, "new files of many partitions cost little"),
+    "preallocate": WithoutEffect(ConfigType.BOOLEAN, "a file grows as it is written"),
+    "local.retention.ms": WithoutEffect(ConfigType.LONG, _NOT_REMOTE),
+    "local.retention.bytes": WithoutEffect(ConfigType.LONG, _NOT_REMOTE),
+    "remote.log.copy.disable": WithoutEffect(ConfigType.BOOLEAN, _NOT_REMOTE),
+    "remote.log.delete.on.disable": WithoutEffect(ConfigType.BOOLEAN, _NOT_REMOTE),
+}
+"""Hints to parts that are not here: taken, and told where a topic made for Kafka has them."""
+
+BROKER_SETTINGS: Mapping[str, str] = {
+    "broker.id": "broker_id",
+    "node.id": "broker_id",
+    "log.dirs": "log_dir",
+    "broker.rack": "rack",
+    "num.partitions": "default_partitions",
+    "default.replication.factor": "default_replicas",
+    "auto.create.topics.enable": "auto_create_topics",
+    **{setting.broker_name: f"log.{setting.field}" for setting in SETTINGS.values()},
+    "max.connections": "max_connections",
+    "max.connections.per.ip": "max_connections_per_address",
+    "connections.max.idle.ms": "max_idle_ms",
+    "socket.request.max.bytes": "max_frame_bytes",
+    "group.min.session.timeout.ms": "group_min_session_timeout_ms",
+    "group.max.session.timeout.ms": "group_max_session_timeout_ms",
+    "group.initial.rebalance.delay.ms": "group_initial_rebalance_delay_ms",
+    "group.max.size": "group_max_size",
+    "zookeeper.connect": "zookeeper",
+    "zookeeper.session.timeout.ms": "session_timeout_ms",
+}
+"""Kafka's name of a broker's setting -> its key in the broker's file."""
+
+BROKER_FIXED: Mapping[str, str] = {
+    "delete.topic.enable": "true",
+    "group.coordinator.rebalance.protocols": "classic",
+    **{one.broker_name: one.value for one in FIXED.values() if one.broker_name},
+}
+"""What a broker does in any case, by Kafka's names."""
 
 
 def check_topic_settings(broker: BrokerConfig, settings: Mapping[str, str], replicas: int) -> None:
@@ -104,56 +231,66 @@ def topic_log_config(broker: BrokerConfig, settings: Mapping[str, str]) -> LogCo
     return dataclasses.replace(broker.log, **changes)  # type: ignore[arg-type]  # names checked below
 
 
+def is_setting(name: str) -> bool:
+    """True for what a topic may be given, be there one value or many."""
+    return name in SETTINGS or name in FIXED or name in WITHOUT_EFFECT or name == MIN_INSYNC_REPLICAS
+
+
 def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
     """Those of a topic's settings that its logs are kept by, None for no limit; InvalidTopicConfig for what
     cannot be."""
     values: dict[str, int | None] = {}
     for name, text in settings.items():
-        if name in FIXED:
-            if text != FIXED[name]:
-                raise InvalidTopicConfig(f"{name}={text}: only {FIXED[name]} is supported")
-            continue
-        if not is_setting(name):
+        if (only := FIXED.get(name)) is not None:
+            if text != only.value:
+                raise InvalidTopicConfig(f"{name}={text}: only {only.value!r} is supported: {only.reason}")
+        elif (idle := WITHOUT_EFFECT.get(name)) is not None:
+            if not re.fullmatch(_FORMS[idle.type], text):
+                raise InvalidTopicConfig(f"{name}={text!r} is no {idle.type.name.lower()}")
+        elif name == MIN_INSYNC_REPLICAS:
+            _value(name, 1, text)
+        elif (setting := SETTINGS.get(name)) is not None:
+            values[name] = _value(name, setting.smallest, text, unlimited=setting.unlimited)
+        else:
             known = ", ".join((*SETTINGS, MIN_INSYNC_REPLICAS))
             raise InvalidTopicConfig(f"unknown topic setting {name!r}; known: {known}")
-        if not re.fullmatch(r"-?[0-9]{1,30}", text):
-            raise InvalidTopicConfig(f"{name}={text!r} is not a number")
-        value, setting = int(text), SETTINGS.get(name)
-        smallest = 1 if setting is None else setting.smallest
-        if setting is not None and setting.unlimited and value == -1:
-            values[name] = None
-        elif value < smallest:
-            raise InvalidTopicConfig(f"{name}={text}: at least {smallest}")
-        elif setting is not None:
-            values[name] = value
     return values
 
 
-def is_setting(name: str) -> bool:
-    """True for what a topic may be given, if only what Millrace does in any case."""
-    return name in SETTINGS or name in FIXED or name == MIN_INSYNC_REPLICAS
+def _value(name: str, smallest: int, text: str, *, unlimited: bool = False) -> int | None:
+    if not re.fullmatch(r"-?[0-9]{1,30}", text):
+        raise InvalidTopicConfig(f"{name}={text!r} is not a number")
+    value = int(text)
+    if unlimited and value == -1:
+        return None
+    if value < smallest:
+        raise InvalidTopicConfig(f"{name}={text}: at least {smallest}")
+    return value
 
 
 def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedConfig]:
-    """Every setting of a topic; its synonyms are the values given anywhere, the one that counts first."""
+    """Every setting of a topic; its synonyms are the values given anywhere, the one that counts first.
+
+    One without effect is told where the topic has it.
+    """
     product = LogConfig()
     for name, setting in SETTINGS.items():
         default, ours = setting.text(product), setting.text(broker)
-        synonyms = [(name, default, ConfigSource.DEFAULT)]
+        synonyms = [(setting.broker_name, default, ConfigSource.DEFAULT)]
         if ours != default:
-            synonyms.insert(0, (f"log.{setting.field}", ours, ConfigSource.STATIC_BROKER))
-        if name in topic.settings:
-            synonyms.insert(0, (name, topic.settings[name], ConfigSource.TOPIC))
+            synonyms.insert(0, (setting.broker_name, ours, ConfigSource.STATIC_BROKER))
+        synonyms = [*_own(topic, name), *synonyms]
         yield _described(name, synonyms, ConfigType.LONG, setting.documentation, read_only=False)
-    synonyms = [(MIN_INSYNC_REPLICAS, str(default_minimum(topic.fewest_replicas)), ConfigSource.DEFAULT)]
-    if MIN_INSYNC_REPLICAS in topic.settings:
-        own = topic.settings[MIN_INSYNC_REPLICAS]
-        synonyms.insert(0, (MIN_INSYNC_REPLICAS, own, ConfigSource.TOPIC))
+    least = str(default_minimum(topic.fewest_replicas))
+    synonyms = [*_own(topic, MIN_INSYNC_REPLICAS), (MIN_INSYNC_REPLICAS, least, ConfigSource.DEFAULT)]
     words = "Messages are committed, and shown, while so many replicas are in sync."
     yield _described(MIN_INSYNC_REPLICAS, synonyms, ConfigType.INT, words, read_only=False)
-    for name, value in FIXED.items():
-        synonyms = [(name, value, ConfigSource.DEFAULT)]
-        yield _described(name, synonyms, ConfigType.STRING, "There is no other value.")
+    for name, only in FIXED.items():
+        synonyms = [(only.broker_name or name, only.value, ConfigSource.DEFAULT)]
+        yield _described(name, synonyms, ConfigType.STRING, f"There is no other value: {only.reason}.")
+    for name, idle in WITHOUT_EFFECT.items():
+        if own := _own(topic, name):
+            yield _described(name, own, idle.type, f"Without effect: {idle.reason}.", read_only=False)
     origins = ",".join(
         f"{number}={state.origin.cluster}/{state.origin.topic}-{state.origin.partition}"
         for number, state in topic.partitions.items()
@@ -164,15 +301,42 @@ def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedCo
         yield _described(ORIGINS, [(ORIGINS, origins, ConfigSource.TOPIC)], ConfigType.LIST, words)
 
 
-def describe_broker(config: Any, prefix: str = "") -> Iterator[DescribedConfig]:
+def _own(topic: TopicState, name: str) -> list[tuple[str, str, ConfigSource]]:
+    return [(name, topic.settings[name], ConfigSource.TOPIC)] if name in topic.settings else []
+
+
+def describe_broker(config: BrokerConfig, address: BrokerAddress | None) -> Iterator[DescribedConfig]:
+    """Every setting of a broker: by Kafka's names, with the key of its file as a synonym, then by those keys.
+
+    `address` is where the broker says that clients find it.
+    """
+    by_key = {one.name: one for one in _describe_file(config)}
+    for name, key in BROKER_SETTINGS.items():
+        told = by_key[key]
+        source, value = ConfigSource(told.config_source), told.value or ""
+        yield _described(name, [(name, value, source), (key, value, source)], ConfigType(told.config_type))
+    for name, value in BROKER_FIXED.items():
+        yield _described(name, [(name, value, ConfigSource.DEFAULT)], ConfigType.STRING)
+    listeners = config.named_listeners
+    found = {} if address is None else {name: address.at(name) for name in listeners}
+    for name, values in {
+        "listeners": [f"{name}://{one.listen}" for name, one in listeners.items()],
+        "advertised.listeners": [f"{name}://{at[0]}:{at[1]}" for name, at in found.items() if at],
+        "listener.security.protocol.map": [f"{name}:{one.protocol}" for name, one in listeners.items()],
+    }.items():
+        yield _described(name, [(name, ",".join(values), ConfigSource.STATIC_BROKER)], ConfigType.LIST)
+    yield from by_key.values()
+
+
+def _describe_file(config: Any, prefix: str = "") -> Iterator[DescribedConfig]:
     """Every setting of the broker's file, those of its sections by SECTION.NAME."""
     for field in dataclasses.fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from describe_broker(value, f"{name}.")
+            yield from _describe_file(value, f"{name}.")
         elif isinstance(value, Mapping):
             for key, entry in value.items():
-                yield from describe_broker(entry, f"{name}.{key}.")
+                yield from _describe_file(entry, f"{name}.{key}.")
         else:
             text, type_ = _text(value)
             source = ConfigSource.DEFAULT if value == field.default else ConfigSource.STATIC_BROKER

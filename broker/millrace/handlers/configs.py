@@ -1,8 +1,9 @@
 """DescribeConfigs v1 to v4, AlterConfigs v0 to v2, IncrementalAlterConfigs v0 and v1: of topics and brokers.
 
 A broker describes itself alone: clients send the question to the broker it is about. Any broker changes a
-topic's settings, and the open partitions of each follow; a broker's own are in its file and are refused. The
-cluster-wide broker settings that Kafka has are an empty list. Left out: settings of loggers and clients,
+topic's settings, and the open partitions of each follow; a broker's own are in its file: to set one is
+refused, to delete what was set at run time changes nothing, because nothing was. The cluster-wide broker
+settings that Kafka has, and those of loggers, clients and groups, are an empty list. Left out:
 DescribeConfigs v0, which tells no sources, and changes of lists, because no setting of a topic is one.
 """
 
@@ -93,13 +94,14 @@ def _settings(
         if topic is None:
             raise UnknownTopicOrPartition(f"no topic {name} in cluster {broker.config.cluster}")
         return topic_settings.describe_topic(broker.config.log, topic)
-    if resource.resource_type != messages.ResourceType.BROKER:
+    if resource.resource_type not in list(messages.ResourceType):
         raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")
-    if not name:
+    if resource.resource_type != messages.ResourceType.BROKER or not name:
         return iter(())
-    if name != str(broker.config.broker_id):
-        raise InvalidRequest(f"this is broker {broker.config.broker_id}: ask broker {name} itself")
-    return topic_settings.describe_broker(broker.config)
+    number = broker.config.broker_id
+    if name != str(number):
+        raise InvalidRequest(f"this is broker {number}: ask broker {name} itself")
+    return topic_settings.describe_broker(broker.config, broker.cluster.brokers.get(number))
 
 
 def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
@@ -114,6 +116,8 @@ def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages
         if times[resource.resource_type, name] > 1:
             raise InvalidRequest(f"{name} is named more than once")
         if resource.resource_type == messages.ResourceType.BROKER:
+            if resource.configs and all(map(_deletes, resource.configs)):
+                return
             raise InvalidRequest("a broker's settings are in its configuration file: change that, restart it")
         if resource.resource_type != messages.ResourceType.TOPIC:
             raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")
@@ -158,6 +162,10 @@ def _changed(settings: Settings, configs: Sequence[Config]) -> Settings:
         else:
             raise InvalidRequest(f"unknown operation {operation}")
     return changed
+
+
+def _deletes(config: Config) -> bool:
+    return config.config_operation == messages.ConfigOperation.DELETE
 
 
 def _value(config: Config) -> str:

@@ -585,6 +585,7 @@ class PartitionLog:
                 self._producers.expire()
                 active = self._active
                 is_over = self._files.gives_up(active) or active.is_expired(self.config, now)
+                is_over = is_over or active.is_old(self.config, now)
                 if leader_start is None and is_over and active.facts.next_offset >= 0:
                     self._roll_for_retention(now)
                 files, visible, flushed = self._files, self._visible, self._flushed

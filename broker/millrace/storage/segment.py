@@ -109,6 +109,8 @@ class Segment:
         """None when they are in the segment's file of landmarks, if anywhere."""
         self.last_append = last_append
         """When bytes were last added, in seconds since the epoch: retention counts from here."""
+        self.begun = last_append
+        """When it was created; of a file found at a start, when something was last appended to it then."""
         self._append_fd: int | None = None
         self._builds = 0
 
@@ -209,6 +211,10 @@ class Segment:
     def is_expired(self, config: LogConfig, now: float) -> bool:
         """True when nothing was appended to it for longer than retention allows."""
         return config.retention_ms is not None and now - self.last_append > config.retention_ms / 1000
+
+    def is_old(self, config: LogConfig, now: float) -> bool:
+        """True when it was begun longer ago than a segment may be appended to."""
+        return config.segment_ms is not None and now - self.begun > config.segment_ms / 1000
 
     def unlink(self) -> None:
         """Remove its files; slices handed out keep theirs."""

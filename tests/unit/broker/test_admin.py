@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from millrace.broker.broker import Broker
+from millrace.broker.topic_settings import BROKER_SETTINGS, FIXED, SETTINGS
 from millrace.config import BrokerConfig, LogConfig
 from millrace.coordination.state import REPLICATING, PartitionState, TopicState
 from millrace.errors import ErrorCode
@@ -29,7 +30,7 @@ from tests.unit.broker.asking import (
 )
 from tests.unit.broker.running import ORIGIN, Outcome, Running, topic
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 FROM_TOPIC, FROM_FILE, DEFAULT = 1, 4, 5
 
@@ -95,20 +96,22 @@ def test_a_topics_settings_say_where_they_come_from(running: Setup) -> None:
     assert running.alter(("retention.ms", SET, "60000")) == (0, None)
     found = running.settings()
     told = {name: (config.value, config.config_source, config.read_only) for name, config in found.items()}
-    assert told == {
+    assert {name: what for name, what in told.items() if name in SETTINGS} == {
         "segment.bytes": (str(1 << 20), FROM_FILE, False),
+        "segment.ms": (str(7 * 24 * 3600 * 1000), DEFAULT, False),
         "flush.messages": ("10000", DEFAULT, False),
         "flush.ms": ("1", FROM_FILE, False),
         "retention.ms": ("60000", FROM_TOPIC, False),
         "retention.bytes": ("-1", DEFAULT, False),
         "max.message.bytes": (str(8 << 20), DEFAULT, False),
-        "cleanup.policy": ("delete", DEFAULT, True),
-        "compression.type": ("producer", DEFAULT, True),
-        "message.timestamp.type": ("CreateTime", DEFAULT, True),
-        "min.insync.replicas": ("1", DEFAULT, False),
     }
+    assert {name: what for name, what in told.items() if name in FIXED} == {
+        name: (only.value, DEFAULT, True) for name, only in FIXED.items()
+    }
+    assert told.keys() == SETTINGS.keys() | FIXED.keys() | {"min.insync.replicas"}
+    assert told["min.insync.replicas"] == ("1", DEFAULT, False)
     places = [(place.name, place.value, place.source) for place in found["flush.ms"].synonyms]
-    assert places == [("log.flush_ms", "1", FROM_FILE), ("flush.ms", "100", DEFAULT)]
+    assert places == [("log.flush.interval.ms", "1", FROM_FILE), ("log.flush.interval.ms", "100", DEFAULT)]
     assert (found["flush.ms"].config_type, found["cleanup.policy"].config_type) == (5, 2)
     assert "the disk" in found["flush.ms"].documentation
 
@@ -136,11 +139,44 @@ def test_a_broker_tells_what_its_file_says_and_answers_for_itself_only(running: 
     assert running.settings("", resource_type=BROKER) == {}, (
         "the settings of all brokers, which there are none of"
     )
-    for kind, name in ((BROKER, "2"), (8, "1"), (0, "t")):
+    for kind, name in ((BROKER, "2"), (3, "1"), (0, "t")):
         asked = {"resources": [{"resource_type": kind, "resource_name": name, "configuration_keys": None}]}
         assert list(error_codes(ask(running, ApiKey.DESCRIBE_CONFIGS, 1, asked))) == [
             ErrorCode.INVALID_REQUEST
         ]
+
+
+@pytest.mark.parametrize("kind", [BROKER_LOGGER, CLIENT_METRICS, GROUP])
+def test_what_has_no_settings_is_described_with_none(running: Setup, kind: int) -> None:
+    assert running.settings("any", resource_type=kind) == {}
+
+
+def test_a_broker_tells_its_settings_by_kafkas_names_with_the_keys_of_its_file(running: Setup) -> None:
+    running.configure(auto_create_topics=True)
+    found = running.settings("1", resource_type=BROKER)
+    for name, key in BROKER_SETTINGS.items():
+        told, own = found[name], found[key]
+        assert (told.value, told.config_source, told.config_type) == (
+            own.value,
+            own.config_source,
+            own.config_type,
+        )
+        assert [place.name for place in told.synonyms] == [name, key]
+    assert found["auto.create.topics.enable"].value == "true"
+    assert found["num.partitions"].value == "4"
+    assert found["default.replication.factor"].value == "1"
+    assert found["log.cleanup.policy"].value == "delete"
+    assert found["listeners"].value == "default://127.0.0.1:9092"
+    assert found["listener.security.protocol.map"].value == "default:PLAINTEXT"
+
+
+def test_a_setting_without_effect_is_kept_and_shown(running: Setup) -> None:
+    assert running.alter(("file.delete.delay.ms", SET, "5")) == (0, None)
+    told = running.settings()["file.delete.delay.ms"]
+    assert (told.value, told.config_source, told.read_only) == ("5", FROM_TOPIC, False)
+    assert told.documentation.startswith("Without effect")
+    assert running.alter(("file.delete.delay.ms", DELETE, None)) == (0, None)
+    assert "file.delete.delay.ms" not in running.settings()
 
 
 def test_changed_settings_reach_open_logs_and_deleted_ones_are_the_brokers_again(running: Setup) -> None:
@@ -205,6 +241,11 @@ def test_a_brokers_settings_are_refused_with_the_way_to_change_them(running: Set
     code, reason = running.alter(("flush_ms", SET, "5"), resource_type=BROKER, resource_name="1")
     assert code == ErrorCode.INVALID_REQUEST
     assert "configuration file" in reason
+    cleared = ("leader.replication.throttled.rate", DELETE, None)
+    assert running.alter(cleared, resource_type=BROKER, resource_name="1") == (0, None)
+    assert running.alter(resource_type=BROKER, resource_name="1")[0] == ErrorCode.INVALID_REQUEST
+    both = (cleared, ("log.retention.ms", SET, "5"))
+    assert running.alter(*both, resource_type=BROKER, resource_name="1")[0] == ErrorCode.INVALID_REQUEST
 
 
 def test_a_topic_named_twice_in_one_change_is_refused_once(running: Setup) -> None:

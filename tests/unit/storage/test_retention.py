@@ -51,6 +51,39 @@ def test_segments_expire_by_the_time_of_their_last_append_not_by_event_time(tmp_
     log.close()
 
 
+def test_a_segment_that_always_gets_a_little_rolls_when_it_is_old_and_then_expires(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_ms=5_000, retention_ms=10_000)
+    for _ in range(8):
+        appended(log, batch(2))
+        flush(log)
+        log.apply_retention()
+        clock.now += 3
+    assert log.log_start_offset > 0
+    assert len(log_files(tmp_path)) > 2
+    appended(log, batch(2))
+    flush(log)
+    log.close()
+    again = open_log(tmp_path, clock, segment_ms=5_000, retention_ms=None)
+    again.apply_retention()
+    files = log_files(tmp_path)
+    clock.now = files[-1].stat().st_mtime + 6
+    again.apply_retention()
+    assert len(log_files(tmp_path)) == len(files) + 1
+    again.close()
+
+
+def test_a_segment_rolls_by_size_alone_without_a_limit_of_its_age(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_ms=None, retention_ms=None)
+    appended(log, batch(2))
+    flush(log)
+    clock.now += 1e9
+    log.apply_retention()
+    assert len(log_files(tmp_path)) == 1
+    log.close()
+
+
 def test_no_retention_keeps_everything(tmp_path: Path) -> None:
     clock = Clock()
     log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=None)
