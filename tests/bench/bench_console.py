@@ -10,6 +10,7 @@ are installed, from the question until the page was painted.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import random
 import shutil
@@ -126,6 +127,7 @@ def main() -> None:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/console"
+        gc.freeze()  # as `millrace auditor` does
         try:
             busy = busy_share()
             text = TEXT.format(

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -269,30 +270,39 @@ class _Console:
 
     def _scale(self) -> str:
         """The line above the picture: each day at its beginning, and every sixth hour where there is room."""
-        text = ""
+        text, hours = "", (self._end - self._start) // HOUR_MS
         for hour in range(self._start, self._end, HOUR_MS):
             if len(text) > (hour - self._start) // HOUR_MS:
                 continue
-            at = utc(hour)
-            name = ""
+            at, forms = utc(hour), tuple[str, ...]()
             if at.hour == 0:
-                name = at.strftime("%a %d %b ")
+                forms = ("%a %d %b", "%a %d", "%d")  # at the end of the line there may be room for less
             elif self._view.days == DAYS[0] and at.hour % 6 == 0:
-                name = at.strftime("%H ")
-            text += name or " "
-        return text[: (self._end - self._start) // HOUR_MS]
+                forms = ("%H",)
+            names = (at.strftime(form) for form in forms)
+            text += next((name for name in names if len(name) <= hours - len(text)), "") + " "
+        return text[:hours]
 
     def _runs(self, row: TopicHours) -> Iterator[Run]:
         """A row's links: to each hour, or in a long picture to each day, cut where the verdict changes."""
-        step = HOUR_MS if self._view.days == DAYS[0] else DAY_MS
-        hours = zip(range(self._start, self._end, HOUR_MS), row.hours, strict=True)
         base = self._view.link(topic=row.known.topic)
-        for (at, verdict), group in groupby(hours, lambda pair: (pair[0] - pair[0] % step, pair[1])):
-            time = utc(at).strftime("%Y-%m-%dT%H" if step == HOUR_MS else "%Y-%m-%d")
-            mark = MARKS[verdict] * len([*group])
-            yield Run(
-                mark, verdict or "none", f"{base}&at={time}#detail", f"{time}: {verdict or 'no events'}"
-            )
+        done = 0
+        for name, size in self._links:
+            for verdict, group in groupby(row.hours[done : done + size]):
+                title = f"{name}: {verdict or 'no events'}"
+                yield Run(
+                    MARKS[verdict] * len([*group]), verdict or "none", f"{base}&at={name}#detail", title
+                )
+            done += size
+
+    @cached_property
+    def _links(self) -> Sequence[tuple[str, int]]:
+        """Each hour or day that a row leads to: as a link names it, and how many hours it has here."""
+        by_hour = self._view.days == DAYS[0]
+        step = HOUR_MS if by_hour else DAY_MS
+        steps = groupby(range(self._start, self._end, HOUR_MS), lambda at: at - at % step)
+        form = "%Y-%m-%dT%H" if by_hour else "%Y-%m-%d"
+        return [(utc(at).strftime(form), len([*hours])) for at, hours in steps]
 
     def detail(self, topic: str, at: str) -> dict[str, Any]:
         """One hour by its windows, or a day by its hours."""

@@ -1,21 +1,23 @@
-"""The verdict on every hour of every topic, for a picture of many days: read in one query, judged before.
+"""The verdict on every hour of every topic, for a picture of many days: judged before they are read.
 
 An hour is as bad as its worst window, as everywhere. Knows no page.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import case, func, select
+from sqlalchemy import case, func, or_, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Topic, Verdict, overall
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.store import WindowRow
+from millrace_audit.auditor.store import WindowRow, slices
 from millrace_audit.auditor.topic_view import TopicView, listed, views
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 
@@ -41,34 +43,49 @@ def newest_end(session: Session, now: int) -> int:
 
 def hours_of_all(session: Session, rules: AuditRules, start: int, end: int) -> list[TopicHours]:
     """Every topic by name, with its verdicts on the hours of [start, end), both full hours in ms."""
-    judged = _judged_hours(session, start, end)
+    topics = listed(session)
+    judged = _judged_hours(session, topics, start, end)
     return [
-        TopicHours(
-            answers.known_of(session, view),
-            [_verdict(judged.get((view.topic, hour)), view, hour) for hour in range(start, end, HOUR_MS)],
-        )
-        for view in views(session, rules, Progress(session), listed(session))
+        TopicHours(answers.known_of(session, view), _hours(judged[view.topic], view, start, end))
+        for view in views(session, rules, Progress(session), topics)
     ]
 
 
-def _judged_hours(session: Session, start: int, end: int) -> Mapping[tuple[str, int], Verdict]:
-    """The worst verdict on the windows of each hour that has any; news that is not judged yet is pending."""
+def _judged_hours(
+    session: Session, topics: Sequence[str], start: int, end: int
+) -> defaultdict[str, dict[int, Verdict]]:
+    """Topic -> hour -> the worst verdict on its windows that have events; news not judged yet is pending."""
     ranks = {str(verdict): rank for rank, verdict in enumerate(_WORST_FIRST)}
     pending = ranks[Verdict.PENDING]
     rank = case(ranks, value=WindowRow.verdict, else_=pending)
     rank = case((WindowRow.dirty & (rank > pending), pending), else_=rank)
     hour = WindowRow.window // HOUR_MS
-    rows = select(WindowRow.topic, hour, func.min(rank)).where(
-        WindowRow.window >= start, WindowRow.window < end
-    )
-    found = session.execute(rows.group_by(WindowRow.topic, hour))
-    return {(topic, number * HOUR_MS): _WORST_FIRST[rank] for topic, number, rank in found}
+    # Nearly all windows are complete. A database finds their hours three times as fast as the worst of each.
+    with_events = select(WindowRow.topic, hour).distinct()
+    not_complete = select(WindowRow.topic, hour, func.min(rank)).group_by(WindowRow.topic, hour)
+    not_complete = not_complete.where(or_(WindowRow.verdict != Verdict.COMPLETE, WindowRow.dirty))
+    judged: defaultdict[str, dict[int, Verdict]] = defaultdict(dict)
+    for some in slices(topics):
+        here = (WindowRow.topic.in_(some), WindowRow.window >= start, WindowRow.window < end)
+        for topic, number in session.execute(with_events.where(*here)):
+            judged[topic][number * HOUR_MS] = Verdict.COMPLETE
+        for topic, number, worst in session.execute(not_complete.where(*here)):
+            judged[topic][number * HOUR_MS] = _WORST_FIRST[worst]
+    return judged
 
 
-def _verdict(judged: Verdict | None, view: TopicView, hour: int) -> Verdict | None:
-    """Of one hour: where somebody may still say something of it, no event is no proof."""
-    if hour + HOUR_MS <= view.final_through or hour > view.now:
-        return judged
+def _hours(judged: Mapping[int, Verdict], view: TopicView, start: int, end: int) -> list[Verdict | None]:
+    """Of each hour: where somebody may still say something of it, no event is no proof."""
+    hours = range(start, end, HOUR_MS)
+    open_at = bisect_right(hours, view.final_through - HOUR_MS)
+    future_at = max(bisect_right(hours, view.now), open_at)
+    verdicts = [judged.get(hour) for hour in hours]
+    verdicts[open_at:future_at] = [_open(judged.get(hour), view, hour) for hour in hours[open_at:future_at]]
+    return verdicts
+
+
+def _open(judged: Verdict | None, view: TopicView, hour: int) -> Verdict | None:
+    """Of an hour that is not final as a whole."""
     newest = min(hour + HOUR_MS - WINDOW_MS, window_start(view.now))
     waiting = [verdict for verdict, _ in view.around(newest, None).waiting if verdict != Verdict.CARRIED]
     if judged is None and not waiting:

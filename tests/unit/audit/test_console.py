@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,13 +14,13 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from millrace_audit.answer import Verdict
+from millrace_audit.answer import Verdict, iso, overall, utc
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.console import MARKS
 from millrace_audit.auditor.heat import hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, CoverageRow, WindowRow
-from millrace_audit.reports.counts import HOUR_MS
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE
 from tests.unit.audit.story import NOW, RULES, TOPIC, Story, W, found
 from tests.unit.audit.test_app import Client, Worker
@@ -69,6 +70,28 @@ class Tags(HTMLParser):
         self.attributes += [(name, value or "") for name, value in attrs]
 
 
+class Picture(HTMLParser):
+    """The cells of the only topic, and what they say when one points at them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.cells, self.titles = "", list[str]()
+        self._in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        has = dict(attrs)
+        self._in_cell = tag == "a" and has.get("class") in {*Verdict, "none"}
+        if self._in_cell:
+            self.titles.append(has["title"] or "")
+
+    def handle_data(self, data: str) -> None:
+        self.cells += data if self._in_cell else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = False
+
+
 def test_an_hour_has_the_verdict_of_its_worst_window_and_one_without_events_none(console: Console) -> None:
     console.story.whole()
     console.story.apply()
@@ -113,6 +136,57 @@ def test_what_the_picture_says_of_an_hour_is_what_the_answer_says_of_it(console:
     assert "1 missing at dc1" in page
     assert "shop on web-1, instance 1" in page
     assert "millrace log verify" in page, "what to do about it"
+
+
+@pytest.mark.parametrize("days", [2, 7, 30])
+def test_the_picture_says_of_each_hour_what_its_windows_say_one_by_one(console: Console, days: int) -> None:
+    dice, end = random.Random(days), W - W % HOUR_MS + HOUR_MS
+    start = end - days * 24 * HOUR_MS
+    console.story.whole()
+    console.story.apply()
+    words = [*Verdict, *[Verdict.COMPLETE] * 10, "a word of a later Millrace"]
+    expected: dict[int, Verdict] = {}
+    with console.store.writing() as session:
+        for at in range(start - HOUR_MS, end - HOUR_MS, WINDOW_MS):
+            if dice.random() < 0.7:
+                continue
+            said, is_news = dice.choice(words), dice.random() < 0.1
+            session.add(WindowRow(topic=TOPIC, window=at, verdict=said, dirty=is_news))
+            verdict = Verdict(said) if said in {*Verdict} else Verdict.PENDING
+            hour = at - at % HOUR_MS
+            seen = [verdict, Verdict.PENDING] if is_news else [verdict]
+            expected[hour] = overall([*seen, expected.get(hour, Verdict.COMPLETE)])
+    expected[end - HOUR_MS] = Verdict.COMPLETE
+    hours = [expected.get(hour) for hour in range(start, end, HOUR_MS)]
+    assert {*hours} == {*Verdict, None}
+    assert console.verdicts(start, end) == {TOPIC: hours}
+    page = Picture(console.get(days=str(days), until=iso(end)).text)
+    assert page.cells == "".join(MARKS[verdict] for verdict in hours)
+    named = [at for at in page.titles if at.partition(": ")[2] == "no events"]
+    first = utc(start + hours.index(None) * HOUR_MS)
+    assert named[0].partition(":")[0] == first.strftime("%Y-%m-%dT%H" if days == 2 else "%Y-%m-%d")
+
+
+@pytest.mark.parametrize(
+    ("until", "last"),
+    [
+        ("2015-05-18T00:00Z", "Sun 17 May 12 18"),
+        ("2015-05-17T10:00Z", "Sun 17 May"),
+        ("2015-05-17T07:00Z", "Sun 17"),
+        ("2015-05-17T02:00Z", "17"),
+        ("2015-05-17T01:00Z", "Sat 16 May 12 18"),
+    ],
+)
+def test_the_line_above_the_picture_names_its_last_day_as_far_as_there_is_room(
+    console: Console, until: str, last: str
+) -> None:
+    console.story.whole()
+    console.story.apply()
+    _, _, scale = console.get(until=until).text.partition('<div class="row scale">')
+    _, _, scale = scale.partition('<span class="cells">')
+    scale, _, _ = scale.partition("</span>")
+    assert len(scale) == 48
+    assert " ".join(scale.split()).endswith(f" {last}")
 
 
 def test_every_verdict_has_a_mark_of_its_own() -> None:
