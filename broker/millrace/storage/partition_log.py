@@ -48,6 +48,7 @@ from millrace.storage.chain import header_at
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.epochs import EpochMap
 from millrace.storage.landmarks import Landmarks, landmarks_path
+from millrace.storage.log_start import remove_start, write_start
 from millrace.storage.producer_state import ProducerLimit, ProducerState, ProducerStates
 from millrace.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
 from millrace.storage.recovery import Recovered, Scan, recover
@@ -71,6 +72,7 @@ ROOM_AGAIN_S = 10.0
 """A disk counts as full until it has refused nothing for so long: small appends may fit all the time."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Why a file could not be opened for the moment. No sync fails with them."""
+_START_NOT_WRITTEN = "where the log starts could not be written down"
 IDLE_SECONDS = 60.0
 """A log that took nothing for so long keeps no file open: most of many partitions are idle."""
 
@@ -441,6 +443,7 @@ class PartitionLog:
                 path = segment_path(self.directory, position)
                 path.write_bytes(b"")
                 sync_directory(self.directory)
+                remove_start(self.directory)  # of what is dropped; until then the old checkpoint says it
                 # A crash before this finds a file behind a gap, and after it files below the start.
                 empty = Files((Segment.open(path, SegmentFacts(position), Landmarks()),), position)
                 Checkpoint.of(state, empty, [], EpochMap(), state).write(self.directory)
@@ -553,8 +556,9 @@ class PartitionLog:
     def delete_records(self, before: int) -> int:
         """Give up every record before an offset, -1 for all; where the log then starts. For a thread.
 
-        When it returns the new start survives a power cut; retention deletes files that hold nothing else.
-        Raises OffsetOutOfRange for an offset that no consumer could read on from, and StorageError.
+        When it returns the new start survives a power cut, and the loss of the checkpoint; retention deletes
+        files that hold nothing else. Raises OffsetOutOfRange for an offset that no consumer could read on
+        from, and StorageError.
         """
         with self._checkpoint_lock:
             with self._lock:
@@ -565,8 +569,12 @@ class PartitionLog:
             if not 0 <= offset <= end:
                 raise OffsetOutOfRange(f"offset {before} is past the end, {end}")
             if offset > self.log_start_offset:
+                try:
+                    write_start(self.directory, offset)
+                except OSError as error:
+                    raise StorageError(f"{_START_NOT_WRITTEN}: {self.directory.name}: {error}") from error
                 if not self._write_checkpoint(flushed, replace(files, start_offset=offset)):
-                    raise StorageError(f"{self.directory.name}: where it starts could not be written down")
+                    raise StorageError(f"{_START_NOT_WRITTEN}: {self.directory.name}")
                 with self._lock:
                     self._files = replace(self._files, start_offset=offset)
             return self.log_start_offset

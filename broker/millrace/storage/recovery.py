@@ -25,6 +25,7 @@ from millrace.storage.chain import ChainBroken, next_batch, walk_batches, walk_p
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.epochs import EpochMap
 from millrace.storage.landmarks import Landmarks, landmarks_path
+from millrace.storage.log_start import read_start
 from millrace.storage.producer_state import FILE_NAME, ProducerStates
 from millrace.storage.segment import (
     Files,
@@ -81,9 +82,8 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         # An empty last file may be one whose name a crash kept from being synced: the long way does it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)
-            return Recovered(
-                Files(tuple(segments), start_offset), state, checkpoint.flushed, epochs, committed
-            )
+            files = _files(directory, segments, start_offset, state)
+            return Recovered(files, state, checkpoint.flushed, epochs, committed)
     flushed = None if checkpoint is None else checkpoint.flushed
     scan = Scan(state, producers, epochs, skip_damage=flushed is None)
     scan.run(segments)
@@ -99,7 +99,14 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     if scan.state.end > scan.kept.end:
         epochs.cut(scan.kept.end)
     checkpointed = -1 if flushed is None else flushed
-    return Recovered(Files(tuple(kept), start_offset), scan.kept, checkpointed, epochs, committed)
+    files = _files(directory, kept, start_offset, scan.kept)
+    return Recovered(files, scan.kept, checkpointed, epochs, committed)
+
+
+def _files(directory: Path, segments: list[Segment], start_offset: int, state: LogState) -> Files:
+    # What was deleted past the end of a log that lost more than its checkpoint would hide what comes next.
+    deleted = min(read_start(directory), state.high_watermark)
+    return Files(tuple(segments), max(start_offset, deleted))
 
 
 def _read_checkpoint(directory: Path) -> Checkpoint | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from millrace.config import LogConfig
@@ -122,6 +123,26 @@ def crash(log: PartitionLog) -> Path:
     """Leave the log as a killed process does: nothing written, descriptors closed."""
     log._shut("crashed")
     return log.directory
+
+
+class PowerCut(BaseException):
+    """The process ends here."""
+
+
+def cut_short(after: int) -> Any:
+    """A stand-in for what a log asks of the file system: it stops at the call of that number."""
+    calls = [0]
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > after:
+                raise PowerCut
+            return real(*args, **options)
+
+        return call
+
+    return counted
 
 
 def log_files(directory: Path) -> list[Path]:

@@ -16,11 +16,13 @@ from millrace.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
+    PowerCut,
     appended,
     batch,
     consume,
     crash,
     crowded_batch,
+    cut_short,
     log_files,
     origin_batches,
     position,
@@ -194,26 +196,6 @@ def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
         log.cut(log.end // 2)
     assert log.committed == log.end
     log.close()
-
-
-class PowerCut(BaseException):
-    """The process ends here."""
-
-
-def cut_short(after: int) -> Any:
-    """A stand-in for what a log asks of the file system: it stops at the call of that number."""
-    calls = [0]
-
-    def counted(real: Any) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
-            calls[0] += 1
-            if calls[0] > after:
-                raise PowerCut
-            return real(*args, **options)
-
-        return call
-
-    return counted
 
 
 @pytest.mark.parametrize("anew", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +13,20 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
+from millrace.storage import log_start, partition_log
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.partition_log import IDLE_SECONDS, PartitionLog
 from millrace.storage.segment import Segment
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
+    PowerCut,
     appended,
     batch,
     batches_at,
     consume,
     crash,
+    cut_short,
     flush,
     log_files,
     open_log,
@@ -440,8 +444,65 @@ def test_a_start_that_cannot_be_written_down_does_not_move(
     def full(*_: object) -> None:
         raise OSError(28, "no space left")
 
-    monkeypatch.setattr(Checkpoint, "write", full)
-    with pytest.raises(StorageError, match="could not be written down"):
-        log.delete_records(-1)
-    assert log.log_start_offset == 0
+    for owner, name in ((partition_log, "write_start"), (Checkpoint, "write")):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, full)
+            with pytest.raises(StorageError, match="could not be written down"):
+                log.delete_records(-1)
+            assert log.log_start_offset == 0
     log.close()
+
+
+def test_deleted_records_stay_deleted_whichever_file_is_lost_and_wherever_a_crash_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the checkpoint, with the one of before, with a damaged one; without the file of the start."""
+    for after in range(100):
+        log = open_log(tmp_path / str(after), segment_bytes=400)
+        placed = [appended(log, batch(2))[0] for _ in range(10)]
+        flush(log)
+        log._write_checkpoint(log._flushed, log._files)
+        start, old = placed[6].base_offset, (log.directory / FILE_NAME).read_bytes()
+        with monkeypatch.context() as patched:
+            counted = cut_short(after)
+            for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
+                patched.setattr(owner, name, counted(getattr(owner, name)))
+            try:
+                done = log.delete_records(start) == start
+            except PowerCut:
+                done = False
+        crash(log)
+        for lost in (None, b"", old, b"damaged"):
+            directory = tmp_path / f"{after}-{lost!r:.9}"
+            shutil.copytree(log.directory, directory)
+            if lost == b"":
+                (directory / FILE_NAME).unlink()
+            elif lost is not None:
+                (directory / FILE_NAME).write_bytes(lost)
+            again = open_log(directory, segment_bytes=400)
+            assert again.log_start_offset in ((start,) if done else (0, start)), (after, lost)
+            assert again.high_watermark == placed[-1].base_offset + 2
+            crash(again)
+        (log.directory / log_start.FILE_NAME).unlink(missing_ok=True)
+        again = open_log(log.directory, segment_bytes=400)
+        assert again.log_start_offset in ((start,) if done else (0, start))
+        crash(again)
+        if done:
+            return
+    pytest.fail("it never ends")
+
+
+def test_a_start_behind_all_that_is_left_hides_nothing_that_comes_next(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(2))
+    flush(log)
+    log.delete_records(-1)
+    crash(log)
+    (tmp_path / FILE_NAME).unlink()
+    for path in log_files(tmp_path):
+        path.write_bytes(b"")
+    log = open_log(tmp_path)
+    next_one = appended(log, batch(2))[0].base_offset
+    flush(log)
+    assert batches_at(log, next_one, 1)[0].base_offset == next_one == 0
+    crash(log)
