@@ -73,11 +73,12 @@ def test_lines_go_in_and_come_out(broker: RunningBroker) -> None:
     late = run(broker, "consume", "lines", "--partition", "0", "--offset", f"{last}", "--until-end", "--json")
     assert (first, json.loads(late)["offset"]) == (0, last)
     listed = json.loads(run(broker, "topics", "list", "--json"))
-    assert {"topic": "lines", "partitions": 1} in listed
+    assert {"topic": "lines", "partitions": 1, "replicas": 1, "under_replicated": 0} in listed
     described = json.loads(run(broker, "topics", "describe", "lines", "--json"))
     (partition,) = described["partitions"]
     assert partition.pop("bytes") > 60
-    assert partition == {"partition": 0, "leader": 1, "start": 0, "high_watermark": last + 1}
+    copies = {"leader_epoch": 0, "replicas": [1], "in_sync": [1], "eligible": []}
+    assert partition == {"partition": 0, "leader": 1, **copies, "start": 0, "high_watermark": last + 1}
     assert {"name": "flush.ms", "value": "100", "source": "default"} in described["settings"]
     table = run(broker, "topics", "describe", "lines")
     assert "high watermark" in table
@@ -151,7 +152,7 @@ def test_a_topic_is_changed_while_it_is_in_use(broker: RunningBroker) -> None:
 def test_a_creation_whose_outcome_is_unknown_says_how_to_find_it_out(
     broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(*_: object) -> None:
+    def silent(*_: object, **__: object) -> None:
         raise MillraceError("no answer (gave up after 10 s)")
 
     monkeypatch.setattr(ClusterClient, "create_topic", silent)

@@ -146,13 +146,19 @@ class ClusterClient:
         earliest, latest = (self.list_offsets(topic, when, [partition]) for when in (EARLIEST, LATEST))
         return earliest[partition], latest[partition]
 
-    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        """Create the topic and wait until every partition has a leader; BrokerError when it is refused."""
+    def create_topic(
+        self, name: str, partitions: int, configs: Mapping[str, str] | None = None, *, replicas: int = -1
+    ) -> None:
+        """Create the topic and wait until every partition has a leader; BrokerError when it is refused.
+
+        Without `replicas` it has as many as the cluster says: on Apache Kafka that is not for us to know.
+        """
         settings = tuple(
             messages.CreateTopicsRequest.Topic.Config(name=k, value=v) for k, v in (configs or {}).items()
         )
-        # As many replicas as the cluster says: on Apache Kafka that is not for us to know.
-        topic = messages.CreateTopicsRequest.Topic(name=name, num_partitions=partitions, configs=settings)
+        topic = messages.CreateTopicsRequest.Topic(
+            name=name, num_partitions=partitions, replication_factor=replicas, configs=settings
+        )
         request = messages.CreateTopicsRequest(topics=(topic,), timeout=int(self._timeout_s * 1000))
 
         def attempt(deadline: float) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey, MetadataRequest, MetadataResponse
 
 VERSION = 12
+
+
+class Copies(NamedTuple):
+    """A partition's replicas, as ids of brokers: all, and those in sync, in the leader's epoch."""
+
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +28,17 @@ class TopicMetadata:
     name: str
     topic_id: UUID
     partitions: Mapping[int, int]
+    copies: Mapping[int, Copies] = field(default_factory=dict)
 
     @classmethod
     def of(cls, topic: MetadataResponse.Topic) -> TopicMetadata:
-        partitions = {p.partition_index: p.leader_id for p in topic.partitions}
-        return cls(topic.name or "", topic.topic_id or UUID(int=0), dict(sorted(partitions.items())))
+        partitions = sorted(topic.partitions, key=lambda p: p.partition_index)
+        return cls(
+            topic.name or "",
+            topic.topic_id or UUID(int=0),
+            {p.partition_index: p.leader_id for p in partitions},
+            {p.partition_index: Copies(p.leader_epoch, p.replica_nodes, p.isr_nodes) for p in partitions},
+        )
 
 
 def encode_request(topics: Iterable[str] | None) -> bytes:

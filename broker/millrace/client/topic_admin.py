@@ -50,6 +50,27 @@ def settings_of_topics(
     return {result.resource_name: result.configs for result in response.results}
 
 
+def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int, ...]]:
+    """Partition -> the brokers that may lead it though they are not in sync; of Millrace, or Kafka 3.8."""
+    described: dict[int, tuple[int, ...]] = {}
+    wanted = (messages.DescribeTopicPartitionsRequest.Topic(name=topic),)
+    cursor: messages.DescribeTopicPartitionsRequest.Cursor | None = None
+    while True:
+        request = messages.DescribeTopicPartitionsRequest(topics=wanted, cursor=cursor)
+        response = client.call(
+            None, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, request, messages.DescribeTopicPartitionsResponse
+        )
+        for result in response.topics:
+            raise_error(result.error_code, f"topic {topic!r} on {client.bootstrap}")
+            for partition in result.partitions:
+                described[partition.partition_index] = partition.eligible_leader_replicas or ()
+        if (after := response.next_cursor) is None:
+            return described
+        cursor = messages.DescribeTopicPartitionsRequest.Cursor(
+            topic_name=after.topic_name, partition_index=after.partition_index
+        )
+
+
 def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str, str | None]) -> None:
     """Set the topic's own settings, or delete those given as None; BrokerError when one is refused."""
     operation = messages.ConfigOperation

@@ -10,11 +10,18 @@ from typing import Any
 import click
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
-from millrace.client.topic_admin import add_partitions, alter_topic_settings, partition_sizes, topic_settings
+from millrace.client.topic_admin import (
+    add_partitions,
+    alter_topic_settings,
+    eligible_replicas,
+    partition_sizes,
+    topic_settings,
+)
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_records, print_rows
 from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.wire.admin_messages import ORIGINS, ConfigSource
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
 TIMEOUT_S = 10.0
 _SOURCES: dict[int, str] = {
@@ -44,9 +51,14 @@ def topics() -> None:
 @topics.command()
 @click.argument("topic")
 @click.option("--partitions", type=click.IntRange(1), default=None, help="Default: as the broker is set.")
+@click.option(
+    "--replicas", type=click.IntRange(1), default=None, help="Of each; default: as the broker is set."
+)
 @click.option("--config", "settings", multiple=True, metavar="KEY=VALUE", help="For example retention.ms=-1.")
 @bootstrap_option
-def create(topic: str, partitions: int | None, settings: Sequence[str], bootstrap: str) -> None:
+def create(
+    topic: str, partitions: int | None, replicas: int | None, settings: Sequence[str], bootstrap: str
+) -> None:
     """Create TOPIC; its partitions are spread over the live brokers.
 
     Example: millrace topics create PageView --partitions 8 --config retention.ms=86400000
@@ -55,7 +67,7 @@ def create(topic: str, partitions: int | None, settings: Sequence[str], bootstra
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         assert client.cluster_id  # a broker answers: only from here on may a failure leave something behind
         try:
-            client.create_topic(topic, -1 if partitions is None else partitions, values)
+            client.create_topic(topic, partitions or -1, values, replicas=replicas or -1)
         except MillraceError as error:
             if isinstance(error, BrokerError) and error.code != ErrorCode.REQUEST_TIMED_OUT:
                 raise
@@ -70,13 +82,21 @@ def create(topic: str, partitions: int | None, settings: Sequence[str], bootstra
 @json_option()
 @bootstrap_option
 def list_(as_json: bool, bootstrap: str) -> None:
-    """List every topic with its number of partitions.
+    """List every topic with its numbers of partitions and replicas, and of partitions that lack some.
 
     Example: millrace topics list --json
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         listed = sorted(client.topics().items())
-    records = [{"topic": name, "partitions": len(topic.partitions)} for name, topic in listed]
+    records = [
+        {
+            "topic": name,
+            "partitions": len(topic.partitions),
+            "replicas": max((len(each.replicas) for each in topic.copies.values()), default=0),
+            "under_replicated": sum(len(each.isr) < len(each.replicas) for each in topic.copies.values()),
+        }
+        for name, topic in listed
+    ]
     print_records(records, as_json=as_json, none="no topics")
 
 
@@ -85,8 +105,9 @@ def list_(as_json: bool, bootstrap: str) -> None:
 @json_option()
 @bootstrap_option
 def describe(topic: str, as_json: bool, bootstrap: str) -> None:
-    """Show settings of TOPIC, and leader, offsets and size of each partition.
+    """Show settings of TOPIC, and leader, replicas, offsets and size of each partition.
 
+    Replicas are ids of brokers: all, those in sync, and those that may lead though they are not in sync.
     Offsets are byte positions, not counts of messages; -1 stands for what nobody tells, because the
     partition's broker is not running. A mirrored topic shows its origins, too.
 
@@ -111,9 +132,22 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
         )
         return
     click.echo(f"{topic}  id {topic_id}")
-    numbers = ("partition", "leader", "start", "high watermark", "bytes")
-    columns = (*numbers, "origin") if origins else numbers
-    print_rows(columns, [list(partition.values()) for partition in partitions], right=numbers)
+    numbers = ("partition", "leader", "epoch", "start", "high watermark", "bytes")
+    columns: tuple[str, ...] = (
+        "partition",
+        "leader",
+        "epoch",
+        "replicas",
+        "in sync",
+        "eligible",
+        *numbers[3:],
+    )
+    columns = (*columns, "origin") if origins else columns
+    rows_shown = [
+        [",".join(map(str, value)) if isinstance(value, tuple) else value for value in partition.values()]
+        for partition in partitions
+    ]
+    print_rows(columns, rows_shown, right=numbers)
     print_rows(("setting", "value", "set by"), [list(row.values()) for row in rows])
 
 
@@ -200,15 +234,26 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _partitions(client: ClusterClient, topic: TopicMetadata) -> Iterator[dict[str, Any]]:
-    """Leader, offsets and size of each partition, -1 for what nobody tells."""
+    """Leader, replicas, offsets and size of each partition, -1 for what nobody tells."""
     served = led(topic)
     starts = client.list_offsets(topic.name, EARLIEST, served)
     ends = client.list_offsets(topic.name, LATEST, served)
     sizes = partition_sizes(client, topic.name, topic.partitions)
+    lacking = any(len(each.isr) < len(each.replicas) for each in topic.copies.values())
+    # Apache Kafka knows the question since 3.8 only.
+    eligible = (
+        eligible_replicas(client, topic.name)
+        if lacking and client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
+        else {}
+    )
     for number, leader in topic.partitions.items():
         yield {
             "partition": number,
             "leader": leader,
+            "leader_epoch": topic.copies[number].leader_epoch,
+            "replicas": topic.copies[number].replicas,
+            "in_sync": topic.copies[number].isr,
+            "eligible": eligible.get(number, ()),
             "start": starts.get(number, -1),
             "high_watermark": ends.get(number, -1),
             "bytes": sizes.get(number, -1),

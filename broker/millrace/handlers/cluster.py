@@ -149,8 +149,11 @@ def _partitions(
             leader_epoch=state.leader_epoch,
             replica_nodes=state.replicas,
             isr_nodes=tuple(state.isr),
-            eligible_leader_replicas=(),  # Java does not take null, which the schema allows
+            eligible_leader_replicas=tuple(
+                state.eligible
+            ),  # Java does not take null, which the schema allows
             last_known_elr=(),
+            offline_replicas=tuple(broker for broker in state.replicas if broker not in live),
         )
 
 

@@ -239,6 +239,7 @@ def _partition(number: int, state: PartitionState, live: Collection[int]) -> Met
         leader_epoch=state.leader_epoch,
         replica_nodes=state.replicas,
         isr_nodes=tuple(state.isr),
+        offline_replicas=tuple(broker for broker in state.replicas if broker not in live),
     )
 
 

@@ -367,6 +367,30 @@ def test_brokers_of_a_new_topics_replicas_may_be_named(running: Setup) -> None:
     assert [partitions[number].replicas for number in range(2)] == [(2, 1), (1, 2)]
 
 
+def test_clients_are_told_which_replicas_are_in_sync_offline_or_eligible_and_in_which_racks(
+    running: Setup,
+) -> None:
+    state = PartitionState(2, (3, 2, 1), {2: "b"}, 7, eligible={3: "c", 1: "a"})
+    running.cluster.topics = {"several": TopicState("several", uuid.uuid4(), {}, {0: state})}
+    racks = {1: "", 2: "b"}
+    running.cluster.brokers = {
+        number: dataclasses.replace(broker, rack=racks[number])
+        for number, broker in running.cluster.brokers.items()
+    }
+    asked = {"topics": [{"name": "several"}]}
+    metadata = ask(running, ApiKey.METADATA, 12, asked)
+    described = ask(running, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, {**asked, "cursor": None})
+    for answer in metadata, described:
+        ((partition,),) = [topic.partitions for topic in answer.topics]
+        assert (partition.leader_id, partition.leader_epoch) == (2, 7)
+        assert (partition.replica_nodes, partition.isr_nodes) == ((3, 2, 1), (2,))
+        assert partition.offline_replicas == (3,)
+    assert partition.eligible_leader_replicas == (3, 1)
+    cluster = ask(running, ApiKey.DESCRIBE_CLUSTER, 0, {})
+    for answer in metadata, cluster:
+        assert [broker.rack for broker in answer.brokers] == [None, "b"]
+
+
 def test_who_is_eligible_is_forgotten_in_the_write_that_lowers_the_minimum(running: Setup) -> None:
     state = PartitionState(2, (1, 2, 3), {2: "b"}, 7, eligible={1: "a", 3: "c"})
     several = TopicState("several", uuid.uuid4(), {}, {0: state})

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.client.cluster_client import TopicMetadata
+from millrace.client.metadata import Copies
 from millrace.commands import topics as command
 from millrace.commands.groups import _positions
 from millrace.errors import MillraceError, TopicAuthorizationFailed
@@ -19,6 +20,8 @@ from millrace.wire.admin_messages import ConfigSource, DescribedConfig
 
 class Answers:
     """A client of a cluster that mirrors a topic; partition 1 has lost its leader."""
+
+    cluster_id = "millrace-1"
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -30,7 +33,8 @@ class Answers:
         pass
 
     def topic(self, name: str) -> TopicMetadata:
-        return TopicMetadata(name, UUID(int=5), {0: 3, 1: -1})
+        copies = {0: Copies(7, (3, 4), (3, 4)), 1: Copies(9, (4, 3, 5), (4,))}
+        return TopicMetadata(name, UUID(int=5), {0: 3, 1: -1}, copies)
 
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
@@ -56,6 +60,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "ClusterClient", Answers)
     monkeypatch.setattr(command, "topic_settings", lambda client, topic: told)
     monkeypatch.setattr(command, "partition_sizes", lambda client, topic, leaders: {0: 1234})
+    monkeypatch.setattr(command, "eligible_replicas", lambda client, topic: {0: (), 1: (5,)})
 
 
 def describe(*arguments: str) -> str:
@@ -71,6 +76,10 @@ def test_a_mirrored_topic_shows_where_each_partition_comes_from() -> None:
     assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
         "0",
         "3",
+        "7",
+        "3,4",
+        "3,4",
+        "",
         "100",
         "900",
         "1234",
@@ -85,6 +94,10 @@ def test_scripts_get_the_same_as_json() -> None:
         {
             "partition": 0,
             "leader": 3,
+            "leader_epoch": 7,
+            "replicas": [3, 4],
+            "in_sync": [3, 4],
+            "eligible": [],
             "start": 100,
             "high_watermark": 900,
             "bytes": 1234,
@@ -93,6 +106,10 @@ def test_scripts_get_the_same_as_json() -> None:
         {
             "partition": 1,
             "leader": -1,
+            "leader_epoch": 9,
+            "replicas": [4, 3, 5],
+            "in_sync": [4],
+            "eligible": [5],
             "start": -1,
             "high_watermark": -1,
             "bytes": -1,
