@@ -446,9 +446,10 @@ class Server:
                 connection.requests.append(request)
                 connection.unanswered += request.count
                 self.statistics.served(request, self.now)
-                if served and time.monotonic() - self._looked_at > self._share_s:
-                    break
+                late = served and time.monotonic() - self._looked_at > self._share_s
                 served = True
+                if late or not connection.framer.waiting:
+                    break
         except FrameRefused as error:
             connection.abort(str(error))
         connection.framer.release()
