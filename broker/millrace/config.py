@@ -335,6 +335,13 @@ class BrokerConfig(ClientLimits):
     rack: str = ""
     """What this broker shares with those that fail together with it, such as a power supply: a partition's
     replicas go to as many racks as there are. Empty: it fails alone."""
+    replica_lag_ms: int = 10_000
+    """A replica that has not on its disk what its leader had so long ago is not in sync any more."""
+    replica_listener: str = ""
+    """The name of the listener through which the brokers copy from each other, and nobody through another
+    one; empty: any, and they find the first."""
+    replica_client: ClientSecurity = field(default_factory=ClientSecurity)
+    """How this broker reaches the others there, and who it is to them."""
     auto_create_topics: bool = False
     """Create a topic when a client asks for one that is not there and allows it. Off: a mistyped name is an
     error, not a new topic that collects messages nobody reads."""
@@ -372,6 +379,8 @@ class BrokerConfig(ClientLimits):
             raise ConfigError("default_replicas must be at least 1")
         if self.listeners and self.listen != DEFAULT_LISTEN:
             raise ConfigError("`listen` and [listeners] cannot both be: make the address one more listener")
+        if self.replica_listener and self.replica_listener not in self.named_listeners:
+            raise ConfigError(f"replica_listener {self.replica_listener!r} is none of [listeners]")
         if self.metrics_tls and not (self.metrics_listen and self.tls.certificate):
             raise ConfigError("metrics_tls needs metrics_listen and [tls] certificate")
         for name, listener in self.listeners.items():

@@ -27,6 +27,8 @@ class ErrorCode(IntEnum):
     COORDINATOR_NOT_AVAILABLE = 15
     NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
     ILLEGAL_GENERATION = 22
     INCONSISTENT_GROUP_PROTOCOL = 23
@@ -179,6 +181,14 @@ class InvalidProducerEpoch(BrokerError, code=ErrorCode.INVALID_PRODUCER_EPOCH):
 
 class RequestTimedOut(BrokerError, code=ErrorCode.REQUEST_TIMED_OUT):
     """What the request needs, such as ZooKeeper, did not answer in time: try again."""
+
+
+class NotEnoughReplicas(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
+    """Fewer replicas are in sync than acks=all asks for; nothing was written."""
+
+
+class NotEnoughReplicasAfterAppend(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
+    """As above, but found out when it was written already; it may yet be committed."""
 
 
 class StorageError(BrokerError, code=ErrorCode.STORAGE_ERROR):

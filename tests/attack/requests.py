@@ -29,6 +29,15 @@ from millrace.storage.staging import MAX_FILLER_BYTES
 from millrace.wire import mirror_append
 from millrace.wire.codec import encode
 from millrace.wire.messages import ApiKey
+from millrace.wire.replica import (
+    Acked,
+    ReplicaAckRequest,
+    ReplicaFetchRequest,
+    ReplicaPartition,
+    Wanted,
+    encode_ack,
+    encode_fetch,
+)
 
 TOPIC = "attacked"
 FORGED = "forged"
@@ -61,6 +70,9 @@ class Sent(NamedTuple):
     """By how much it may make the log of FORGED grow; None when nobody looks."""
 
 
+_COPYING = ((ApiKey.REPLICA_FETCH, 0), (ApiKey.REPLICA_ACK, 0))
+
+
 def versions() -> list[tuple[int, int]]:
     """Every API and version that is asked: Kafka's as far as kio knows them, and the private ones."""
     known = []
@@ -69,7 +81,7 @@ def versions() -> list[tuple[int, int]]:
             with contextlib.suppress(KioIndexError):
                 load_request_schema(api_key, version)
                 known.append((api_key, version))
-    return [*known, (ApiKey.MIRROR_APPEND, 0), (ApiKey.TRANSLATE_OFFSETS, 0)]
+    return [*known, (ApiKey.MIRROR_APPEND, 0), (ApiKey.TRANSLATE_OFFSETS, 0), *_COPYING]
 
 
 def requests_for(
@@ -148,6 +160,12 @@ def body_of(api_key: int, version: int, rng: random.Random, length: int = 0) -> 
     if api_key == ApiKey.TRANSLATE_OFFSETS:
         translate = TranslateOffsetsRequest(to_origin=True, topic=TOPIC, partition=0, offsets=(0,) * length)
         return encode(translate, api_key, 0)
+    place = ReplicaPartition(uuid.UUID(int=1), 0)
+    if api_key == ApiKey.REPLICA_FETCH:
+        wanted = [Wanted(place, 0, 0, -1, -1)] * length
+        return encode_fetch(ReplicaFetchRequest(1, "0" * 16, True, 0, 1 << 20, wanted, ()))
+    if api_key == ApiKey.REPLICA_ACK:
+        return encode_ack(ReplicaAckRequest(1, "0" * 16, [Acked(place, 0, 1 << 40)] * length))
     schema = load_request_schema(api_key, version)
     out = io.BytesIO()
     entity_writer(schema)(out, _entity(schema, rng, [length]))

@@ -89,6 +89,9 @@ def test_addresses_are_split() -> None:
     assert parse_addresses("a:1, [::1]:2") == [("a", 1), ("::1", 2)]
 
 
+_SECTIONS = ("log", "mirror", "listeners", "tls", "oauth", "security", "replica_client")
+
+
 def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
     page = (REPOSITORY / "docs" / "configuration.md").read_text()
     told: dict[str, str] = {}
@@ -104,11 +107,13 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
     )
     for prefix, settings in groups:
         for field in dataclasses.fields(settings):
-            if field.name not in ("log", "mirror", "listeners", "tls", "oauth", "security"):
+            if field.name not in _SECTIONS:
                 default = "required" if field.default is dataclasses.MISSING else field.default
                 if isinstance(default, tuple):
                     default = json.dumps(default).partition(", ")[0]
-                text = {None: "-1", True: "true", False: "false", "": "none"}.get(default, str(default))
+                text = {"None": "-1", "True": "true", "False": "false", "": "none"}.get(
+                    str(default), str(default)
+                )
                 assert told.get(prefix + field.name, "").strip("`").startswith(text), field.name
 
 

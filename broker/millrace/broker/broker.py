@@ -21,6 +21,8 @@ from millrace import errors
 from millrace.broker.fetch import Answer, Fetch
 from millrace.broker.flush import FlushThreads
 from millrace.broker.partition import Partition, Producing
+from millrace.broker.replicas import Replicas
+from millrace.broker.replicated_partition import ReplicatedPartition
 from millrace.broker.standstill import Standstill
 from millrace.broker.topic_settings import topic_log_config
 from millrace.config import BrokerConfig
@@ -57,12 +59,14 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Hosted:
-    """A partition that this broker leads, or whose log it deletes."""
+    """A partition that this broker leads or has a replica of, or whose log it deletes."""
 
     topic_id: UUID
     state: State
     partition: Partition | None = None
     """Set while it is served."""
+    replica: PartitionLog | None = None
+    """Set where there are other replicas, served here or not."""
     opening: Future[PartitionLog] | None = None
     error: BaseException | None = None
     """Why its log could not be opened last."""
@@ -78,7 +82,10 @@ class Broker:
         logs: LogDirectory,
         mailbox: Mailbox,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        directory: str = "",
     ) -> None:
+        """`directory` is the id of the log directory, by which this broker's replicas are known."""
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
         self._logs = logs
         self._hosted: dict[TopicPartition, Hosted] = {}
@@ -99,24 +106,27 @@ class Broker:
             self._topics_unconfirmed,
             clock,
         )
+        self.replicas = Replicas(
+            config, cluster, mailbox, self.flushes, self, directory, self._standstill.doubtful
+        )
 
     # Partitions
 
     def start(self) -> None:
-        """Open, and so recover, every log this broker leads, side by side; call it before the loop runs.
+        """Open, and so recover, every log this broker keeps, side by side; call it before the loop runs.
 
         A log that cannot be opened is reported and refused; it does not keep the others from being served.
         """
         self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
         self._set_aside_deleted()
-        led = self._led()
-        logs = [self._pools["open"].submit(self._open_log, key, topic) for key, topic in led.items()]
-        for (key, topic), opened in zip(led.items(), logs, strict=True):
+        kept = self._kept()
+        logs = [self._pools["open"].submit(self._open_log, key, topic) for key, topic in kept.items()]
+        for (key, topic), opened in zip(kept.items(), logs, strict=True):
             try:
                 self._serve(key, topic, opened.result())
             except (errors.MillraceError, OSError) as error:
                 self._fail(key, topic, error)
-        self.cluster.store(self.partitions)
+        self.cluster.store(self._stored)
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
         self._standstill.watch()
 
@@ -142,14 +152,12 @@ class Broker:
             raise errors.UnknownTopicOrPartition(
                 f"no partition {topic}-{number} in cluster {self.config.cluster}"
             )
-        if state.partitions[number].is_replicated:
-            raise errors.LeaderNotAvailable(
-                f"{topic}-{number} has several replicas: upgrade this broker, whose release serves one only"
-            )
         if state.partitions[number].leader != self.config.broker_id:
             raise errors.NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
         if hosted is not None and hosted.error is not None:
             raise errors.StorageError(str(hosted.error))
+        if hosted is not None and hosted.replica is not None:
+            raise errors.LeaderNotAvailable(f"{topic}-{number} has a new leader, which does not serve it yet")
         raise errors.LeaderNotAvailable(f"{topic}-{number} is being opened")
 
     @property
@@ -157,6 +165,11 @@ class Broker:
         """Every partition that is served here, as of now. From any thread."""
         every = list(self._hosted.items())
         return {key: hosted.partition for key, hosted in every if hosted.partition is not None}
+
+    @property
+    def _stored(self) -> list[TopicPartition]:
+        """Every partition of which there is an open log here, served or not."""
+        return [key for key, hosted in self._hosted.items() if hosted.partition or hosted.replica]
 
     @property
     def failed(self) -> Mapping[TopicPartition, str]:
@@ -173,18 +186,21 @@ class Broker:
 
     def refresh(self) -> None:
         """Bring the hosted partitions in step with the cluster: open new ones, delete those that are gone."""
-        led = self._led()
+        kept = self._kept()
         for key, hosted in list(self._hosted.items()):
-            if key not in led or led[key].topic_id != hosted.topic_id:
-                if hosted.partition is not None:
+            if key not in kept or not _is_as_in(kept[key], key[1], hosted):
+                if hosted.replica is not None:
+                    self._remove_replica(key, hosted)
+                elif hosted.partition is not None:
                     self._remove(key, hosted, hosted.partition)
                 elif hosted.state is State.FAILED:
                     del self._hosted[key]
-        for key, topic in led.items():
+        for key, topic in kept.items():
             if key not in self._hosted:
                 self._open(key, topic)
             elif (partition := self._hosted[key].partition) is not None:
                 self._configure(partition, topic)
+        self.replicas.refresh()
 
     def standstills(self) -> int:
         """How often this broker has stood still: between two that differ others may have replaced it."""
@@ -204,12 +220,14 @@ class Broker:
         for partition in self.partitions.values():
             partition.refuse_waiting(why)
 
-    def _led(self) -> dict[TopicPartition, TopicState]:
+    def _kept(self) -> dict[TopicPartition, TopicState]:
+        """What this broker leads alone, or has one of several replicas of."""
+        broker = self.config.broker_id
         return {
             (topic.name, number): topic
             for topic in self.cluster.topics.values()
             for number, state in topic.partitions.items()
-            if state.leader == self.config.broker_id and not state.is_replicated
+            if (broker in state.replicas if state.is_replicated else state.leader == broker)
         }
 
     def _current(self, key: TopicPartition, topic_id: UUID) -> TopicState | None:
@@ -219,7 +237,8 @@ class Broker:
 
     def _open_log(self, key: TopicPartition, topic: TopicState) -> PartitionLog:
         config = topic_log_config(self.config, topic.settings)
-        return self._logs.partition(*key, topic.topic_id, config)
+        is_replica = topic.partitions[key[1]].is_replicated
+        return self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
 
     def _open(self, key: TopicPartition, topic: TopicState) -> None:
         def opened(future: Future[PartitionLog]) -> None:
@@ -241,6 +260,12 @@ class Broker:
         hosted.opening = self._submit("open", lambda: self._open_log(key, topic), opened)
 
     def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
+        opened.is_replica = topic.partitions[key[1]].is_replicated
+        if opened.is_replica:
+            self._hosted[key] = Hosted(topic.topic_id, State.SERVING, replica=opened)
+            self._record_soon()
+            self.replicas.add(key, topic, opened)
+            return
         partition = Partition(
             *key,
             topic.topic_id,
@@ -257,6 +282,23 @@ class Broker:
         log.info(
             "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
         )
+
+    def replica_leads(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
+        """Serve a partition with several replicas."""
+        hosted = self._hosted[key]
+        hosted.partition = partition
+        topic = self._current(key, hosted.topic_id)
+        if topic is not None:
+            self._configure(partition, topic)
+
+    def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
+        """Serve it no longer; the log stays."""
+        self._staged.pop(partition, None)
+        self._hosted[key].partition = None
+
+    def hand_over(self, then: Callable[[], None]) -> None:
+        """Let other replicas lead what is led here, as this broker stops; then call `then`."""
+        self.replicas.hand_over(then)
 
     def _fail(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
         before = self._hosted.get(key)
@@ -280,16 +322,39 @@ class Broker:
         """Serve a partition no longer; its log goes only if the partition itself has gone."""
         self._record_soon()
         self._staged.pop(partition, None)
-        if self._current(key, partition.topic_id) is not None:
-            log.warning("another broker leads %s now; its log is kept", partition.name)
+        if (topic := self._current(key, partition.topic_id)) is not None:
+            is_replicated = topic.partitions[key[1]].is_replicated
+            why = "has several replicas now" if is_replicated else "is led by another broker now"
+            log.warning("%s %s; its log is kept", partition.name, why)
             del self._hosted[key]
-            partition.close(errors.NotLeader(f"another broker leads {partition.name} now"), lambda: None)
+            partition.close(errors.NotLeader(f"{partition.name} {why}"), lambda: None)
             return
         log.info("deleting %s: it is not in the cluster any more", partition.name)
         self._hosted[key] = Hosted(hosted.topic_id, State.DELETING)
         partition.close(
             errors.UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(key)
         )
+
+    def _remove_replica(self, key: TopicPartition, hosted: Hosted) -> None:
+        """Take part in a partition no longer; its log goes only if the partition itself has gone."""
+        name, is_gone = f"{key[0]}-{key[1]}", self._current(key, hosted.topic_id) is None
+        self._record_soon()
+        why: errors.BrokerError = errors.NotLeader(f"other brokers have {name} now")
+        if is_gone:
+            log.info("deleting %s: it is not in the cluster any more", name)
+            why = errors.UnknownTopicOrPartition(f"{name} was deleted")
+        else:
+            log.warning("the replicas of %s are others now; its log is kept", name)
+
+        def free() -> None:
+            if is_gone:
+                self._delete(key)
+            else:
+                del self._hosted[key]
+                self.refresh()
+
+        self.replicas.remove(key, hosted.topic_id, why, free)
+        self._hosted[key] = Hosted(hosted.topic_id, State.DELETING if is_gone else State.OPENING)
 
     def _delete(self, key: TopicPartition) -> None:
         """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
@@ -308,7 +373,7 @@ class Broker:
 
         def record() -> None:
             self._recording = False
-            self.cluster.store(self.partitions)
+            self.cluster.store(self._stored)
 
         if not self._recording:
             self._recording = True
@@ -322,12 +387,15 @@ class Broker:
             log.error("settings of topic %s: %s", topic.name, error)
 
     def _apply_retention(self) -> None:
-        logs = [(partition.name, partition.log) for partition in self.partitions.values()]
+        hosted = list(self._hosted.values())
+        led = [one.partition for one in hosted if one.partition is not None and one.replica is None]
+        logs = [(partition.name, partition.log, None) for partition in led]
+        every = [*logs, *self.replicas.retentions()]
 
         def work() -> None:
-            for name, partition_log in logs:
+            for name, partition_log, leader_start in every:
                 try:
-                    for base in partition_log.apply_retention():
+                    for base in partition_log.apply_retention(leader_start):
                         log.info("retention deleted segment %s of %s", base, name)
                 except (OSError, errors.MillraceError) as error:
                     log.error("retention of %s: %s", name, error)
@@ -392,6 +460,7 @@ class Broker:
             end = partition.log.append_mirrored(run.position.origin, run.expected, run.batches, run.position)
         except Exception as error:  # one that fails must not keep the others from being appended
             return error
+        partition.note_append()
         partition.when_visible(end, append.visible)
         partition.maybe_flush()
         return None
@@ -479,6 +548,16 @@ class Broker:
     def close(self) -> None:
         """End the threads and close the logs; `finalize` comes first."""
         self.mailbox.stop()
+        self.replicas.close()
         for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
         self._logs.close()
+
+
+def _is_as_in(topic: TopicState, number: int, hosted: Hosted) -> bool:
+    """True unless the partition was created anew, or has one replica where it had several, or vice versa."""
+    if topic.topic_id != hosted.topic_id:
+        return False
+    if hosted.partition is None and hosted.replica is None:
+        return True
+    return topic.partitions[number].is_replicated == (hosted.replica is not None)

@@ -33,6 +33,8 @@ class Producing(Protocol):
     """One or more produce requests that wait for their partitions."""
 
     acks_all: bool
+    timeout_ms: int
+    """How long it waits for acks=all, where that takes other brokers."""
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """What became of the batches that were staged as number `index`; for acks=all once on the disk."""
@@ -43,6 +45,10 @@ class Producing(Protocol):
 
 Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
 """(batches, whose they are, its index)."""
+
+
+Unsynced: TypeAlias = tuple[int, Producing, int, Outcomes]
+"""(log position to be flushed, who waits for it, its index, its outcomes)."""
 
 
 class Parked(Protocol):
@@ -90,8 +96,7 @@ class Partition:
         """Why it is not served any more."""
         self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
         self._staged: list[Staged] = []
-        self._unsynced: deque[tuple[int, Producing, int, Outcomes]] = deque()
-        """(log position to be flushed, who waits for it, its index, its outcomes)."""
+        self._unsynced: deque[Unsynced] = deque()
         self._watched: deque[tuple[int, Callable[[], None]]] = deque()
         """(log position to be flushed, what to call then): nobody waits, so nothing is flushed sooner."""
         self._flushing = self._flushing_soon = self._failing = False
@@ -181,6 +186,10 @@ class Partition:
             self._hurrying -= fetch.any_is_enough
 
     @property
+    def _owes_flush(self) -> bool:
+        return self.log.end > self.log.visible_end
+
+    @property
     def _may_flush(self) -> bool:
         log = self.log
         # A log that only refuses more writes still owes the flush of what it has taken.
@@ -206,6 +215,9 @@ class Partition:
             _, producing, index, outcomes = self._unsynced.popleft()
             self._notify(producing, index, outcomes, start)
 
+    def note_append(self) -> None:
+        """Something was appended in another way than by `write`."""
+
     def when_visible(self, end: int, then: Callable[[], None]) -> None:
         """Call `then` when consumers see the log up to `end`, as soon as that comes about by itself."""
         self._watched.append((end, then))
@@ -225,7 +237,7 @@ class Partition:
 
     def finalize(self) -> None:
         """Flush here and now what is left, and answer who waits; the flush threads have ended."""
-        if self.log.end > self.log.visible_end and self.log.flush_refusal is None:
+        if self._owes_flush and self.log.flush_refusal is None:
             try:
                 self._flushed(self.log.flush(), None)
             except (MillraceError, OSError) as error:
@@ -265,17 +277,25 @@ class Partition:
         elif self.gone is None:
             # Else nothing is published: when the log is led here again, a flush of that `Partition` does it,
             # and only that one knows who waits.
-            before = self.log.visible_end
-            self.log.publish(flushed)
-            visible = self.log.visible_end
-            self.answer_flushed()
-            while self._watched and self._watched[0][0] <= visible:
-                self._call(self._watched.popleft()[1])
-            for fetch in self.parked:
-                fetch.grown(visible - before)
+            self._publish(flushed)
             self.maybe_flush()
         if self._when_idle is not None and not (self._flushing or self._flushing_soon):
             self._when_idle()
+
+    def _publish(self, flushed: LogState) -> None:
+        """Show what a flush has brought to the disk."""
+        before = self.log.visible_end
+        self.log.publish(flushed)
+        self._shown(before)
+
+    def _shown(self, before: int) -> None:
+        """More is visible than `before`: answer and wake those who waited for it."""
+        visible = self.log.visible_end
+        self.answer_flushed()
+        while self._watched and self._watched[0][0] <= visible:
+            self._call(self._watched.popleft()[1])
+        for fetch in self.parked:
+            fetch.grown(visible - before)
 
     def _call(self, then: Callable[[], None]) -> None:
         try:

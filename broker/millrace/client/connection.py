@@ -6,6 +6,8 @@ does not retry. It proves who it is before it is of use.
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import ssl
 import struct
@@ -115,20 +117,38 @@ class Connection:
         self.send(api_key, version, body, timeout_s=timeout_s)
         return self.receive(timeout_s=timeout_s)
 
-    def send(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> None:
-        """Send one request; its response is fetched by the matching `receive`, in order."""
+    def send(
+        self, api_key: int, version: int, body: bytes, *, timeout_s: float, answered: bool = True
+    ) -> None:
+        """Send one request; its response, if it gets one, is fetched by the matching `receive`, in order."""
         flexible = is_flexible(api_key, version)
         self._correlation_id += 1
         client = struct.pack(">h", len(self._client_id)) + self._client_id + (b"\0" if flexible else b"")
         size = _HEADER.size - 4 + len(client) + len(body)
         header = _HEADER.pack(size, api_key, version, self._correlation_id)
         # ApiVersions is answered with the old header at every version, so that any client can read it.
-        self._expected.append((self._correlation_id, flexible and api_key != ApiKey.API_VERSIONS))
+        if answered:
+            self._expected.append((self._correlation_id, flexible and api_key != ApiKey.API_VERSIONS))
         try:
             self._socket.settimeout(timeout_s)
             self._socket.sendall(header + client + body)
         except OSError as error:
             self._fail(error)
+
+    def wait(self, wake_fd: int, timeout_s: float) -> bool:
+        """Wait for bytes of a response; False when the time is up, or earlier when `wake_fd` has any.
+
+        Those, of a pipe, are read.
+        """
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(wake_fd, select.POLLIN)
+        ready = dict(poll.poll(timeout_s * 1000))
+        if wake_fd in ready:
+            os.read(wake_fd, 4096)
+        return self._socket.fileno() in ready
 
     def receive(self, *, timeout_s: float, buffer: bytearray | None = None) -> memoryview:
         """The body of the next response; ConnectionFailed when it does not come in time.

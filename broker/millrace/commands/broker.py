@@ -89,7 +89,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         users = _users(config, cluster, listeners)
         acls, quotas = _rights(config, cluster, listeners)
         directory = claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
-        broker = Broker(config, cluster, logs, mailbox)
+        broker = Broker(config, cluster, logs, mailbox, directory=directory)
         broker.start()
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
         registry = ConsumerRegistry(cluster.session, config.cluster)
@@ -111,7 +111,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         cluster.register_broker(config.broker_id, own, (first.host, first.port))
         # Until here nothing has to be ended.
         read_again = certificates.read_again if certificates is not None else None
-        stop_on_signals(partial(_stop, mirror, mailbox, server), read_again=read_again)
+        stop_on_signals(partial(_stop, mirror, mailbox, broker, server), read_again=read_again)
         if certificates is not None:
             certificates.watch()
         if users is not None:
@@ -228,7 +228,7 @@ def _collect_garbage_seldom() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD)
 
 
-def _stop(mirror: Mirror, mailbox: Mailbox, server: Server) -> None:
+def _stop(mirror: Mirror, mailbox: Mailbox, broker: Broker, server: Server) -> None:
     """End the loop, from another thread: the mirror first, because its appends need the loop."""
     mirror.stop()
-    mailbox.post(server.stop)
+    mailbox.post(lambda: broker.hand_over(server.stop))

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from kazoo.exceptions import NodeExistsError
 
 from millrace.coordination.session import Session
-from millrace.coordination.state import MAX_ENTRY_BYTES, BrokerAddress
+from millrace.coordination.state import MAX_ENTRY_BYTES, REPLICATING, BrokerAddress
 from millrace.records.topic_partition import TopicPartition
 
-PROTOCOL = 1
-"""What brokers of this release speak with each other; REPLICATING once they copy partitions."""
+PROTOCOL = REPLICATING
+"""What brokers of this release speak with each other."""
 Record = Mapping[str, Any]
 """What a broker's node holds, as JSON: drawn in cluster.py."""
 

@@ -28,6 +28,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from kazoo.client import KazooState
@@ -221,7 +222,7 @@ class Cluster:
             self._call(self._client.create_async, self._topic(name), encode_topic(topic))
         except NodeExistsError:
             # A create that is repeated after a lost connection may meet its own first try.
-            if self._read_topic(name)[0].topic_id != topic.topic_id:
+            if self._read_topic(name).topic_id != topic.topic_id:
                 raise TopicAlreadyExists(f"topic {name} exists already") from None
         self._reread(self._topics, self._topic(name))
         return topic
@@ -238,17 +239,20 @@ class Cluster:
     def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
         """Replace a topic by what `change`, called once or several times, makes of it: compare-and-set.
 
-        Raises UnknownTopicOrPartition, or what `change` raises.
+        The topic that is returned says its node's version. Raises UnknownTopicOrPartition, or what `change`
+        raises.
         """
         self._check_identity()
         changed = None
         while True:
-            state, version = self._read_topic(name)
+            state = self._read_topic(name)
             # A write that is repeated after a lost connection may meet its own first try.
             changed = state if state == changed else change(state)
             try:
                 if changed != state:
-                    self._call(self._client.set_async, self._topic(name), encode_topic(changed), version)
+                    path, data = self._topic(name), encode_topic(changed)
+                    written = self._call(self._client.set_async, path, data, state.version)
+                    changed = replace(changed, version=written.version)
             except (BadVersionError, NoNodeError):
                 continue  # somebody else was faster
             self._reread(self._topics, self._topic(name))
@@ -290,7 +294,7 @@ class Cluster:
         """True if ZooKeeper holds no such topic, or another of its name; False when that is unreadable."""
         self._check_identity()
         try:
-            return self._read_topic(name)[0].topic_id != topic_id
+            return self._read_topic(name).topic_id != topic_id
         except UnknownTopicOrPartition:
             return True
         except MillraceError as error:
@@ -308,11 +312,11 @@ class Cluster:
     def _unknown(self, name: str) -> UnknownTopicOrPartition:
         return UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}")
 
-    def _read_topic(self, name: str) -> tuple[TopicState, int]:
+    def _read_topic(self, name: str) -> TopicState:
         node = self.session.get(self._topic(name))
         if node is None:
             raise self._unknown(name)
-        return decode_topic(name, node[0]), node[1].version
+        return decode_topic(name, node[0], node[1].version)
 
     # Snapshots
 
@@ -428,10 +432,10 @@ class Cluster:
         stale = changed | (names - self.topics.keys())
         topics = {name: topic for name, topic in self.topics.items() if name in names - stale}
         nodes = self.session.read_all((f"{self._topics}/{name}" for name in stale), self._on_event)
-        for path, (data, _) in nodes.items():
+        for path, (data, stat) in nodes.items():
             name = path.rpartition("/")[2]
             try:
-                topics[name] = decode_topic(name, data)
+                topics[name] = decode_topic(name, data, stat.version)
             except MillraceError as error:
                 log.error("cluster %s: %s", self.name, error)
                 topics |= {name: self.topics[name]} if name in self.topics else {}

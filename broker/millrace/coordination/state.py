@@ -106,6 +106,8 @@ class TopicState:
     topic_id: UUID
     settings: Mapping[str, str]
     partitions: Mapping[int, PartitionState]
+    version: int = field(default=-1, compare=False)
+    """Of the node that this was read from: two that say the same are equal."""
 
     def minimum(self, number: int) -> int:
         """How many in-sync replicas the partition needs to commit anything: its `min.insync.replicas`."""
@@ -364,14 +366,14 @@ def _replicated_fields(state: PartitionState) -> dict[str, Any]:
     return {**_fields(state), "isr": dict(state.isr), "eligible": dict(state.eligible)}
 
 
-def decode_topic(name: str, data: bytes) -> TopicState:
+def decode_topic(name: str, data: bytes, version: int = -1) -> TopicState:
     """The topic in the JSON drawn above; MillraceError when it is none."""
     try:
         value = json.loads(data)
         if value["version"] not in (FORMAT_VERSION, REPLICATED_VERSION):
             raise ValueError(f"version {value['version']}, this broker knows {REPLICATED_VERSION}")
         partitions = {int(number): _partition(state) for number, state in value["partitions"].items()}
-        return TopicState(name, UUID(value["topic_id"]), value["settings"], partitions)
+        return TopicState(name, UUID(value["topic_id"]), value["settings"], partitions, version)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MillraceError(f"ZooKeeper's entry for topic {name} is unreadable: {error}") from error
 

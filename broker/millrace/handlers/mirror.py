@@ -36,12 +36,15 @@ from millrace.wire.primitives import MAX_MESSAGE_CHARACTERS
 
 log = logging.getLogger(__name__)
 _V0 = range(1)
+APPEND_TIMEOUT_MS = 30_000
+"""How long an append waits for the other replicas of its target."""
 
 
 class _Append:
     """One request under way; it is answered once. Its partition sees it as a produce request."""
 
     acks_all = True
+    timeout_ms = APPEND_TIMEOUT_MS
 
     def __init__(self, services: Services, request: Request) -> None:
         self._broker, self._states, self._request = services.broker, services.mirrors, request
@@ -97,6 +100,7 @@ class _Append:
         try:
             self._partition = self._broker.partition(self._topic, target)
             end = self._append(append, self._partition)
+            self._partition.note_append()
             self._partition.answer_when_flushed(end, self)
         except PositionMismatch as error:
             self.appended(0, [error])

@@ -33,13 +33,14 @@ class _Answer:
 
     __slots__ = (
         *("_acks", "_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics"),
-        *("acks_all", "throttle_ms"),
+        *("acks_all", "throttle_ms", "timeout_ms"),
     )
 
     def __init__(
         self,
         request: Request,
         acks: int,
+        timeout_ms: int,
         correlation_ids: Sequence[int],
         topics: Sequence[tuple[str, int]],
         partitions: Sequence[int],
@@ -48,7 +49,7 @@ class _Answer:
         # Nothing here may keep the records: an answer may wait long after they were written.
         self._request, self._acks, self._ids = request, acks, correlation_ids
         self._topics, self._partitions = topics, partitions
-        self.acks_all = acks == -1
+        self.acks_all, self.timeout_ms = acks == -1, timeout_ms
         self.throttle_ms = 0
         """How long the client is told to wait for its quota; set it before anything is staged."""
         self._missing = len(partitions) * len(correlation_ids)
@@ -120,7 +121,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     topic, partition = target.topic, target.partition
     request = Request(client, ApiKey.PRODUCE, target.version, correlation_ids[0], NOTHING)
     request.count = len(correlation_ids)
-    answer = _Answer(request, target.acks, correlation_ids, ((topic, 1),), (partition,))
+    answer = _Answer(request, target.acks, target.timeout_ms, correlation_ids, ((topic, 1),), (partition,))
     if access.meter is not None:
         answer.throttle_ms = throttle_ms(client, Kind.WRITTEN, sum(map(len, batches)))
     broker.stage(broker.partition(topic, partition), batches, answer)
@@ -140,7 +141,9 @@ def handle(services: Services, received: Request, request: produce.ProduceReques
     """Stage every batch of the request; each is answered for itself."""
     refusal = _refusal(request, received.api_version)
     partitions = [number for _, number, _ in request.batches]
-    answer = _Answer(received, request.acks, [received.correlation_id], request.topics, partitions)
+    answer = _Answer(
+        received, request.acks, request.timeout_ms, [received.correlation_id], request.topics, partitions
+    )
     if received.client.access.meter is not None:
         size = sum(len(records) for _, _, records in request.batches)
         answer.throttle_ms = throttle_ms(received.client, Kind.WRITTEN, size)

@@ -75,6 +75,11 @@ class Replica:
 
     # Elections
 
+    @property
+    def is_leaderless(self) -> bool:
+        """True while nobody leads, as far as is known: it may become this replica's turn."""
+        return self._leaderless_since is not None and self.leading is None and not self.is_campaigning
+
     def is_due(self, now: float) -> bool:
         """True when it is this replica's turn to campaign."""
         if self.snapshot is None or self.leading or self.is_campaigning or self._leaderless_since is None:

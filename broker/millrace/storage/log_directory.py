@@ -169,7 +169,13 @@ class LogDirectory:
         return [(*partition, topic_id) for partition, ids in self._ids.items() for topic_id in ids]
 
     def partition(
-        self, topic: str, partition: int, topic_id: UUID, config: LogConfig | None = None
+        self,
+        topic: str,
+        partition: int,
+        topic_id: UUID,
+        config: LogConfig | None = None,
+        *,
+        is_replica: bool = False,
     ) -> PartitionLog:
         """The partition's log, opened or created; another topic's log of the same name is set aside.
 
@@ -190,7 +196,11 @@ class LogDirectory:
                 self.set_aside(topic, partition, foreign)
             self._ids[key] = {topic_id}
         opened = PartitionLog(
-            directory, config or self.config, self._clock, producer_limit=self._producer_limit
+            directory,
+            config or self.config,
+            self._clock,
+            producer_limit=self._producer_limit,
+            is_replica=is_replica,
         )
         with self._lock:
             self._logs[key] = opened

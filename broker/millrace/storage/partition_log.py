@@ -102,7 +102,8 @@ class PartitionLog:
         self._sync = sync
         limit = ProducerLimit() if producer_limit is None else producer_limit
         self._producers = ProducerStates(directory, clock, limit)
-        self._is_replica = is_replica
+        self.is_replica = is_replica
+        """True while there are other replicas."""
         recovered = self._recover()
         self._take_over(recovered)
         self._visible = recovered.committed if is_replica else recovered.state
@@ -594,7 +595,8 @@ class PartitionLog:
                 active = self._active
                 is_over = self._files.gives_up(active) or active.is_expired(self.config, now)
                 is_over = is_over or active.is_old(self.config, now)
-                if leader_start is None and is_over and active.facts.next_offset >= 0:
+                is_led = leader_start is None and self._copying is None
+                if is_led and is_over and active.facts.next_offset >= 0:
                     self._roll_for_retention(now)
                 files, visible, flushed = self._files, self._visible, self._flushed
             if leader_start is None:
@@ -643,7 +645,7 @@ class PartitionLog:
                     segment.save_landmarks()
             producers = self._producers.save(state.end, files.segments[-1].base, closing=closing)
             known = self._visible if self._visible.end < state.end else state
-            committed = known if self._is_replica else None
+            committed = known if self.is_replica else None
             Checkpoint.of(state, files, producers, self.epochs, committed).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
@@ -657,12 +659,12 @@ class PartitionLog:
             return
         try:
             flushed = self.flush()
-            if not self._is_replica:
+            if not self.is_replica:
                 self.publish(flushed)
         except StorageError as error:
             log.error("closing without a flush: %s", error)
         with self._checkpoint_lock, self._flush_lock, self._lock:
-            if self._flushed.end != self._checkpointed or self._is_replica:
+            if self._flushed.end != self._checkpointed or self.is_replica:
                 self._write_checkpoint(self._flushed, self._files, closing=True)
             self._shut(f"{self.directory} is closed")
 

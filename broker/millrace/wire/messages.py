@@ -70,6 +70,8 @@ class ApiKey(IntEnum):
     DESCRIBE_TOPIC_PARTITIONS = 75, 0
     MIRROR_APPEND = 10_000
     TRANSLATE_OFFSETS = 10_001
+    REPLICA_FETCH = 10_002
+    REPLICA_ACK = 10_003
 
 
 class TopicPartitions(Message):

@@ -68,6 +68,7 @@ class ProduceRequest(NamedTuple):
 
     transactional_id: str | None
     acks: int
+    timeout_ms: int
     topics: list[tuple[str, int]]
     batches: list[tuple[str, int, memoryview]]
 
@@ -93,7 +94,7 @@ def decode_request(version: int, body: memoryview) -> ProduceRequest:
         position = INT16.size + max(0, INT16.unpack_from(body)[0])
         if body[:2] != _NULL_STRING:
             transactional_id = str(body[INT16.size : position], "utf-8")
-    acks, _, topic_count = _ACKS.unpack_from(body, position)
+    acks, timeout_ms, topic_count = _ACKS.unpack_from(body, position)
     position += _ACKS.size
     topics, batches, items = [], [], 0
     for _ in range(topic_count):
@@ -114,13 +115,13 @@ def decode_request(version: int, body: memoryview) -> ProduceRequest:
             batches.append((name, number, body[start:position]))
     if position > len(body):
         raise ValueError("its records reach past its end")
-    return ProduceRequest(transactional_id, acks, topics, batches)
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics, batches)
 
 
 def _decode_flexible(body: memoryview) -> ProduceRequest:
     reader = Reader(body, items=primitives.MAX_DECODED_ITEMS, flexible=True)
     transactional_id = reader.string()
-    acks, _ = reader.unpack(_ACKS_AND_TIMEOUT)
+    acks, timeout_ms = reader.unpack(_ACKS_AND_TIMEOUT)
     topics, batches = [], []
     for _ in range(reader.count(reader.length())):
         name = reader.text()
@@ -132,7 +133,7 @@ def _decode_flexible(body: memoryview) -> ProduceRequest:
             reader.skip_tagged_fields()
         reader.skip_tagged_fields()
     reader.skip_tagged_fields()
-    return ProduceRequest(transactional_id, acks, topics, batches)
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics, batches)
 
 
 class Target(NamedTuple):
@@ -148,6 +149,7 @@ class Target(NamedTuple):
     partition: int
     version: int
     acks: int
+    timeout_ms: int
     head: tuple[bytes, bytes, int]
     tail: bytes
     around_batch: int
@@ -208,7 +210,7 @@ def _target_at(data: memoryview, position: int) -> Target | None:
 def _parse_target(version: int, common: bytes) -> Target | None:
     start = INT16.size + max(0, INT16.unpack_from(common)[0])
     name_at = start + _ONE_TOPIC_HEAD.size
-    transaction, acks, _, topic_count, name_size = _ONE_TOPIC_HEAD.unpack_from(common, start)
+    transaction, acks, timeout_ms, topic_count, name_size = _ONE_TOPIC_HEAD.unpack_from(common, start)
     batch_count, partition = _PAIR.unpack_from(common, name_at + name_size)
     usual = transaction == -1 and -1 <= acks <= 1 and topic_count == batch_count == 1
     if not usual or version not in RUN_VERSIONS:
@@ -217,15 +219,22 @@ def _parse_target(version: int, common: bytes) -> Target | None:
         topic = str(common[name_at : name_at + name_size], "utf-8")
     except UnicodeDecodeError:
         return None
-    return _target(topic, partition, version, acks, common, INT32.size, b"")
+    return _target(topic, partition, version, acks, timeout_ms, common, INT32.size, b"")
 
 
 def _target(
-    topic: str, partition: int, version: int, acks: int, common: bytes, width: int, tail: bytes
+    topic: str,
+    partition: int,
+    version: int,
+    acks: int,
+    timeout_ms: int,
+    common: bytes,
+    width: int,
+    tail: bytes,
 ) -> Target:
     head = (_VERSIONS.pack(_PRODUCE, version), common, width)
     around_batch = _BEFORE_COMMON - _SIZE_BYTES + len(common) + width + len(tail)
-    return Target(topic, partition, version, acks, head, tail, around_batch)
+    return Target(topic, partition, version, acks, timeout_ms, head, tail, around_batch)
 
 
 def _flexible_target_at(data: memoryview, start: int, client_id_size: int, version: int) -> Target | None:
@@ -254,7 +263,7 @@ def _parse_flexible_target(
 ) -> Target | None:
     """`width` is how many bytes state the batch's size: a run ends where it changes."""
     start = INT16.size + max(0, INT16.unpack_from(common)[0])
-    tags, transaction, acks, _, topic_count = _FLEXIBLE_TOPIC_HEAD.unpack_from(common, start)
+    tags, transaction, acks, timeout_ms, topic_count = _FLEXIBLE_TOPIC_HEAD.unpack_from(common, start)
     name_end = name_at + name_size
     is_usual = not tags and transaction == 0 and -1 <= acks <= 1 and topic_count == common[name_end] == 2
     if not is_usual or version not in RUN_VERSIONS:
@@ -264,7 +273,7 @@ def _parse_flexible_target(
     except UnicodeDecodeError:
         return None
     (partition,) = INT32.unpack_from(common, name_end + 1)
-    return _target(topic, partition, version, acks, common, width, _NO_TAGS)
+    return _target(topic, partition, version, acks, timeout_ms, common, width, _NO_TAGS)
 
 
 def encode_successes(

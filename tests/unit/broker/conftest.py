@@ -36,9 +36,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     opened = PartitionLog
 
     def open_slow(
-        directory: Path, config: LogConfig, clock: Callable[[], float], *, producer_limit: ProducerLimit
+        directory: Path,
+        config: LogConfig,
+        clock: Callable[[], float],
+        *,
+        producer_limit: ProducerLimit,
+        is_replica: bool,
     ) -> PartitionLog:
-        return opened(directory, config, clock, slow.fdatasync, producer_limit)
+        return opened(directory, config, clock, slow.fdatasync, producer_limit, is_replica=is_replica)
 
     monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_slow)
     yield slow

@@ -40,6 +40,13 @@ from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.group_messages import ListedGroup, ListGroupsRequest, ListGroupsResponse
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode, decode_response, encode_request
+from millrace.wire.replica import (
+    ReplicaAckRequest,
+    ReplicaFetchRequest,
+    decode_answer,
+    encode_ack,
+    encode_fetch,
+)
 from tests.unit.broker.asking import (
     EVERYTHING,
     KAFKAS,
@@ -61,6 +68,7 @@ READ, WRITE, CREATE, DELETE, ALTER = (
     Operation.ALTER,
 )
 DESCRIBE, MIRROR_WRITE = Operation.DESCRIBE, Operation.MIRROR_WRITE
+CLUSTER_ACTION = Operation.CLUSTER_ACTION
 DESCRIBE_CONFIGS, ALTER_CONFIGS = Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS
 Right = tuple[Operation, ResourceType]
 RIGHTS: list[Right] = [(operation, type_) for operation in Operation for type_ in ResourceType]
@@ -210,6 +218,8 @@ _FLUSH = [{"name": "flush.ms", "value": "7"}]
 _SET_FLUSH = [{"name": "flush.ms", "config_operation": 0, "value": "7"}]
 _MEMBER = {"group_id": "g", "generation_id": 1, "member_id": "m"}
 _TRANSLATE = TranslateOffsetsRequest(to_origin=True, topic="copy", partition=0, offsets=(0,))
+_COPY = ReplicaFetchRequest(2, "0" * 16, True, 0, 0, (), ())
+_COPIED = ReplicaAckRequest(2, "0" * 16, ())
 ROWS = [
     Row(
         ApiKey.PRODUCE,
@@ -370,6 +380,8 @@ ROWS = [
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.DESCRIBE), [((DESCRIBE, TOPIC),)], "describe"),
     Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.RESET), [((MIRROR_WRITE, TOPIC), (ALTER, TOPIC))], "reset"),
     Row(ApiKey.TRANSLATE_OFFSETS, encode(_TRANSLATE, 10_001, 0), [((DESCRIBE, TOPIC),)]),
+    Row(ApiKey.REPLICA_FETCH, encode_fetch(_COPY), [((CLUSTER_ACTION, CLUSTER),)]),
+    Row(ApiKey.REPLICA_ACK, encode_ack(_COPIED), [((CLUSTER_ACTION, CLUSTER),)]),
 ]
 """Every API, and what a request of it takes."""
 SERVED = {
@@ -400,11 +412,18 @@ class Secured(Running):
         return ask(self, api, version, body, access, self.handlers)
 
     def codes(self, access: Access, api: int, version: int, body: Values | bytes) -> set[int]:
+        if api == ApiKey.REPLICA_ACK and isinstance(body, bytes):  # it has no answer
+            client = AskingClient(access)
+            frame = struct.pack(">hhih", api, version, 7, -1) + body
+            self.handlers.handle(client, memoryview(bytearray(frame)))
+            return {code for _, code in client.errors}
         answer = self.ask(access, api, version, body)
         if api == ApiKey.MIRROR_APPEND:
             return {decode_response(answer).error}
         if api == ApiKey.TRANSLATE_OFFSETS:
             return {decode(TranslateOffsetsResponse, api, version, answer).error_code}
+        if api == ApiKey.REPLICA_FETCH:
+            return {decode_answer(memoryview(answer))[0]}
         return set(error_codes(answer))
 
     def effects(self) -> object:

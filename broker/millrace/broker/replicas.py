@@ -1,0 +1,677 @@
+"""The partitions with several replicas that this broker stores: does what their state machines decide.
+
+Each replica leads, follows or waits (`replication.replica`). Here is what that takes: cuts in threads,
+compare-and-sets gathered by topic, threads that copy from other leaders, and the time that passes. On the
+loop, except where it says otherwise; nothing here waits for a disk, a network or ZooKeeper.
+
+A compare-and-set reads the topic's newest state, applies the changes that wait for it, and writes what comes
+out. An unknown outcome changes nothing here: the next state read says what became of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+from millrace import errors
+from millrace.broker.flush import FlushThreads
+from millrace.broker.followers import Answer, Connected, Followers
+from millrace.broker.replicated_partition import ReplicatedPartition
+from millrace.config import BrokerConfig
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import PartitionState, TopicState
+from millrace.mailbox import Mailbox
+from millrace.records.topic_partition import TopicPartition
+from millrace.replication.copying import Checked, Copying
+from millrace.replication.following import Following
+from millrace.replication.leader_thread import LeaderThread, Received
+from millrace.replication.leadership import Leadership, Snapshot
+from millrace.replication.replica import Replica
+from millrace.replication.session import Led, check_epoch
+from millrace.replication.state import Directories, elect, resign
+from millrace.storage.partition_log import PartitionLog
+from millrace.storage.state import LogState
+from millrace.wire.replica import ReplicaAckRequest, ReplicaFetchRequest, ReplicaPartition, Wanted
+
+log = logging.getLogger("millrace.replication")
+T = TypeVar("T")
+
+CAMPAIGN_TICK_S = 0.1
+"""How often replicas without a leader see whether it is their turn."""
+GATHER_S = 0.02
+"""Changes of one topic that come within this time are one write."""
+WRITE_AGAIN_S = 0.5
+ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
+"""When a leader is asked again that does not know yet that it leads, and one after any other failure."""
+HAND_OVER_S = 0.5
+"""The longest that a broker which stops waits for its followers to have everything."""
+RESIGN_S = 3.0
+"""The longest that it then waits for ZooKeeper."""
+
+Apply: TypeAlias = Callable[[Snapshot], PartitionState | None]
+"""What becomes of the newest state; None where nothing is to be written (any more)."""
+Then: TypeAlias = Callable[[Snapshot | None, bool], None]
+"""Hears the newest state and whether this change is in it; None: nobody knows."""
+
+
+class Owner(Protocol):
+    """The broker, as far as replicas need it."""
+
+    def replica_leads(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
+        """Serve it from now on."""
+
+    def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None: ...
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
+
+
+class _Change(NamedTuple):
+    number: int
+    apply: Apply
+    then: Then
+
+
+@dataclass(slots=True, eq=False)
+class StoredReplica:
+    """One partition, and what this broker does for it at present."""
+
+    key: TopicPartition
+    id: ReplicaPartition
+    log: PartitionLog
+    replica: Replica
+    partition: ReplicatedPartition | None = None
+    """Set while it is led here, served or not yet."""
+    is_served: bool = False
+    copying: Copying | None = None
+    """Set while it follows."""
+    thread: LeaderThread | None = None
+    is_changing: bool = False
+    """True while a thread cuts the log: nobody else may use it then."""
+    is_flushing: bool = False
+    closing: int = 0
+    """Partitions of former leaderships whose flush is not done."""
+    stopped: str = ""
+    """Why it neither leads nor follows until the broker restarts; empty while it may."""
+    when_free: Callable[[], None] | None = None
+    """Set once it is given up: what to do when no thread uses its log any more."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.key[0]}-{self.key[1]}"
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_changing or self.is_flushing or self.closing > 0
+
+
+class Replicas:
+    """Every partition with several replicas that this broker stores."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Cluster,
+        mailbox: Mailbox,
+        flushes: FlushThreads,
+        owner: Owner,
+        directory: str,
+        doubtful: Callable[[], bool],
+    ) -> None:
+        """`directory` is the id of the broker's log directory, `doubtful` what partitions ask."""
+        self._config, self._cluster, self._mailbox = config, cluster, mailbox
+        self._flushes, self._owner, self._directory, self._doubtful = flushes, owner, directory, doubtful
+        self._stored: dict[ReplicaPartition, StoredReplica] = {}
+        self._threads: dict[int, LeaderThread] = {}
+        self._leaderless: dict[StoredReplica, None] = {}
+        self._live: Directories = {}
+        self._changes: dict[tuple[str, UUID], list[_Change]] = {}
+        self._writing: set[tuple[str, UUID]] = set()
+        self._stopping = False
+        self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="replicas")
+        self._lag_s = config.replica_lag_ms / 1000
+        self._is_ticking = self._is_campaigning = False
+
+    # What there is
+
+    def add(self, key: TopicPartition, topic: TopicState, log_: PartitionLog) -> None:
+        """Take part in a partition from now on; its log is open."""
+        self._live = self._registered()
+        partition = ReplicaPartition(topic.topic_id, key[1])
+        replica = Replica(self._config.broker_id, self._directory, log_, lag_s=self._lag_s)
+        one = self._stored[partition] = StoredReplica(key, partition, log_, replica)
+        self._see(one, topic)
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._mailbox.after(self._lag_s / 10, self._tick)
+
+    def remove(
+        self, key: TopicPartition, topic_id: UUID, why: errors.BrokerError, then: Callable[[], None]
+    ) -> None:
+        """Take part no longer; `then` is called once nothing uses the log any more."""
+        one = self._stored.pop(ReplicaPartition(topic_id, key[1]))
+        self._leaderless.pop(one, None)
+        self._stop_copying(one)
+        if one.partition is not None:
+            self._end_leading(one, why)
+        self._followers.changed(one.id)
+        one.when_free = then
+        self._maybe_free(one)
+
+    def _maybe_free(self, one: StoredReplica) -> None:
+        if one.when_free is not None and not one.is_busy:
+            then, one.when_free = one.when_free, None
+            then()
+
+    def refresh(self) -> None:
+        """Take in the cluster's snapshots."""
+        self._live = self._registered()
+        for one in list(self._stored.values()):
+            topic = self._cluster.topics.get(one.key[0])
+            if topic is not None and topic.topic_id == one.id.topic_id and one.key[1] in topic.partitions:
+                self._see(one, topic)
+        self._propose()
+
+    def _registered(self) -> Directories:
+        return {broker: at.directory for broker, at in self._cluster.brokers.items()}
+
+    def _see(self, one: StoredReplica, topic: TopicState) -> None:
+        snapshot = _snapshot(topic, one.key[1])
+        one.replica.observe(snapshot, self._mailbox.now())
+        one.replica.see_brokers(self._live, self._mailbox.now())
+        self._settle(one)
+
+    # Roles
+
+    def _settle(self, one: StoredReplica) -> None:
+        """Do what the replica's role has become; to be called after everything that may change it."""
+        replica, partition = one.replica, one.partition
+        if partition is not None and replica.leading is not partition.leading:
+            self._end_leading(one, errors.NotLeader(f"another broker leads {one.name} now"))
+        elif partition is not None:
+            partition.show_committed()
+            if not one.is_served and partition.leading.is_serving and not self._stopping:
+                one.is_served = True
+                self._owner.replica_leads(one.key, partition)
+        if one.copying is not None and one.copying.following is not replica.following:
+            self._stop_copying(one)
+        may_act = not (one.is_changing or one.stopped or self._stopping) and one.id in self._stored
+        if may_act and replica.following is not None and one.copying is None:
+            self._copy(one, replica.following)
+        if may_act and replica.is_leaderless:
+            self._leaderless[one] = None
+            if not self._is_campaigning:
+                self._is_campaigning = True
+                self._mailbox.after(CAMPAIGN_TICK_S, self._campaign_who_is_due)
+        else:
+            self._leaderless.pop(one, None)
+
+    def _lead(self, one: StoredReplica, leading: Leadership) -> None:
+        topic, number = one.key
+        partition = one.partition = ReplicatedPartition(
+            topic,
+            number,
+            one.id.topic_id,
+            leading,
+            one.log,
+            self._mailbox,
+            self._flushes,
+            self._doubtful,
+            grown=lambda: self._followers.changed(one.id),
+            flush_failed=lambda: self._give_up(one),
+        )
+        one.is_served = False
+        log.info("leads %s in epoch %s from %s on", one.name, leading.epoch, leading.start)
+        self._followers.changed(one.id)
+        leading.flushed()
+        partition.maybe_flush()
+
+    def _end_leading(self, one: StoredReplica, why: errors.BrokerError) -> None:
+        partition, one.partition = one.partition, None
+        assert partition is not None, "it was led here"
+        log.info("leads %s no more", one.name)
+        if one.is_served:
+            one.is_served = False
+            self._owner.replica_leads_no_more(one.key, partition)
+        one.closing += 1
+
+        def idle() -> None:
+            one.closing -= 1
+            self._maybe_free(one)
+
+        partition.close(why, idle)
+        self._followers.changed(one.id)
+
+    def _give_up(self, one: StoredReplica) -> None:
+        """Nobody can tell what is on the disk: another replica leads from here on."""
+        if not one.stopped:
+            one.stopped = one.log.flush_refusal or "its log takes nothing any more"
+            log.error("%s takes no part in replication until a restart: %s", one.name, one.stopped)
+            self._stop_copying(one)
+            self._resign(one, is_whole=False, then=lambda: None)
+            self._settle(one)
+
+    # Time
+
+    def _tick(self) -> None:
+        """Ten times in the lag that a follower may have."""
+        now = self._mailbox.now()
+        self._followers.end_closed(now)
+        self._propose()
+        for one in self._stored.values():
+            if one.partition is not None:
+                one.partition.refuse_late(now)
+        self._mailbox.after(min(1.0, self._lag_s / 10), self._tick)
+
+    def _campaign_who_is_due(self) -> None:
+        now = self._mailbox.now()
+        for one in list(self._leaderless):
+            if one.replica.is_due(now) and not one.is_changing:
+                self._campaign(one)
+        self._is_campaigning = bool(self._leaderless)
+        if self._is_campaigning:
+            self._mailbox.after(CAMPAIGN_TICK_S, self._campaign_who_is_due)
+
+    # Elections
+
+    def _campaign(self, one: StoredReplica) -> None:
+        """Cut what is no whole append, then be elected over the state that made it this replica's turn."""
+        replica = one.replica
+        assert replica.snapshot is not None, "it is due by a state"
+        epoch, live = replica.snapshot.state.leader_epoch, self._live
+        self._leaderless.pop(one, None)
+        replica.campaign()
+        self._stop_copying(one)
+
+        def apply(newest: Snapshot) -> PartitionState | None:
+            if newest.state.leader_epoch != epoch:
+                return None  # somebody was faster
+            return elect(newest.state, replica.broker, replica.directory, live, newest.minimum)
+
+        def cut(error: BaseException | None) -> None:
+            if error is None and one.id in self._stored:
+                self._write(one, apply, lambda newest, wrote: self._elected(one, newest, wrote))
+            else:
+                replica.not_won(self._mailbox.now())
+                self._log_failed(one, error)
+                self._settle(one)
+
+        self._change_log(one, lambda: one.log.cut(one.log.whole_end), cut)
+
+    def _elected(self, one: StoredReplica, newest: Snapshot | None, wrote: bool) -> None:
+        replica, now = one.replica, self._mailbox.now()
+        if wrote and newest is not None and one.id in self._stored:
+            leading = replica.won(newest, now)
+            if leading is not None:
+                self._lead(one, leading)
+        else:
+            replica.not_won(now)
+            if newest is not None:
+                replica.observe(newest, now)
+        self._settle(one)
+
+    def _propose(self) -> None:
+        """Have the changes of in-sync replicas written that are due."""
+        for one in self._stored.values():
+            leading = one.replica.leading
+            if leading is not None and one.partition is not None:
+                proposal = leading.propose(self._live, self._mailbox.now())
+                if proposal is not None:
+                    log.info("%s: %s", one.name, _words(proposal.joining, proposal.leaving))
+                    self._write_proposal(one, leading)
+
+    def _write_proposal(self, one: StoredReplica, leading: Leadership) -> None:
+        """Until it is certain what became of it: who may be in already counts till then."""
+        proposal = leading.proposal
+        if proposal is None or one.replica.leading is not leading or one.id not in self._stored:
+            return
+        broker, epoch = self._config.broker_id, leading.epoch
+
+        def written(newest: Snapshot | None, _: bool) -> None:
+            if one.replica.leading is not leading:
+                return
+            if newest is None:
+                self._mailbox.after(WRITE_AGAIN_S, lambda: self._write_proposal(one, leading))
+                return
+            leading.decided(newest)
+            one.replica.observe(newest, self._mailbox.now())
+            self._settle(one)
+
+        self._write(one, lambda newest: proposal.apply(newest, broker, epoch), written)
+
+    def _resign(self, one: StoredReplica, *, is_whole: bool, then: Callable[[], None]) -> None:
+        leading = one.replica.leading
+        if leading is None:
+            then()
+            return
+
+        def apply(newest: Snapshot) -> PartitionState | None:
+            return resign(newest.state, leading.broker, leading.epoch, newest.minimum, is_whole=is_whole)
+
+        def written(newest: Snapshot | None, _: bool) -> None:
+            if newest is not None:
+                one.replica.observe(newest, self._mailbox.now())
+                self._settle(one)
+            then()
+
+        self._write(one, apply, written)
+
+    def hand_over(self, then: Callable[[], None]) -> None:
+        """Give up everything led here, as the broker stops; then call `then`. Followers get what is written.
+
+        ZooKeeper may not answer: the broker stops all the same, and its registration says so.
+        """
+        self._stopping = True
+        led = [one for one in self._stored.values() if one.partition is not None]
+        for one in led:
+            if one.is_served and one.partition is not None:
+                one.is_served = False
+                self._owner.replica_leads_no_more(one.key, one.partition)
+        deadline = self._mailbox.now() + HAND_OVER_S
+        missing = set(led)
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                then()
+
+        def resigned(one: StoredReplica) -> None:
+            missing.discard(one)
+            if not missing:
+                end()
+
+        def look() -> None:
+            behind = [one for one in led if one.partition and one.partition.leading.committed < one.log.end]
+            if behind and self._mailbox.now() < deadline:
+                self._mailbox.after(0.01, look)
+                return
+            self._mailbox.after(RESIGN_S, end)
+            for one in led:
+                self._resign(one, is_whole=True, then=partial(resigned, one))
+
+        for one in led:
+            if one.partition is not None:
+                one.partition.flush()
+        if led:
+            look()
+        else:
+            end()
+
+    # Compare-and-set
+
+    def _write(self, one: StoredReplica, apply: Apply, then: Then) -> None:
+        """Have a change written with others of its topic; `then` hears of it on the loop."""
+        topic = (one.key[0], one.id.topic_id)
+        if topic not in self._changes and topic not in self._writing:
+            self._mailbox.after(GATHER_S, lambda: self._write_topic(topic))
+        self._changes.setdefault(topic, []).append(_Change(one.key[1], apply, then))
+
+    def _write_topic(self, topic: tuple[str, UUID]) -> None:
+        changes = self._changes.pop(topic)
+        self._writing.add(topic)
+
+        def done(future: Future[tuple[TopicState, set[int]]]) -> None:
+            self._writing.discard(topic)
+            if topic in self._changes:
+                self._write_topic(topic)
+            error = future.exception()
+            if error is not None:
+                log.warning("cannot change who leads %s: %s", topic[0], error)
+            written, made = (None, set[int]()) if error is not None else future.result()
+            for index, change in enumerate(changes):
+                known = written is not None and change.number in written.partitions
+                newest = _snapshot(written, change.number) if known and written is not None else None
+                change.then(newest, index in made)
+
+        self._in_thread(lambda: _write(self._cluster, topic, changes), done)
+
+    def _in_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        future = self._pool.submit(work)
+        future.add_done_callback(lambda done: self._mailbox.post(lambda: then(done)))
+
+    # Following
+
+    def _copy(self, one: StoredReplica, following: Following) -> None:
+        one.copying = Copying(one.id, following, one.log)
+        one.thread = self._thread(following.leader)
+        one.thread.want(one.copying.wanted)
+
+    def _stop_copying(self, one: StoredReplica) -> None:
+        if one.thread is not None:
+            one.thread.forget(one.id)
+        one.copying = one.thread = None
+
+    def _thread(self, leader: int) -> LeaderThread:
+        thread = self._threads.get(leader)
+        if thread is None:
+            thread = self._threads[leader] = LeaderThread(
+                leader,
+                self._config.broker_id,
+                self._directory,
+                lambda: self._address(leader),
+                self._config.replica_client,
+                lambda thread, received: self._mailbox.post(lambda: self._take(thread, received)),
+            )
+            thread.start()
+        return thread
+
+    def _address(self, leader: int) -> tuple[str, int] | None:
+        """Where brokers find a leader; from any thread."""
+        address = self._cluster.brokers.get(leader)
+        if address is None:
+            return None
+        listener = self._config.replica_listener
+        return address.at(listener) if listener else (address.host, address.port)
+
+    def _take(self, thread: LeaderThread, received: Iterable[Received]) -> None:
+        """Take in what a leader said."""
+        try:
+            for one in received:
+                self._take_one(thread, *one)
+        finally:
+            thread.taken()
+
+    def _take_one(
+        self, thread: LeaderThread, wanted: Wanted, outcome: Checked | errors.MillraceError
+    ) -> None:
+        one = self._stored.get(wanted.partition)
+        if one is None or one.copying is None or one.thread is not thread or one.is_changing:
+            return
+        copying = one.copying
+        if wanted[1:4] != copying.wanted[1:4]:  # an answer to what was asked before
+            thread.want(copying.wanted)
+            return
+        try:
+            if isinstance(outcome, errors.MillraceError):
+                raise outcome
+            work = copying.take(outcome)
+        except errors.MillraceError as error:
+            self._failed(one, copying, error)
+            return
+        if work is not None:
+            self._change_log(one, work, lambda error: self._cut(one, copying, error))
+        else:
+            thread.want(copying.wanted)
+            self._flush(one)
+
+    def _cut(self, one: StoredReplica, copying: Copying, error: BaseException | None) -> None:
+        if one.copying is copying and error is None:
+            log.info("cut %s to %s, as broker %s has it", one.name, one.log.end, copying.following.leader)
+            assert one.thread is not None, "it copies"
+            one.thread.want(copying.wanted)
+        self._log_failed(one, error)
+        self._settle(one)
+
+    def _failed(self, one: StoredReplica, copying: Copying, error: errors.MillraceError) -> None:
+        """Ask again soon: the leader may be another one by then, or the disk has room."""
+        leader_says = isinstance(
+            error, (errors.NotLeader, errors.FencedLeaderEpoch, errors.UnknownLeaderEpoch)
+        )
+        if not isinstance(error, errors.BrokerError):  # ReplicaDiverged: only people can help
+            one.stopped = str(error)
+            self._stop_copying(one)
+            log.error("%s takes no part in replication until a restart: %s", one.name, error)
+            return
+        if one.log.flush_refusal is not None:
+            self._give_up(one)
+            return
+        if not leader_says:
+            log.warning("copying %s: %s; trying again", one.name, error)
+
+        def again() -> None:
+            if one.copying is copying and one.thread is not None:
+                one.thread.want(copying.wanted)
+
+        self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
+
+    def _flush(self, one: StoredReplica) -> None:
+        """Bring what was copied to the disk and tell the leader; what comes meanwhile is the next flush's."""
+        if one.is_flushing or one.is_changing or one.copying is None or one.log.end == one.log.flushed:
+            return
+        copying = one.copying
+        one.is_flushing = True
+
+        def flushed(_: LogState | None, error: BaseException | None) -> None:
+            one.is_flushing = False
+            if error is not None:
+                log.error("flush of %s failed: %s", one.name, error)
+                if one.log.flush_refusal is not None:
+                    self._give_up(one)
+                else:
+                    self._mailbox.after(COPY_AGAIN_S, lambda: self._flush(one))
+            elif one.copying is copying and one.thread is not None and not one.is_changing:
+                if (acked := copying.acked) is not None:
+                    one.thread.ack(acked)
+                self._flush(one)
+            elif one.copying is not None:
+                self._flush(one)
+            self._maybe_free(one)
+
+        self._flushes.submit(one.log.flush, flushed, one.log.write_due_checkpoint)
+
+    def _change_log(
+        self, one: StoredReplica, work: Callable[[], None], then: Callable[[BaseException | None], None]
+    ) -> None:
+        """Cut the log, or begin it anew, in a thread; nobody uses it meanwhile."""
+        one.is_changing = True
+
+        def done(future: Future[None]) -> None:
+            one.is_changing = False
+            then(future.exception())
+            self._maybe_free(one)
+
+        self._in_thread(work, done)
+
+    def _log_failed(self, one: StoredReplica, error: BaseException | None) -> None:
+        if error is not None:
+            log.error("the log of %s: %s", one.name, error)
+            if one.log.flush_refusal is not None:
+                self._give_up(one)
+
+    def retentions(self) -> list[tuple[str, PartitionLog, int | None]]:
+        """What retention is applied to: a leader's own, a follower's as its leader says."""
+        return [
+            (one.name, one.log, None if one.partition is not None else _leader_start(one))
+            for one in self._stored.values()
+            if not one.is_changing
+        ]
+
+    # Leading
+
+    def _find(self, partition: ReplicaPartition, epoch: int) -> Led:
+        one = self._stored.get(partition)
+        if one is None:
+            raise errors.NotLeader(f"no replica of {partition} is stored here")
+        one.replica.heard_of(epoch)
+        if one.replica.leading is None:
+            if one.partition is not None:
+                self._mailbox.post(lambda: self._settle(one))
+            raise errors.NotLeader(f"{one.name} is not led here")
+        return Led(one.replica.leading, one.log)
+
+    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> None:
+        """Serve a follower's request, now or once there is something new."""
+        self._check_follower(request.follower, request.directory)
+        if self._followers.fetch(connection, request, answer):
+            self._show(wanted.partition for wanted in request.wanted)
+
+    def acknowledged(self, request: ReplicaAckRequest) -> None:
+        """Count what a follower has on its disk."""
+        self._check_follower(request.follower, request.directory)
+        grown = []
+        for one in request.acked:
+            try:
+                leading = self._find(one.partition, one.epoch).leading
+                check_epoch(leading, one.epoch)
+            except errors.BrokerError:
+                continue  # its next fetch is told so
+            if leading.reported(request.follower, request.directory, one.flushed):
+                grown.append(one.partition)
+        self._show(grown)
+
+    def _show(self, partitions: Iterable[ReplicaPartition]) -> None:
+        for partition in partitions:
+            one = self._stored.get(partition)
+            if one is not None and one.partition is not None:
+                self._settle(one)
+
+    def _check_follower(self, follower: int, directory: str) -> None:
+        """Only registered brokers are counted: of others nobody knows how many there are."""
+        address = self._cluster.brokers.get(follower)
+        if address is None or address.directory != directory:
+            raise errors.NotLeader(f"broker {follower} is not registered with the directory {directory}")
+
+    def close(self) -> None:
+        """End the threads; the loop has ended."""
+        for thread in self._threads.values():
+            thread.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leader_start(one: StoredReplica) -> int:
+    """Up to where a follower may drop what it has; nothing while it does not know."""
+    following = one.copying is not None and one.copying.following.is_in_step
+    return one.copying.leader_start if one.copying is not None and following else one.log.start
+
+
+def _snapshot(topic: TopicState, number: int) -> Snapshot:
+    return Snapshot(topic.version, topic.partitions[number], topic.minimum(number))
+
+
+def _write(
+    cluster: Cluster, topic: tuple[str, UUID], changes: Iterable[_Change]
+) -> tuple[TopicState, set[int]]:
+    """One compare-and-set of several changes: the newest state, and which of them are in it. For a thread."""
+    name, topic_id = topic
+    made: set[int] = set()
+
+    def change(newest: TopicState) -> TopicState:
+        made.clear()
+        if newest.topic_id != topic_id:
+            raise errors.UnknownTopicOrPartition(f"topic {name} was deleted and created anew")
+        partitions = dict(newest.partitions)
+        for index, one in enumerate(changes):
+            if one.number in partitions:
+                state = one.apply(
+                    Snapshot(newest.version, partitions[one.number], newest.minimum(one.number))
+                )
+                if state is not None:
+                    partitions[one.number] = state
+                    made.add(index)
+        return dataclasses.replace(newest, partitions=partitions)
+
+    return cluster.change_topic(name, change), made
+
+
+def _words(joining: Mapping[int, str], leaving: Iterable[int]) -> str:
+    come = [f"broker {broker} is in sync" for broker in joining]
+    go = [f"broker {broker} is not in sync any more" for broker in leaving]
+    return ", ".join(come + go)
