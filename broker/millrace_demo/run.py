@@ -263,7 +263,7 @@ def _airflow(
     options: DemoOptions, endpoints: Endpoints, topics: Sequence[str], span: Span, errors: IO[str]
 ) -> subprocess.Popen[str]:
     """One run of the DAG as a process that ends with this one; it prints a line for each task."""
-    command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
+    command = [sys.executable, "-m", "millrace_demo.run_once", "warehouse_load"]
     command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
     command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
     wait_minutes = WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES
