@@ -72,7 +72,7 @@ def load(storage: Storage, topic: str, rows: Rows, files_per_hour: int = 1) -> L
 
 
 def read_again(storage: Storage, topic: str, number: int, rows: Rows) -> LoadManifest:
-    """One more edition of a load, with so many rows of each hour; it has as many records as the first."""
+    """One more edition of a load, with so many rows of each hour; it has the offsets of the first."""
     record = pinned(storage, topic)
     assert record is not None
     editions = layout.editions_of(storage, topic).get(number, [1])
@@ -126,15 +126,7 @@ def _write(
             schema=record.number,
             file_by_ms=4102444800000,
             partitions=[
-                PartitionRange(
-                    partition=0,
-                    start=start,
-                    end=end,
-                    read=end - start,
-                    written=total,
-                    filtered=end - start - total,
-                    data_batches=1,
-                )
+                PartitionRange(partition=0, start=start, end=end, read=total, written=total, data_batches=1)
             ],
             files=[file for file, _ in written],
             entries=entries,

@@ -264,6 +264,44 @@ class Expire:
 
 
 @verb
+class Erase:
+    """`millrace erase`."""
+
+    topic: str = option("TOPIC")
+    warehouse: str = option(*WAREHOUSE)
+    where: str = option(
+        "--where CONDITION",
+        "Which rows, like \"memberId = 42\" or \"header.server IN ('a', 'b')\".",
+        default="",
+    )
+    reason: str = option("--reason TEXT", "Why; it is kept with the erasure.", default="")
+    by: str = option("--by NAME", "Who asked for it.  [default: user@machine]", default_factory=words.who)
+    id: str = option(
+        "--id NAME",
+        "Name of the erasure, such as a request's number; repeated, it goes on where it stopped.",
+        words.checked_name,
+        default="",
+    )
+    all_rows: bool = option("--all-rows", "Go on though the condition matches every row.", default=False)
+    logs: Sequence[str] = option(
+        "--log HOST:PORT...",
+        "A cluster that has the topic, to say what its log holds until when; one for each.",
+        words.each_checked_address,
+        default=(),
+    )
+    auditor: str = option(
+        "--auditor URL",
+        "Auditor that is asked about hours that are not complete.",
+        default="",
+        envvar="MILLRACE_AUDITOR",
+        repr=False,
+    )
+    catalog: str = option(*CATALOG, default="")
+    dry_run: bool = option("--dry-run", "Say what would be erased, and erase nothing.", default=False)
+    fresh_id: str = field(default_factory=words.fresh_erasure)
+
+
+@verb
 class Promote:
     """`millrace promote`."""
 

@@ -5,7 +5,10 @@ Each function takes a word and the option it was given with, and fails with a Co
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
+import socket
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -99,6 +102,32 @@ def absolute_warehouse(text: str, _option: str) -> str:
     from millrace_warehouse.storage import open_storage
 
     return open_storage(text).root.removeprefix("file://")
+
+
+def checked_name(text: str, option: str) -> str:
+    """The text, if it can name an erasure."""
+    if text and (not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", text) or text.endswith(".done")):
+        raise ConfigError(f"{option} {text!r} is no name like request-4711, of letters, digits and -_.")
+    return text
+
+
+def each_checked_address(texts: Sequence[str], option: str) -> Sequence[str]:
+    """The texts, if each is HOST:PORT[,HOST:PORT...]."""
+    return [checked_addresses(text, option) for text in texts]
+
+
+def who() -> str:
+    """user@machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def fresh_erasure() -> str:
+    """A name that no erasure has."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
 def distinct(names: Sequence[str], _option: str) -> list[str]:

@@ -16,8 +16,11 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber
 from millrace_audit.reports.publish import edition_records
+from millrace_warehouse.audit.read_back import ReadBack
 from millrace_warehouse.history import layout
+from millrace_warehouse.history.hours import HOUR_US, hour_of
 from millrace_warehouse.history.manifest import LoadManifest, Through
+from millrace_warehouse.history.stored import erased_sequences_of
 from millrace_warehouse.storage import Storage
 
 _AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
@@ -30,6 +33,7 @@ class Loads:
         self._storage, self._topic = storage, topic
         names = map(_AUDITED.fullmatch, storage.names(layout.Folder.AUDITED.of(topic)))
         self._told = {(int(name[1]), int(name[2])) for name in names if name}
+        self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._told), default=0)
 
     def news(self) -> Iterator[LoadManifest]:
@@ -58,8 +62,41 @@ class Loads:
         manifests = (layout.read_edition(self._storage, self._topic, *each) for each in late)
         return {file.hour for manifest in manifests for file in manifest.files}
 
+    def accounted(self, manifest: LoadManifest, found: ReadBack) -> SequenceCounts:
+        """What the files hold, and what was erased: none of it is missing.
+
+        Of an edition that an erasure made, no more is taken for erased than was there before.
+        """
+        erased = found.erased
+        if manifest.erases and manifest.edition > 1:
+            before = self._told_counts(manifest.load, manifest.edition - 1)
+            erased = erased.without(erased.without(before.without(found.counts)))
+        counts = SequenceCounts()
+        counts.merge(found.counts)
+        counts.merge(erased)
+        return counts
+
+    def erased_by_hour(self) -> dict[str, SequenceCounts]:
+        """What was erased of the loads that were told of: a published table misses nothing of it.
+
+        Reads each manifest once, and none while nothing was ever erased.
+        """
+        storage, topic = self._storage, self._topic
+        newest: dict[int, int] = {}
+        for load, edition in self._told if storage.names(layout.Folder.ERASURES.of(topic)) else ():
+            newest[load] = max(edition, newest.get(load, 0))
+        hours: dict[str, SequenceCounts] = {}
+        for told in sorted(newest.items()):
+            if told not in self._erased:
+                manifest = layout.read_edition(storage, topic, *told)
+                self._erased[told] = erased_sequences_of(storage, manifest)
+            for key, tally in self._erased[told].tallies.items():
+                counts = hours.setdefault(hour_of(key.window // (HOUR_US // 1000)), SequenceCounts())
+                counts.merge(SequenceCounts({key: tally}))
+        return hours
+
     def records(self, manifest: LoadManifest, counts: SequenceCounts) -> Sequence[LoadCount]:
-        """What to say of an edition whose files hold that."""
+        """What to say of an edition of which that is accounted for."""
         before = SequenceCounts()
         if manifest.edition > 1:
             before = self._told_counts(manifest.load, manifest.edition - 1)

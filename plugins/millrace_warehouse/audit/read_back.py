@@ -7,7 +7,7 @@ but for files that `expire` has deleted, whose rows the table was counted to hav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.hours import HOUR_US, hour_of
 from millrace_warehouse.history.layout import rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
-from millrace_warehouse.history.stored import sequences_of
+from millrace_warehouse.history.stored import erased_sequences_of, sequences_of
 from millrace_warehouse.sequences import count_file
 from millrace_warehouse.storage import Storage, open_file
 
@@ -31,6 +31,8 @@ class ReadBack:
     counts: SequenceCounts
     bad: Sequence[str]
     """A line for each file that is gone or broken: nothing in it is counted."""
+    erased: SequenceCounts = field(default_factory=SequenceCounts)
+    """What the manifest says was erased: only it can."""
 
 
 def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
@@ -59,7 +61,7 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
             if hour_of(key.window // _HOUR_MS) in expired_hours:
                 for first, last in tally.ranges():
                     counts.add(*key, first, last)
-    return ReadBack(counts, bad)
+    return ReadBack(counts, bad, erased_sequences_of(storage, manifest))
 
 
 def _expired(storage: Storage, topic: str) -> set[str]:

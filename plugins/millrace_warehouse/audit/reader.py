@@ -50,7 +50,7 @@ class WarehouseNumbers(TierNumbers):
 
     def __init__(self) -> None:
         super().__init__(WAREHOUSE)
-        self.rows = {"loads": 0, "table": 0}
+        self.rows = {"loads": 0, "table": 0, "erased": 0}
         self.problems: Sequence[str] = ()
         """What cannot be counted now."""
 
@@ -157,10 +157,14 @@ class WarehouseReader(TierReader):
             found = read_back(self._storage, manifest)
             for bad in found.bad:
                 log.error("%s: it is counted as lost; run `millrace verify`", bad)
-            self._tell(loads.records(manifest, found.counts))
-            loads.note(manifest, found.counts)
+            counts = loads.accounted(manifest, found)
+            self._tell(loads.records(manifest, counts))
+            loads.note(manifest, counts)
             path = edition_path(topic, manifest.load, manifest.edition)
             self._numbers.rows["loads"] += found.counts.total
+            self._numbers.rows["erased"] += counts.total - found.counts.total
+            for rows in manifest.erased:
+                log.info("%s: %d rows of %s were erased by %s", path, rows.rows, rows.hour, rows.erasure)
             took = time.monotonic() - began
             log.info("%s: %d rows with a header, counted in %.1f s", path, found.counts.total, took)
 

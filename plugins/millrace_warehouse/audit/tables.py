@@ -51,7 +51,7 @@ class PublishedTable:
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
-        self._seen = ""
+        self._seen = "", 0
         self._told: dict[str, str] = {}
         # A hint that is lost or cut costs no more than to count every hour again.
         with suppress(FileNotFoundError, ValueError, TypeError):
@@ -64,23 +64,30 @@ class PublishedTable:
         """
         table = find_table(catalog, self._topic)
         snapshot = table.current_snapshot() if table is not None else None
-        if table is None or snapshot is None or table.metadata_location == self._seen:
+        erased = loads.erased_by_hour()
+        if table is None or snapshot is None:
+            return
+        version = table.metadata_location, sum(counts.total for counts in erased.values())
+        if version == self._seen:
             return
         publication = publication_of(self._storage, self._topic, table)
         behind = None if publication is None else loads.behind(publication.loads)
         if behind is None or HEADER not in table.schema().column_names:
             return
         hours = _tasks_by_hour(table)
-        digests = {hour: _digest(tasks) for hour, tasks in hours.items()}
+        digests = {hour: _digest(tasks, erased.get(hour)) for hour, tasks in hours.items()}
         changed = [hour for hour in sorted(digests.keys() | self._told) if self._is_new(hour, digests)]
         for at, hour in enumerate((hour for hour in changed if hour not in behind), 1):
-            yield self._count(table, snapshot.snapshot_id, hour, hours.get(hour, []))
+            found = self._count(table, snapshot.snapshot_id, hour, hours.get(hour, []))
+            if hour in erased:
+                found.counts.merge(erased[hour])
+            yield found
             self._told[hour] = digests.get(hour, "")
             if at % NOTED_EVERY == 0:
                 self._note()
         if changed:
             self._note()
-        self._seen = table.metadata_location
+        self._seen = version
 
     def _is_new(self, hour: str, digests: dict[str, str]) -> bool:
         return hour != UNFILED and self._told.get(hour) != digests.get(hour, "")
@@ -115,9 +122,9 @@ def _tasks_by_hour(table: Table) -> dict[str, list[FileScanTask]]:
     return hours
 
 
-def _digest(tasks: list[FileScanTask]) -> str:
-    """Of the files that an hour has, and of those that delete rows of it."""
+def _digest(tasks: list[FileScanTask], erased: SequenceCounts | None) -> str:
+    """Of the files that an hour has, of those that delete rows of it, and of how many rows were erased."""
     files = [(t.file.file_path, t.file.file_size_in_bytes, t.file.record_count) for t in tasks]
     deletes = {(d.file_path, d.file_size_in_bytes, d.record_count) for t in tasks for d in t.delete_files}
-    named = json.dumps([sorted(files), sorted(deletes)]).encode()
+    named = json.dumps([sorted(files), sorted(deletes), *([erased.total] if erased else [])]).encode()
     return hashlib.blake2b(named, digest_size=8).hexdigest()

@@ -17,6 +17,8 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Subjects
 from millrace_warehouse.at import At, Progress, quiet
 from millrace_warehouse.audit import findings
+from millrace_warehouse.erase.erasing import erase_topic
+from millrace_warehouse.erase.logs import ask_logs, in_force_until, origins
 from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.manifest import UNASKED, Verdict
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
@@ -27,7 +29,7 @@ from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.readers import describe_table
 from millrace_warehouse.publish.state import COMPLETE
 from millrace_warehouse.storage import open_storage
-from millrace_warehouse.verbs import Compact, Expire, Promote, Publish, Tables, Verify
+from millrace_warehouse.verbs import Compact, Erase, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.verify import VerifyRun
 from millrace_warehouse.verify import verify as verify_topics
 from millrace_warehouse.verify.check import TopicReport
@@ -35,11 +37,11 @@ from millrace_warehouse.verify.check import TopicReport
 
 @contextmanager
 def _opened(
-    request: Publish | Compact | Expire | Tables | Verify, progress: Progress = quiet
+    request: Publish | Compact | Expire | Erase | Tables | Verify, progress: Progress = quiet
 ) -> Iterator[At]:
     """The request's warehouse and its catalog, which stays open meanwhile; a publication makes its file."""
     storage = open_storage(request.warehouse)
-    publishes = isinstance(request, Publish) and not request.dry_run
+    publishes = isinstance(request, Publish | Erase) and not request.dry_run
     with connect(storage, request.catalog, create=publishes) as catalog:
         yield At(storage=storage, catalog=catalog, progress=progress)
 
@@ -97,6 +99,20 @@ def expire(request: Expire, progress: Progress) -> ExpireResult:
     """Delete what is old and not needed; what that was."""
     with _opened(request, progress) as at:
         return expire_topic(at, request)
+
+
+def erase(request: Erase, progress: Progress) -> dict[str, Any]:
+    """Take out what a condition matches; what that was, what is left, and what the logs hold."""
+    storage = open_storage(request.warehouse)
+    logs = ask_logs(storage, request.topic, request.logs)
+    with _opened(request, progress) as at:
+        result = erase_topic(at, request, partial(verdict_of, request.auditor), lambda: in_force_until(logs))
+    mirrored = [*origins(storage, request.topic)]
+    return {
+        **asdict(result),
+        "logs": [asdict(log) for log in logs],
+        "origins_not_asked": mirrored if len(request.logs) <= len(mirrored) else [],
+    }
 
 
 def promote(request: Promote) -> PromoteResult:

@@ -1,4 +1,4 @@
-"""What is done with a warehouse besides its table: `millrace promote`, `expire` and `verify`."""
+"""What is done with a warehouse besides its table: `millrace promote`, `expire`, `erase` and `verify`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps
-from millrace_warehouse.verbs import Expire, Promote, Verify
+from millrace_warehouse.verbs import Erase, Expire, Promote, Verify
 
 
 @command_of(Expire, Output)
@@ -105,3 +105,45 @@ def _show_topics(answer: Mapping[str, Any]) -> None:
     for kind in ("note", "problem"):
         for line in (line for topic in answer["topics"] for line in topic[f"{kind}s"]):
             click.echo(f"{kind}: {line}")
+
+
+@command_of(Erase, Output)
+def erase(request: Erase, output: Output) -> None:
+    """Take the rows of TOPIC that a condition matches out of its loads and its table, and delete their bytes.
+
+    Loads and re-loads leave out what matches from then on. Logs are not changed: give --log for each cluster
+    to hear what it holds until when. Begin with --dry-run.
+
+    Example: millrace erase PageView --where "memberId = 42" --reason "request 4711"
+    --warehouse /data/warehouse --log 127.0.0.1:9392
+    """
+    if not (request.where or request.id):
+        raise ConfigError("give --where and --reason, or the --id of an erasure to go on with")
+    from millrace_warehouse.commands import run
+
+    with steps("erase", lambda _: None) as progress:
+        answer = run.erase(request, progress)
+    output.print(answer, _show_erased)
+
+
+def _show_erased(answer: Mapping[str, Any]) -> None:
+    hours = ({"hour": hour, "rows": rows} for hour, rows in sorted(answer["hours"].items()))
+    show_rows(hours, "hour", "rows")
+    topic, id_ = answer["topic"], answer["id"]
+    rows, files, loads = answer["rows"], answer["files"], len(answer["loads"])
+    click.echo(f"{topic}: {answer['message']}: {rows:,} rows of {loads:,} load(s), in {files:,} file(s)")
+    if answer["done"]:
+        until = answer["in_force_until"] or "for ever"
+        click.echo(f"erasure {id_} is in force {'until ' if answer['in_force_until'] else ''}{until}")
+    if answer["columns_not_everywhere"]:
+        names = ", ".join(answer["columns_not_everywhere"])
+        click.echo(f"note: {names} is null in rows whose schema lacks it", err=True)
+    for log in answer["logs"]:
+        click.echo(
+            f"log: {log['bootstrap']} holds {log['offsets']:,} offsets of {topic} ({log['retention']});"
+            f" {log['loads_again']:,} load(s) could be read again, without what is erased"
+        )
+    for origin in answer["origins_not_asked"]:
+        click.echo(f"log: {origin}, which is mirrored, was not asked: give its --log", err=True)
+    for left in (answer["purged"] or {}).get("left", ()):
+        click.echo(f"left: {left['what']}{', until ' + left['until'] if left['until'] else ''}", err=True)

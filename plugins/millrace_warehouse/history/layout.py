@@ -13,6 +13,8 @@
     <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
     <topic>/ledger/{loads,editions,publications}/<as there>  the hash of each, written after it
     <topic>/expired/<10 digits>.json                         which data files a run of `expire` deletes
+    <topic>/erasures/<id>.json                               who had rows erased, and why; creating it erases
+                     <id>.where, <id>.done.json              which rows; that they are gone
     <topic>/compacted/<attempt>/                             files of the table that no load wrote,
                  files.json                                  and the hash of each
     <topic>/audited/<10 digits>.<4 digits>.json.gz           what the auditor was told of a load's edition
@@ -68,6 +70,7 @@ class Folder(StrEnum):
     PUBLICATIONS = "publications"
     LEDGER = "ledger"
     EXPIRED = "expired"
+    ERASURES = "erasures"
     COMPACTED = "compacted"
     AUDITED = "audited"
     TABLE = "table"

@@ -3,7 +3,7 @@
 Creating a load's manifest is the load: it appears whole, and the files it names are on disk before. Two laws
 must close, or there is no load:
 
-    read = written + rejected + filtered                 per partition, in records
+    read = written + rejected + filtered                 per partition, in records; filtered are those erased
     [start, end) = data batches + control batches + gaps     per partition, in offsets: every gap is listed
 
 Each manifest carries the SHA-256 of its own content and that of the manifest before it: an edit anywhere
@@ -69,6 +69,7 @@ class PartitionRange:
     written: int = 0
     rejected: int = 0
     filtered: int = 0
+    """Rows that erasures took out or left out; `LoadManifest.erased` says which ones."""
     data_batches: int = 0
     control_batches: int = 0
     bytes: int = 0
@@ -129,6 +130,16 @@ class ProducerSequences:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErasedRows:
+    """Rows of one hour of one partition that an erasure took out, or kept out when they were read."""
+
+    erasure: str
+    partition: int
+    hour: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadManifest:
     """One load: `loads/<10 digits>.json`, or `editions/<10 digits>.<4 digits>.json`; never changed."""
 
@@ -161,6 +172,16 @@ class LoadManifest:
     """Why these offsets were read again; None for the first edition."""
     previous: str | None
     """`sha256` of the load before this one, None for the first; an edition names the one it replaces."""
+    erases: str | None = None
+    """The erasure that made this edition of the rows that were there, or this load without any: every load
+    begun before the erasure loses its number to that one. None for what was read from a log."""
+    erasures: Sequence[str] = ()
+    """All erasures that were known when the rows were written: none of them matches one."""
+    erased: Sequence[ErasedRows] = ()
+    """What of the offsets is in no file any more, or never was, because somebody had it erased."""
+    erased_sequences: Sequence[ProducerSequences] = ()
+    """Sequence numbers of what was erased, or in `erased_sequences_file`: an auditor misses none of them."""
+    erased_sequences_file: StoredFile | None = None
     format: int = FORMAT
     sha256: str = ""
     """Of this manifest without this key; filled in by `sealed`."""
@@ -238,7 +259,7 @@ class HourChange:
     hour: str
     """`2015-05-17T10`, UTC, or UNFILED."""
     kind: str
-    """first, late, reload, verdict, or rebuild: rows of which no file was left."""
+    """first, late, reload, erase, verdict, or rebuild: rows of which no file was left."""
     loads: Sequence[LoadRows]
     """What was added; for `reload`, what the hour has of the new editions now."""
     verdict: Verdict
@@ -306,6 +327,7 @@ class Publication:
     sha256: str = ""
 
 
+_OF_ERASURES = ("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file")
 Manifest = LoadManifest | Publication
 M = TypeVar("M", LoadManifest, Publication)
 
@@ -316,9 +338,12 @@ def now() -> str:
 
 
 def content_hash(manifest: Manifest) -> str:
-    """SHA-256 of everything the manifest says but its own `sha256`."""
+    """SHA-256 of everything the manifest says but its own `sha256`, and what says nothing of erasures."""
     values = dataclasses.asdict(manifest)
     del values["sha256"]
+    for name in _OF_ERASURES:  # a manifest that was made before there were any keeps its hash
+        if not values.get(name, True):
+            del values[name]
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -406,6 +431,12 @@ def check_law(manifest: LoadManifest) -> list[str]:
         for gap in part.gaps:
             if not part.start <= gap.start < gap.end <= part.end:
                 problems.append(f"{where}: the gap [{gap.start}, {gap.end}) lies outside")
+    erased: dict[int, int] = {}
+    for rows in manifest.erased:
+        erased[rows.partition] = erased.get(rows.partition, 0) + rows.rows
+    filtered = {part.partition: part.filtered for part in manifest.partitions if part.filtered}
+    if erased != filtered:
+        problems.append(f"rows erased by partition are {erased}, the partitions state {filtered}")
     rejected = sum(file.records for file in manifest.rejected_files)
     in_files = sum(file.rows for file in manifest.files)
     if in_files != manifest.rows:
@@ -414,6 +445,30 @@ def check_law(manifest: LoadManifest) -> list[str]:
         problems.append(
             f"the rejected files stand for {rejected} records, the partitions state {manifest.rejected}"
         )
+    return problems
+
+
+def check_erased(manifest: LoadManifest, before: LoadManifest) -> list[str]:
+    """Every way in which an erasure's edition is not the one before without what it says was erased."""
+    problems = []
+    was, now = before.rows_by_hour(), manifest.rows_by_hour()
+    taken: dict[str, int] = {}
+    for sign, each in ((1, manifest), (-1, before)):
+        for rows in each.erased:
+            taken[rows.hour] = taken.get(rows.hour, 0) + sign * rows.rows
+    for hour in sorted(was.keys() | now.keys() | taken.keys()):
+        gone, stated = was.get(hour, 0) - now.get(hour, 0), taken.get(hour, 0)
+        if gone != stated:
+            problems.append(f"{gone} rows of {hour} are gone, erasure {manifest.erases} states {stated}")
+    lost = [rows for rows in before.erased if rows not in manifest.erased]
+    if lost:
+        problems.append(f"it does not say any more what erasure {lost[0].erasure} took out")
+    then, there = (
+        {part.partition: (part.read, part.rejected) for part in each.partitions}
+        for each in (before, manifest)
+    )
+    if then != there:
+        problems.append("it has read other records than the edition before, and an erasure reads none")
     return problems
 
 

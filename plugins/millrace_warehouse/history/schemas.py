@@ -12,9 +12,6 @@ Knows schemas, storage and the registry; no Spark.
 from __future__ import annotations
 
 import bisect
-import getpass
-import os
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +30,7 @@ from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
 from millrace_warehouse.log.messages import body_decoder
 from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.words import who
 
 FIRST_REASON = "the newest registered one when the first load began"
 _WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType)})
@@ -160,7 +158,7 @@ def _create(
         iceberg=columns.model_dump(mode="json"),
         last_column_id=max(0 if before is None else before.last_column_id, columns.highest_field_id),
         created=now(),
-        by=_who(),
+        by=who(),
         reason=reason,
         previous_schema_id=None if before is None else before.schema_id,
     )
@@ -232,14 +230,6 @@ def promote(storage: Storage, topic: str, schema_id: int, reason: str, lookup: L
         )
     changes = _changes(before.schema, columns)
     return PromoteResult(topic=topic, schema_id=schema_id, record=record, changes=changes)
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _look_up_schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:

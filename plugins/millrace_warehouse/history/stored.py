@@ -20,6 +20,7 @@ from millrace_warehouse.storage.verbs import Storage
 
 ENTRIES = "entries.avro"
 SEQUENCES = "sequences.json.gz"
+ERASED = "erased.json.gz"
 HELD_ENTRIES = 100
 """Most sequence entries that a manifest holds itself, about 20 KB; more go into a file."""
 
@@ -45,7 +46,7 @@ def read_stored(storage: Storage, topic: str, file: StoredFile) -> bytes:
 
 
 def store_sequences(
-    storage: Storage, folder: str, counts: SequenceCounts
+    storage: Storage, folder: str, counts: SequenceCounts, name: str = SEQUENCES
 ) -> tuple[Sequence[ProducerSequences], StoredFile | None]:
     """The counts as a manifest holds them: its own entries, or none and the file now stored in `folder`."""
     entries = counts.to_json()
@@ -53,7 +54,7 @@ def store_sequences(
         return [ProducerSequences(**entry) for entry in entries], None
     # The same counts always make the same bytes: no time of writing inside.
     content = gzip.compress(json.dumps(entries, separators=(",", ":")).encode(), mtime=0)
-    return (), store(storage, f"{folder}/{SEQUENCES}", io.BytesIO(content))
+    return (), store(storage, f"{folder}/{name}", io.BytesIO(content))
 
 
 def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
@@ -61,7 +62,18 @@ def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
 
     MillraceError when that file is gone or not the one that was stored.
     """
-    if manifest.sequences_file is None:
-        return SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences)
-    content = read_stored(storage, manifest.topic, manifest.sequences_file)
+    return _counts(storage, manifest, manifest.sequences, manifest.sequences_file)
+
+
+def erased_sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
+    """The sequences of what was erased of a load, as `sequences_of` those of what it holds."""
+    return _counts(storage, manifest, manifest.erased_sequences, manifest.erased_sequences_file)
+
+
+def _counts(
+    storage: Storage, manifest: LoadManifest, held: Sequence[ProducerSequences], file: StoredFile | None
+) -> SequenceCounts:
+    if file is None:
+        return SequenceCounts.from_json(asdict(entry) for entry in held)
+    content = read_stored(storage, manifest.topic, file)
     return SequenceCounts.from_json(json.loads(gzip.decompress(content)))

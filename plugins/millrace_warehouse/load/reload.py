@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_warehouse.history import layout
+from millrace_warehouse.history.erasures import to_apply
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.ledger import read_entry, record
-from millrace_warehouse.history.manifest import LoadManifest, PartitionRange
+from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.same_log import another_log
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
@@ -154,16 +155,24 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> Re
     for _ in range(ATTEMPTS):
         number = layout.editions_of(storage, topic).get(load, [1])[-1]
         newest = layout.read_edition(storage, topic, load, number)
-        if _is_own(run, newest):
+        if _is_own(run, newest) and not _unheld(storage, newest):
             before = layout.read_edition(storage, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
-        # Another run's edition does not do: it may have begun before what was wrong was mended.
+        # Another run's edition does not do: it may have begun before what was wrong was mended. Nor does one
+        # that was begun before an erasure.
         manifest = _attempt(run, newest, pinned)
         if manifest is not None:
             record(storage, layout.manifest_path(manifest), manifest)
             run.writing.progress("recorded")
+        if manifest is not None and not _unheld(storage, manifest):
             return _result(manifest, newest, published=True)
     raise MillraceError(f"{topic}: other runs read load {load} again {ATTEMPTS} times; run one at a time")
+
+
+def _unheld(storage: Storage, manifest: LoadManifest) -> set[str]:
+    """Erasures that were recorded since the rows of an edition were written."""
+    known = to_apply(storage, manifest.topic, now(), again=True)
+    return {each.id for each in known} - {*manifest.erasures}
 
 
 def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> LoadManifest | None:

@@ -16,15 +16,16 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.history.erasures import Erasing
 from millrace_warehouse.history.manifest import DataFile, RejectedFile
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
@@ -35,6 +36,9 @@ from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage.verbs import Storage
+
+if TYPE_CHECKING:
+    from millrace_warehouse.load.erased import Eraser
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class CutTask:
     folder: str
     """Of the attempt."""
     filing: Filing
+    erasing: Sequence[Erasing] = ()
+    """What is left out, and counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +81,18 @@ class CutResult:
     packed_sequences: bytes
     reasons: Mapping[str, int]
     """Why records were rejected, and how many."""
+    erased: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
+    """Erasure, partition and hour -> rows that were left out."""
+    packed_erased: bytes = b""
+    """Their sequences; empty when nothing is erased."""
 
     @property
     def sequences(self) -> SequenceCounts:
-        return SequenceCounts.from_json(json.loads(zlib.decompress(self.packed_sequences)))
+        return _unpacked(self.packed_sequences)
+
+    @property
+    def erased_sequences(self) -> SequenceCounts:
+        return _unpacked(self.packed_erased) if self.packed_erased else SequenceCounts()
 
 
 Run = Callable[[Sequence[CutTask]], list[CutResult]]
@@ -90,11 +104,13 @@ def write_cut(task: CutTask) -> CutResult:
     stats, counts, reasons = RangeStats.of(task.cut), SequenceCounts(), Reasons()
     source = task.source
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
+    erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
         files, rejected = (HourFiles(folder, f"{task.index:05d}", source.columns), RejectedRecords(folder))
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
-            files.add(batch.rows)
-            count_sequences(batch.rows, counts)
+            rows = erased.kept(batch.rows)
+            files.add(rows)
+            count_sequences(rows, counts)
             rejected.add(batch.rejected)
             reasons.add((record.reason, record.records) for record in batch.rejected)
         stored = [
@@ -108,7 +124,33 @@ def write_cut(task: CutTask) -> CutResult:
             RejectedFile(**_store(task, file.path, "rejected"), rows=file.rows, records=file.records)
             for file in rejected.close()
         ]
-    return CutResult(stats, stored, aside, pack_sequences(counts), reasons.counts)
+    return CutResult(stats, stored, aside, pack_sequences(counts), reasons.counts, *erased.result())
+
+
+class _Erased:
+    """What a task leaves out, by whichever erasures are in force: nearly always none."""
+
+    def __init__(self, task: CutTask) -> None:
+        self._eraser: Eraser | None = None
+        if task.erasing:
+            # Here: pyiceberg's import would cost every new worker 0.3 s.
+            from pyiceberg.schema import Schema
+
+            from millrace_warehouse.load.erased import Eraser
+
+            self._eraser, self._schema = Eraser(task.erasing), Schema.model_validate(task.source.iceberg)
+
+    def kept(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if self._eraser is None else self._eraser.kept(rows, self._schema)
+
+    def result(self) -> tuple[Mapping[tuple[str, int, str], int], bytes]:
+        if self._eraser is None or not self._eraser.taken:
+            return {}, b""
+        return self._eraser.taken, pack_sequences(self._eraser.sequences)
+
+
+def _unpacked(packed: bytes) -> SequenceCounts:
+    return SequenceCounts.from_json(json.loads(zlib.decompress(packed)))
 
 
 def pack_sequences(counts: SequenceCounts) -> bytes:

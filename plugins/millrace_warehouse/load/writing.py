@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from millrace.client.cluster_client import EARLIEST, ClusterClient
 from millrace.client.topic_admin import topic_setting
@@ -25,8 +26,10 @@ from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.at import Progress
 from millrace_warehouse.history.entries import write_entries
+from millrace_warehouse.history.erasures import Erasing, to_apply
 from millrace_warehouse.history.layout import rows_folder
 from millrace_warehouse.history.manifest import (
+    DataFile,
     LoadManifest,
     OriginPartition,
     PartitionRange,
@@ -35,7 +38,8 @@ from millrace_warehouse.history.manifest import (
     now,
 )
 from millrace_warehouse.history.schemas import Lookup, SchemaRecord, avro_schema
-from millrace_warehouse.history.stored import ENTRIES, store, store_sequences
+from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
+from millrace_warehouse.load.erased import RowsTaken, erased_rows
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
 from millrace_warehouse.log.messages import Filing
@@ -179,17 +183,23 @@ def write_ranges(
     MillraceError when storage does not hold what was written, or an offset has neither a batch nor a reason.
     """
     folder = rows_folder(draft.topic, draft.load, draft.attempt)
-    results = _write(writing, draft, pinned.source, parts, folder)
+    # Behind the look at what this attempt follows: an erasure that is recorded later takes the number away.
+    erasing = to_apply(writing.storage, draft.topic, now(), again=draft.edition > 1)
+    results = _write(writing, draft, pinned.source, parts, folder, erasing)
     writing.progress("written")
     files = sorted((file for result in results for file in result.files), key=lambda file: file[0].path)
     rejected = sorted((file for result in results for file in result.rejected), key=lambda file: file.path)
-    _check_stored(writing.storage, draft.topic, folder, [*(file for file, _ in files), *rejected])
+    check_stored(writing.storage, draft.topic, folder, [*(file for file, _ in files), *rejected])
     cuts: dict[int, list[RangeStats]] = {}
-    counts = SequenceCounts()
+    counts, erased, taken = SequenceCounts(), SequenceCounts(), RowsTaken()
     for result in results:
         cuts.setdefault(result.stats.partition, []).append(result.stats)
         counts.merge(result.sequences)
-    partitions = [_account(writing, part, cuts.get(part.before.partition, [])) for part in parts]
+        erased.merge(result.erased_sequences)
+        taken.update(result.erased)
+    partitions = [
+        without(_account(writing, part, cuts.get(part.before.partition, [])), taken) for part in parts
+    ]
     _check_gaps(writing, draft.topic, partitions)
     _check_rejected(writing, draft.topic, partitions, results)
     manifest = dataclasses.replace(
@@ -199,35 +209,75 @@ def write_ranges(
         partitions=partitions,
         files=[file for file, _ in files],
         rejected_files=rejected,
+        erases=None,
+        erasures=[each.id for each in erasing],
+        erased=erased_rows(taken),
     )
     if problems := check_law(manifest):
         raise MillraceError(
             f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
         )
-    sequences, sequences_file = store_sequences(writing.storage, folder, counts)
+    return with_stored(writing.storage, manifest, files, pinned.record.iceberg, counts, erased)
+
+
+def without(part: PartitionRange, taken: RowsTaken) -> PartitionRange:
+    """A partition's part without the rows that erasures took."""
+    rows = sum(rows for (_, partition, _), rows in taken.items() if partition == part.partition)
+    return dataclasses.replace(part, written=part.written - rows, filtered=part.filtered + rows)
+
+
+def with_stored(
+    storage: Storage,
+    manifest: LoadManifest,
+    files: Sequence[tuple[DataFile, bytes]],
+    iceberg: Mapping[str, Any],
+    counts: SequenceCounts,
+    erased: SequenceCounts,
+) -> LoadManifest:
+    """The manifest with what the table and `verify` need beside its files, stored in the attempt's folder."""
+    folder = rows_folder(manifest.topic, manifest.load, manifest.attempt)
+    sequences, sequences_file = store_sequences(storage, folder, counts)
+    erased_sequences, erased_file = store_sequences(storage, folder, erased, ERASED)
     entries = None
     if files:
-        content = io.BytesIO(write_entries(files, pinned.record.iceberg))
-        entries = store(writing.storage, f"{folder}/{ENTRIES}", content)
-    return dataclasses.replace(manifest, entries=entries, sequences=sequences, sequences_file=sequences_file)
+        entries = store(storage, f"{folder}/{ENTRIES}", io.BytesIO(write_entries(files, iceberg)))
+    return dataclasses.replace(
+        manifest,
+        entries=entries,
+        sequences=sequences,
+        sequences_file=sequences_file,
+        erased_sequences=erased_sequences,
+        erased_sequences_file=erased_file,
+    )
 
 
 def _write(
-    writing: Writing, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart], folder: str
+    writing: Writing,
+    draft: LoadManifest,
+    source: Source,
+    parts: Sequence[LoadedPart],
+    folder: str,
+    erasing: Sequence[Erasing],
 ) -> list[CutResult]:
     ranges = [part.range for part in parts if part.range is not None]
     filing = Filing(draft.load, draft.file_by_ms)
     return writing.run(
         [
             CutTask(
-                source=source, cut=cut, index=index, storage=writing.storage, folder=folder, filing=filing
+                source=source,
+                cut=cut,
+                index=index,
+                storage=writing.storage,
+                folder=folder,
+                filing=filing,
+                erasing=erasing,
             )
             for index, cut in enumerate(cut_ranges(ranges, writing.cut_bytes))
         ]
     )
 
 
-def _check_stored(storage: Storage, topic: str, folder: str, files: Sequence[StoredFile]) -> None:
+def check_stored(storage: Storage, topic: str, folder: str, files: Sequence[StoredFile]) -> None:
     """MillraceError unless the storage lists every file with the bytes that its task has stored.
 
     What else is there comes from tasks that ran twice, and nobody will read it. The bytes themselves are

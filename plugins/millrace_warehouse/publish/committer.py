@@ -51,6 +51,8 @@ class TableChange:
     """The columns from now on, with their ids; None keeps those that are there."""
     properties: Mapping[str, str] = field(default_factory=dict)
     summary: Mapping[str, str] = field(default_factory=dict)
+    head_only: bool = False
+    """Forget every other snapshot, but those that another branch or a tag names."""
 
 
 def commit(table: Table, change: TableChange) -> Table:
@@ -89,7 +91,7 @@ def commit(table: Table, change: TableChange) -> Table:
         raise Unsure(str(error)) from error
     if change.properties:
         transaction.set_properties(dict(change.properties))
-    if old := _old_snapshots(table):
+    if old := _old_snapshots(table, change.head_only):
         transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),))
     try:
         transaction.commit_transaction()
@@ -168,9 +170,12 @@ def _numbered(schema: Schema, number: int) -> Schema:
     return Schema(*schema.fields, schema_id=number, identifier_field_ids=list(schema.identifier_field_ids))
 
 
-def _old_snapshots(table: Table) -> list[int]:
+def _old_snapshots(table: Table, head_only: bool) -> list[int]:
     """The oldest of the branch's own snapshots beyond SNAPSHOTS; those that a branch or tag names stay."""
     head = table.current_snapshot()
+    if head_only:
+        others = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name != MAIN_BRANCH}
+        return [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id not in others]
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     line = [snapshot.snapshot_id for snapshot in ancestors_of(head, table.metadata)]
     return [id_ for id_ in line[SNAPSHOTS - 1 :] if id_ not in named]

@@ -26,6 +26,7 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
+from millrace_warehouse.history.erasures import old_conditions
 from millrace_warehouse.history.expired import Expired, expired_entries
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
@@ -100,7 +101,7 @@ def expire_topic(at: At, request: Expire) -> ExpireResult:
             metadata = {path: file for path, file in metadata.items() if path not in named}
         metadata |= _old_hours(at, request)
     plans = _old_plans(at, request)
-    gone = {**data, **compacted, **metadata, **found.strays, **plans}
+    gone = {**data, **compacted, **metadata, **found.strays, **plans, **_old_conditions(at, topic)}
     for path in gone if not request.dry_run else ():
         at.storage.delete(f"{topic}/{path}")
         at.progress("deleted")
@@ -358,6 +359,13 @@ def _commit_nothing(table: Table) -> None:
             if now.current_snapshot() != table.current_snapshot():
                 return
             table = now
+
+
+def _old_conditions(at: At, topic: str) -> dict[str, Listed]:
+    """Conditions of erasures that no log can hold a row for any more."""
+    clock = datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    old = old_conditions(at.storage, topic, clock)
+    return {path.partition("/")[2]: at.storage.files(path)[0] for path in old}
 
 
 def _old_plans(at: At, request: Expire) -> dict[str, Listed]:

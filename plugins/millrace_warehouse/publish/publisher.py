@@ -29,6 +29,7 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
+from millrace_warehouse.history.erasures import not_held
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.ledger import record
 from millrace_warehouse.history.manifest import (
@@ -208,6 +209,11 @@ class _Attempts:
         loads = (
             layout.loads_after(storage, topic, after) if layout.load_numbers(storage, topic, after) else ()
         )
+        for load, edition in editions.items():
+            if edition > state.through.editions.get(str(load), 1):
+                why = not_held(storage, topic, layout.read_edition(storage, topic, load, edition))
+                if why is not None:
+                    raise MillraceError(why)
         state.follow(loads, editions, partial(layout.read_edition, storage, topic))
 
     def _commit(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:

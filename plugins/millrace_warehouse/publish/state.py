@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from millrace_warehouse.history.hours import UNFILED, hour_of, hours_in, number_of, ranges_of
+from millrace_warehouse.history.hours import UNFILED, hour_of, hours_in, number_of, partition_of, ranges_of
 from millrace_warehouse.history.manifest import (
     HourChange,
     LoadManifest,
@@ -28,6 +28,17 @@ UNKNOWN = Verdict(verdict="unknown", reasons=["these rows have no time that coun
 """What is said of UNFILED."""
 ReadEdition = Callable[[int, int], LoadManifest]
 """Load and edition -> the manifest of that edition."""
+
+
+def _still_complete(
+    before: Verdict | None, old: LoadManifest, new: LoadManifest, hour: str
+) -> Verdict | None:
+    """The verdict of a complete hour of which only erased rows are gone: nobody needs to be asked."""
+    gone = old.rows_by_hour().get(hour, 0) - new.rows_by_hour().get(hour, 0)
+    reasons = [*(before.reasons if before is not None else ())]
+    if gone:
+        reasons.append(f"{gone} rows of load {new.load} were erased by {new.erases}")
+    return Verdict(verdict=COMPLETE, reasons=reasons)
 
 
 @dataclass(slots=True)
@@ -99,7 +110,9 @@ class State:
         for load, edition in sorted(editions.items()):
             before = self.through.editions.get(str(load), 1)
             if load <= self.through.load and edition > before:
-                self._replace(read_edition(load, before), read_edition(load, edition))
+                since = [read_edition(load, each) for each in range(before + 1, edition + 1)]
+                kind = "erase" if all(each.erases for each in since) else "reload"
+                self._replace(read_edition(load, before), since[-1], kind)
         for first in loads:
             edition = editions.get(first.load, 1)
             manifest = first if edition == 1 else read_edition(first.load, edition)
@@ -112,11 +125,18 @@ class State:
 
     def _take(self, rows: LoadRows, hour: str, kind: str) -> None:
         if hour in self.changes or self.is_published(hour):
-            self.changes.setdefault(hour, PendingChange(kind)).loads.append(rows)
+            self._change(hour, kind).loads.append(rows)
         else:
             self.unpublished.setdefault(hour, []).append(rows)
 
-    def _replace(self, old: LoadManifest, new: LoadManifest) -> None:
+    def _change(self, hour: str, kind: str) -> PendingChange:
+        """The hour's change; an erasure says nothing new of its verdict, anything beside one does."""
+        change = self.changes.setdefault(hour, PendingChange(kind))
+        if change.kind == "erase" and kind != "erase":
+            change.kind, change.verdict = kind, None
+        return change
+
+    def _replace(self, old: LoadManifest, new: LoadManifest, kind: str) -> None:
         """Give the rows of a load's newer edition the place of those of the one that counted so far."""
         load, gone, come = old.load, old.rows_by_hour(), new.rows_by_hour()
         for hour in sorted(gone.keys() | come.keys()):
@@ -126,8 +146,11 @@ class State:
                     rows for rows in change.loads if rows.load != load
                 ]  # was to be added just now
             elif self.is_published(hour):
-                change = self.changes.setdefault(hour, PendingChange("reload"))
-                change.kind = "reload"
+                change = self._change(hour, kind)
+                if kind == "reload":
+                    change.kind = kind
+                if kind == "erase" == change.kind and self.is_complete(partition_of(hour)):
+                    change.verdict = _still_complete(change.verdict, old, new, hour)
                 change.removed += gone.get(hour, 0) - self._found_again(hour, load)
                 if hour in gone:
                     self.replaced.setdefault(load, old.edition)
@@ -138,7 +161,7 @@ class State:
                 else:
                     del self.unpublished[hour]
             if hour in come:
-                self._take(LoadRows(load=load, edition=new.edition, rows=come[hour]), hour, "reload")
+                self._take(LoadRows(load=load, edition=new.edition, rows=come[hour]), hour, kind)
         seen = {**self.through.editions, str(load): new.edition}
         self.through = replace(self.through, editions=seen)
 
@@ -163,7 +186,7 @@ class State:
         """Everything the next publication does, hour by hour; the state is then the one after it."""
         changes = []
         for hour, change in sorted(self.changes.items()):
-            if change.kind == "reload" and not change.loads and not change.removed:
+            if change.kind in ("reload", "erase") and not change.loads and not change.removed:
                 continue
             verdict = change.verdict
             assert verdict is not None, f"nobody judged {hour}"

@@ -27,7 +27,7 @@ from millrace_warehouse.verify.history import History, check_history
 from millrace_warehouse.verify.hours import check_hours
 from millrace_warehouse.verify.log import check_log
 from millrace_warehouse.verify.publications import Replay, check_publications
-from millrace_warehouse.verify.rows import check_others, check_rows
+from millrace_warehouse.verify.rows import check_erased, check_others, check_rows
 from millrace_warehouse.verify.table import Head, check_table
 
 CHECKS = 3
@@ -122,6 +122,7 @@ def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
         check_rows(check, history, checked.whole)
         if head is not None:
             check_others(check, head, history, checked.whole)
+        check_erased(check, head, history, checked.whole)
     if checked.unproven:
         check.note(
             f"{topic}: the files of {checked.unproven} published rows are gone, compacted or expired by now:"

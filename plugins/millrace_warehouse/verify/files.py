@@ -7,7 +7,7 @@ there. Reads each file once, for its SHA-256.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
@@ -38,10 +38,12 @@ def check_files(
     topic = check.topic
     sizes = {f"rows/{file.path}": file.bytes for file in check.storage.files(f"{topic}/rows")}
     expired = _expired(check)
+    stated: set[str] = set()
     for manifest in history.manifests.values():
         for file in manifest.files:
             check.report.files += 1
-            whole = _is_whole(check, file, sizes.pop(file.path, None))
+            stated.add(file.path)
+            whole = _is_whole(check, file, sizes.get(file.path))
             if whole:
                 checked.whole[file.path] = file
             elif whole is False:
@@ -52,10 +54,15 @@ def check_files(
                     checked.unproven += file.rows
             else:
                 check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone", hour=file.hour)
-        for beside in (*manifest.rejected_files, manifest.entries, manifest.sequences_file):
-            if beside is not None and _is_whole(check, beside, sizes.pop(beside.path, None)) is None:
-                check.problem(f"{topic}/{beside.path} is missing: restore it from a copy")
-    _note_strays(check, history, sizes)
+        beside = (manifest.entries, manifest.sequences_file, manifest.erased_sequences_file)
+        replaced = _was_erased(manifest, history)
+        for each in (*manifest.rejected_files, *(file for file in beside if file is not None)):
+            stated.add(each.path)
+            if _is_whole(check, each, sizes.get(each.path)) is None and not (
+                replaced and each.path in expired
+            ):
+                check.problem(f"{topic}/{each.path} is missing: restore it from a copy")
+    _note_strays(check, history, sizes.keys() - stated)
     return checked
 
 
@@ -90,6 +97,8 @@ def _may_be_gone(
     manifest: LoadManifest, file: DataFile, history: History, replay: Replay | None, expired: Collection[str]
 ) -> bool:
     """True when the table has, or had, the rows of a file, or a newer edition took their place."""
+    if file.path in expired and _was_erased(manifest, history):
+        return True
     if replay is None:
         return False
     if (manifest.load, manifest.edition, file.hour) in replay.was_in_table:
@@ -98,16 +107,22 @@ def _may_be_gone(
     return replaced and file.path in expired
 
 
+def _was_erased(manifest: LoadManifest, history: History) -> bool:
+    """True when an erasure has made a later edition: it deletes the files of those before."""
+    later = range(manifest.edition + 1, history.editions[manifest.load][-1] + 1)
+    return any(edition.erases for each in later if (edition := history.manifests.get((manifest.load, each))))
+
+
 def _is_in_table(manifest: LoadManifest, file: DataFile, replay: Replay) -> bool:
     part = replay.table.get(file.hour, {}).get(manifest.load)
     return part is not None and part.edition == manifest.edition
 
 
-def _note_strays(check: Check, history: History, sizes: Mapping[str, int]) -> None:
+def _note_strays(check: Check, history: History, paths: Collection[str]) -> None:
     """Note what no manifest names and what is nobody's, but for the folder of a load that may be running."""
     newest = max(history.editions, default=0)
     left: dict[str, int] = {}
-    for path in sizes:
+    for path in paths:
         folder = path.split("/")[1]
         load, edition = layout.attempted(folder) or (0, 0)
         if not load or path.count("/") != 2:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history import layout, schemas
+from millrace_warehouse.history.erasures import not_held, read_done, recorded
 from millrace_warehouse.history.ledger import read_entry
-from millrace_warehouse.history.manifest import LoadManifest, check_follows, check_law, decode
+from millrace_warehouse.history.manifest import LoadManifest, check_erased, check_follows, check_law, decode
 from millrace_warehouse.history.plan import Plan
 from millrace_warehouse.load.reload import check_same_offsets
 from millrace_warehouse.verify.check import Check
@@ -42,6 +43,7 @@ def check_history(check: Check) -> History:
     newest = [manifest for manifest in map(history.newest_of, history.editions) if manifest is not None]
     check.report.rows = sum(manifest.rows for manifest in newest)
     _check_schemas(check, history)
+    _check_erasures(check, history)
     _note_unfinished(check, newest[-1] if newest else None)
     _check_strays(check)
     return history
@@ -151,6 +153,8 @@ def _replaces(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
     problems = []
     if manifest.previous != before.sha256:
         problems.append("it replaces another edition than the one that is there")
+    if manifest.erases:
+        problems += check_erased(manifest, before)
     try:
         check_same_offsets(manifest, before)
     except (MillraceError, KeyError) as error:
@@ -180,6 +184,27 @@ def _check_schemas(check: Check, history: History) -> None:
                 f"{path}: its columns are those of schema {manifest.schema}, before it was {newest}"
             )
         newest = max(newest, manifest.schema)
+
+
+def _check_erasures(check: Check, history: History) -> None:
+    """Report rows that nobody had erased, and editions that an erasure has not seen; note unfinished ones."""
+    topic = check.topic
+    try:
+        known = {erasure.id: erasure for erasure in recorded(check.storage, topic)}
+        for manifest in history.manifests.values():
+            named = {manifest.erases, *(rows.erasure for rows in manifest.erased)} - {None}
+            if unknown := sorted(str(name) for name in named - known.keys()):
+                path = layout.manifest_path(manifest)
+                check.problem(f"{path}: erasure {unknown[0]} took rows out, and nobody has recorded it")
+        for load in history.editions:
+            newest = history.newest_of(load)
+            if newest is not None and (why := not_held(check.storage, topic, newest)):
+                check.problem(why)
+        for id_ in known:
+            if read_done(check.storage, topic, id_) is None:
+                check.note(f"{topic}: erasure {id_} is not finished: run `millrace erase {topic} --id {id_}`")
+    except MillraceError as error:
+        check.problem(str(error))
 
 
 def _note_unfinished(check: Check, newest: LoadManifest | None) -> None:

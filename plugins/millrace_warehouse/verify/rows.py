@@ -6,9 +6,10 @@ of it is there twice is proven within each hour.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -16,10 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import InputStream
+from pyiceberg.io.pyarrow import pyarrow_to_schema
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.columns import LOAD, TIME
+from millrace_warehouse.history.condition import Condition
+from millrace_warehouse.history.erasures import condition_of, read_done, recorded
 from millrace_warehouse.history.hours import HOUR_US, hour_of, partition_of
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange
 from millrace_warehouse.history.stored import sequences_of
@@ -160,6 +164,41 @@ def _check_rejected(check: Check, where: str, manifest: LoadManifest) -> Iterato
     stated = {part.partition: part.rejected for part in manifest.partitions if part.rejected}
     if rejected != stated:
         yield f"{where}: its rejected records are {rejected} by partition, its manifest states {stated}"
+
+
+def check_erased(check: Check, head: Head | None, history: History, whole: Mapping[str, DataFile]) -> None:
+    """Read every file that counts for rows that an erasure matches, whose condition is still there."""
+    conditions = {
+        erasure.id: Condition(where)
+        for erasure in recorded(check.storage, check.topic)
+        if read_done(check.storage, check.topic, erasure.id) is not None
+        if (where := condition_of(check.storage, check.topic, erasure.id)) is not None
+    }
+    if not conditions:
+        return
+    columns = list(dict.fromkeys(name for each in conditions.values() for name in (*each.columns, OFFSET)))
+    newest = [manifest for manifest in map(history.newest_of, history.editions) if manifest is not None]
+    files: dict[str, Callable[[], BinaryIO | InputStream]] = {
+        file.path: partial(open_file, check.storage, f"{check.topic}/{file.path}")
+        for manifest in newest
+        for file in manifest.files
+        if file.path in whole
+    }
+    for other in head.files if head is not None else ():
+        path = path_in_topic(other.file_path, check.topic) or other.file_path
+        assert head is not None
+        files.setdefault(path, head.table.io.new_input(other.file_path).open)
+    for path, opened in files.items():
+        with suppress(*_BROKEN), opened() as content, pq.ParquetFile(content) as file:  # named elsewhere
+            names = [name for name in columns if name in file.schema_arrow.names]
+            schema = pyarrow_to_schema(file.schema_arrow)
+            for batch in file.iter_batches(columns=names):
+                for id_, condition in conditions.items():
+                    if rows := condition.mask(batch, schema).true_count:
+                        check.problem(
+                            f"{check.topic}/{path} has {rows} rows that erasure {id_} matches: erase again"
+                            " with the same --where and another --id"
+                        )
 
 
 def check_others(check: Check, head: Head, history: History, whole: Mapping[str, DataFile]) -> None:

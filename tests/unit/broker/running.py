@@ -113,22 +113,14 @@ class Disk:
 
 class Running:
     def __init__(
-        self,
-        folder: Path,
-        cluster: FakeCluster,
-        log: LogConfig,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        directory: str = "",
-        **settings: Any,
+        self, folder: Path, cluster: FakeCluster, log: LogConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.cluster, self._stopped = cluster, False
         self.mailbox = Mailbox()
         self.aborted_fetches: list[str] = []
-        config = BrokerConfig(broker_id=1, cluster="test", log=log, **settings)
+        config = BrokerConfig(broker_id=1, cluster="test", log=log)
         self.logs = LogDirectory.open(folder, log, time.time)
-        registries: Any = cluster
-        self.broker = Broker(config, registries, self.logs, self.mailbox, clock, directory=directory)
+        self.broker = Broker(config, cluster, self.logs, self.mailbox, clock)  # type: ignore[arg-type]
         self.broker.start()
 
     def turn(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from millrace_warehouse.history.manifest import (
     DataFile,
+    ErasedRows,
     LoadManifest,
     ManifestError,
     OriginPartition,
@@ -17,6 +19,7 @@ from millrace_warehouse.history.manifest import (
     ProducerSequences,
     RejectedFile,
     StoredFile,
+    check_erased,
     check_follows,
     check_hash,
     check_law,
@@ -33,9 +36,10 @@ PART = PartitionRange(
     start=0,
     end=100,
     end_base=120,
-    read=10,
+    read=11,
     written=9,
     rejected=1,
+    filtered=1,
     data_batches=2,
     origin=OriginPartition(cluster="dc1", topic="PageView", topic_id="ab", partition=3),
 )
@@ -61,6 +65,13 @@ def manifest(**changes: Any) -> LoadManifest:
         ),
         "sequences_file": StoredFile(path="rows/a/sequences.json.gz", bytes=9, sha256="00"),
         "previous": None,
+        "erases": "4711",
+        "erasures": ("4711",),
+        "erased": (ErasedRows(erasure="4711", partition=0, hour="2015-05-17T10", rows=1),),
+        "erased_sequences": (
+            ProducerSequences(server="web1", service="web", instance=1, window=0, ranges=((9, 9),)),
+        ),
+        "erased_sequences_file": StoredFile(path="rows/a/erased.json.gz", bytes=9, sha256="00"),
     }
     return sealed(LoadManifest(**{**values, **changes}))
 
@@ -105,12 +116,13 @@ def test_the_law_closes_on_a_whole_account() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"written": 8}, "10 records read, but 8 written"),
+        ({"written": 8}, "11 records read, but 8 written"),
         ({"rejected": 0}, "stand for 1 records"),
         ({"start": 101}, "before the start"),
+        ({"filtered": 0, "read": 10}, "rows erased by partition are {0: 1}, the partitions state {}"),
         ({"data_batches": 0}, "neither a batch nor a gap"),
         ({"gaps": (Gap(start=90, end=110, reason="expired"),)}, "lies outside"),
-        ({"read": 11, "written": 10}, "the files have 9 rows"),
+        ({"read": 12, "written": 10}, "the files have 9 rows"),
     ],
 )
 def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) -> None:
@@ -121,7 +133,8 @@ def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) 
 
 def test_a_gap_alone_accounts_for_a_range() -> None:
     part = PartitionRange(partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),))
-    assert check_law(manifest(partitions=(part,), files=(), rejected_files=(), sequences=())) == []
+    nothing = {"files": (), "rejected_files": (), "sequences": (), "erased": ()}
+    assert check_law(manifest(partitions=(part,), **nothing)) == []
 
 
 def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
@@ -139,6 +152,44 @@ def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
     stranger = manifest(load=2, partitions=(part,), rejected_files=(), previous="00")
     assert "follows a load" in check_follows(stranger, first)[0]
     assert check_follows(second, None) == ["the first load names one before it that is not there"]
+
+
+def test_a_manifest_of_before_there_were_erasures_keeps_its_hash() -> None:
+    plain = manifest(erases=None, erasures=(), erased=(), erased_sequences=(), erased_sequences_file=None)
+    values = json.loads(encode(plain))
+    for name in ("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file"):
+        del values[name]
+    del values["sha256"]
+    written = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    before = decode(LoadManifest, json.dumps({**values, "sha256": written}).encode(), "here")
+    assert check_hash(before) is None
+    assert before == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"files": (dataclasses.replace(FILE, rows=5),)},
+            "4 rows of 2015-05-17T10 are gone, erasure 4711 states 3",
+        ),
+        ({"erased": ()}, "does not say any more what erasure 4711 took out"),
+        ({"partitions": (dataclasses.replace(PART, read=12),)}, "other records than the edition before"),
+    ],
+)
+def test_an_erasure_whose_count_is_not_what_is_gone_is_named(changes: dict[str, Any], words: str) -> None:
+    before = manifest()
+    more = ErasedRows(erasure="4711", partition=0, hour="2015-05-17T10", rows=3)
+    values: dict[str, Any] = {
+        "edition": 2,
+        "previous": before.sha256,
+        "files": (dataclasses.replace(FILE, rows=6),),
+        "partitions": (dataclasses.replace(PART, written=6, filtered=4),),
+        "erased": (*before.erased, more),
+    }
+    assert check_erased(manifest(**values), before) == []
+    problems = check_erased(manifest(**{**values, **changes}), before)
+    assert any(words in problem for problem in problems), problems
 
 
 def test_rows_by_hour_do_not_count_rejected_records() -> None:

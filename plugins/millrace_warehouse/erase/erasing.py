@@ -1,0 +1,419 @@
+"""The steps of an erasure; each may be cut off at any moment, and the same command goes on.
+
+    1  what matches                 every row of every load's newest edition; a dry run ends here
+    2  the record                   `erasures/<id>.json`: from now on loads leave out what matches
+    3  a load without rows          takes the number that running loads are after: they begin again
+    4  new editions                 of each load with a row that matches: its rows without those, counted
+    5  a publication                takes the rows of the old editions out of the table
+    6  done                         `erasures/<id>.done.json`
+    7  what is not needed           files of old editions and snapshots are deleted, whatever their age
+
+Knows no brokers: what logs hold is told by `logs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyiceberg.io import pyarrow as iceberg
+
+from millrace.errors import ConfigError, MillraceError
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.at import At
+from millrace_warehouse.erase.purge import Purged, purge
+from millrace_warehouse.erase.rows import Rows
+from millrace_warehouse.history import erasures, layout
+from millrace_warehouse.history.condition import Condition
+from millrace_warehouse.history.erasures import Erasing, Erasure
+from millrace_warehouse.history.ledger import record
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, Verdict, check_law, now
+from millrace_warehouse.history.metrics import metrics_of
+from millrace_warehouse.history.schemas import read_record, records
+from millrace_warehouse.history.stored import erased_sequences_of, store
+from millrace_warehouse.load.attempt import make
+from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
+from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.load.writing import check_stored, unread, with_stored, without
+from millrace_warehouse.publish.publisher import publish_topic
+from millrace_warehouse.publish.table import find_table
+from millrace_warehouse.sequences import count_sequences
+from millrace_warehouse.verbs import Erase, Publish
+
+ATTEMPTS = 20
+"""Most races that are lost in a row: for the number of a load, or for the next edition of one."""
+
+VerdictOf = Callable[[str, str], Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EraseResult:
+    """What an erasure has taken out, or would."""
+
+    topic: str
+    id: str
+    done: bool
+    """True when every row is out; False for a dry run."""
+    rows: int
+    """Taken out in all, also by runs of this erasure before."""
+    hours: Mapping[str, int]
+    loads: Mapping[str, int]
+    files: int
+    """Data files of loads, of the hours in which rows match; 0 when nothing was left to take out."""
+    in_force_until: str | None
+    """Loads leave out what matches until then; None for ever."""
+    columns_not_everywhere: Sequence[str] = ()
+    """Columns of the condition that some of the topic's schemas lack: null in the rows of those."""
+    purged: Purged | None = None
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What matches, by hour and load; and what there is."""
+
+    taken: Counter[tuple[str, int]] = field(default_factory=Counter)
+    files: int = 0
+    rows: int = 0
+    editions: dict[int, int] = field(default_factory=dict)
+    """Load -> the edition that was looked at, for loads with more than one."""
+    through: int = 0
+
+    @property
+    def loads(self) -> list[int]:
+        return sorted({load for _, load in self.taken})
+
+
+def erase_topic(
+    at: At, request: Erase, verdict_of: VerdictOf, in_force_until: Callable[[], str | None]
+) -> EraseResult:
+    """Take out every row of a topic that the condition matches; MillraceError when that cannot be done.
+
+    `in_force_until` is asked once, when the erasure is recorded.
+    """
+    return _Run(at, request, verdict_of).erase(in_force_until)
+
+
+class _Run:
+    def __init__(self, at: At, request: Erase, verdict_of: VerdictOf) -> None:
+        self._at, self._request, self._verdict_of = at, request, verdict_of
+        self._topic = request.topic
+
+    def erase(self, in_force_until: Callable[[], str | None]) -> EraseResult:
+        storage, topic, request = self._at.storage, self._topic, self._request
+        layout.require_load(storage, topic)
+        before = self._recorded()
+        where = request.where or (erasures.condition_of(storage, topic, before.id) if before else None)
+        if before is not None and erasures.read_done(storage, topic, before.id) is not None:
+            return self._nothing_to_do(before)
+        if where is None:
+            raise MillraceError(
+                f"no erasure {request.id} of {topic} is unfinished: give --where and --reason"
+            )
+        condition = Condition(where)
+        lacking = condition.check([each.schema for each in records(storage, topic)])
+        if before is None:
+            found = self._look(condition)
+            self._check_size(found)
+            if request.dry_run:
+                return self._found(found, lacking)
+            if not request.reason:
+                raise ConfigError("give --reason: an erasure says why")
+            before = erasures.record_erasure(storage, self._new(in_force_until()), where)
+            self._at.progress("erasure recorded")
+        return self._take_out(before, condition, lacking)
+
+    def _recorded(self) -> Erasure | None:
+        """The erasure of that id, or the newest with that condition when no id was given."""
+        storage, topic, request = self._at.storage, self._topic, self._request
+        if not request.id:
+            return erasures.with_same_condition(storage, topic, request.where)
+        known = erasures.read_erasure(storage, topic, request.id)
+        condition = erasures.condition_of(storage, topic, request.id) if known is not None else None
+        if condition is not None and request.where not in ("", condition):
+            raise MillraceError(
+                f"erasure {request.id} of {topic} has another condition: give this one another --id"
+            )
+        return known
+
+    def _new(self, until: str | None) -> Erasure:
+        request = self._request
+        return Erasure(
+            topic=self._topic,
+            id=request.id or request.fresh_id,
+            reason=request.reason,
+            by=request.by,
+            created=now(),
+            in_force_until=until,
+            all_rows=request.all_rows,
+        )
+
+    def _check_size(self, found: _Found) -> None:
+        rows = found.taken.total()
+        if rows and rows == found.rows and not self._request.all_rows:
+            raise ConfigError(
+                f"--where matches all {rows:,} rows of {self._topic}, and nothing was erased: give --all-rows"
+                " if that is meant"
+            )
+
+    def _look(self, condition: Condition) -> _Found:
+        """Count what matches in the newest edition of every load."""
+        storage, topic = self._at.storage, self._topic
+        found, rows = _Found(), Rows(self._at, topic)
+        for first in layout.loads_after(storage, topic, 0):
+            manifest = self._newest(first, found)
+            for hour, count in manifest.rows_by_hour().items():
+                found.rows += count
+                matches = sum(
+                    condition.mask(batch, schema).true_count
+                    for batch, schema in rows.batches(manifest, hour, condition.columns or [_ANY])
+                )
+                if matches:
+                    found.taken[hour, manifest.load] += matches
+                    found.files += sum(file.hour == hour for file in manifest.files)
+            self._at.progress(f"looked at load {manifest.load}")
+        return found
+
+    def _newest(self, first: LoadManifest, found: _Found) -> LoadManifest:
+        storage, topic = self._at.storage, self._topic
+        edition = layout.newest_editions(storage, topic).get(first.load, 1)
+        found.through = first.load
+        if edition == 1:
+            return first
+        found.editions[first.load] = edition
+        return layout.read_edition(storage, topic, first.load, edition)
+
+    def _take_out(self, erasure: Erasure, condition: Condition, lacking: Sequence[str]) -> EraseResult:
+        at, topic, storage = self._at, self._topic, self._at.storage
+        self._fence(erasure)
+        at.progress("fenced")
+        files = 0
+        for _ in range(ATTEMPTS):  # again: a re-load may have come in between
+            found = self._look(condition)
+            if not found.taken:
+                break
+            files += found.files
+            rows = Rows(at, topic)
+            for load in found.loads:
+                self._make_edition(erasure, load, rows)
+                at.progress("edition made")
+        else:
+            raise MillraceError(f"{topic}: re-loads were faster {ATTEMPTS} times; run again when they ended")
+        self._heal_editions()
+        if find_table(at.catalog, topic) is not None:
+            request = Publish(
+                topics=[topic], warehouse=storage.root, unasked=True, run_id=f"erase-{erasure.id}"
+            )
+            publish_topic(at, request, topic, self._verdict_of)
+        at.progress("published")
+        taken = self._taken(erasure)
+        editions = {str(load): edition for load, edition in found.editions.items()}
+        done = erasures.finished(topic, erasure.id, found.through, editions, now(), taken)
+        erasures.record_done(storage, done)
+        at.progress("done")
+        return self._result(erasure, taken, files, lacking, "erased" if taken else "no row matched")
+
+    def _nothing_to_do(self, erasure: Erasure) -> EraseResult:
+        """What an erasure that is done has taken out; what it had to leave for a day is deleted now."""
+        taken = self._taken(erasure)
+        return self._result(erasure, taken, 0, (), f"nothing to do: {erasure.id} is done")
+
+    def _result(
+        self,
+        erasure: Erasure,
+        taken: Mapping[tuple[str, int], int],
+        files: int,
+        lacking: Sequence[str],
+        message: str,
+    ) -> EraseResult:
+        purged = None if self._request.dry_run else purge(self._at, self._topic, erasure)
+        summary = erasures.finished(self._topic, erasure.id, 0, {}, "", taken)
+        return EraseResult(
+            topic=self._topic,
+            id=erasure.id,
+            done=True,
+            rows=summary.rows,
+            hours=summary.hours,
+            loads=summary.loads,
+            files=files,
+            in_force_until=erasure.in_force_until,
+            columns_not_everywhere=lacking,
+            purged=purged,
+            message=message,
+        )
+
+    def _found(self, found: _Found, lacking: Sequence[str]) -> EraseResult:
+        summary = erasures.finished(self._topic, "", 0, {}, "", found.taken)
+        return EraseResult(
+            topic=self._topic,
+            id=self._request.id,
+            done=False,
+            rows=summary.rows,
+            hours=summary.hours,
+            loads=summary.loads,
+            files=found.files,
+            in_force_until=None,
+            columns_not_everywhere=lacking,
+            message="would erase",
+        )
+
+    def _taken(self, erasure: Erasure) -> Counter[tuple[str, int]]:
+        """What the manifests say that the erasure took out, or kept out, by hour and load."""
+        taken: Counter[tuple[str, int]] = Counter()
+        for first in layout.loads_after(self._at.storage, self._topic, 0):
+            manifest = self._newest(first, _Found())
+            for rows in manifest.erased:
+                if rows.erasure == erasure.id:
+                    taken[rows.hour, manifest.load] += rows.rows
+        return taken
+
+    def _fence(self, erasure: Erasure) -> None:
+        """Make a load without rows, once: one that was begun before the erasure loses its number to it."""
+        storage, topic = self._at.storage, self._topic
+        for _ in range(ATTEMPTS):
+            loads = list(layout.loads_after(storage, topic, 0))
+            for load in loads:
+                record(storage, layout.manifest_path(load), load)  # whoever made it may have died before
+            if any(load.erases == erasure.id for load in loads):
+                return
+            manifest = make(
+                storage, topic, loads[-1].load + 1, 1, _Fence(erasure, loads[-1]).write, self._at.progress
+            )
+            if manifest is not None:
+                record(storage, layout.manifest_path(manifest), manifest)
+                layout.remember_newest(storage, manifest)
+                return
+        raise MillraceError(f"{topic}: loads were faster {ATTEMPTS} times; run again while fewer of them run")
+
+    def _heal_editions(self) -> None:
+        storage, topic = self._at.storage, self._topic
+        for load, numbers in layout.editions_of(storage, topic).items():
+            for number in numbers:
+                path = layout.edition_path(topic, load, number)
+                record(storage, path, layout.read_edition(storage, topic, load, number))
+
+    def _make_edition(self, erasure: Erasure, load: int, rows: Rows) -> None:
+        """Write a load's rows without those that match; another run that was first is looked at again."""
+        storage, topic = self._at.storage, self._topic
+        edition = layout.newest_editions(storage, topic).get(load, 1)
+        replaced = layout.read_edition(storage, topic, load, edition)
+        where = erasures.to_apply(storage, topic, now(), again=True)
+        mine = [each for each in where if each.id == erasure.id]
+        others = [each for each in where if each.id != erasure.id]
+        writing = _Edition(self._at, erasure, replaced, rows, [*mine, *others])
+        manifest = make(storage, topic, load, edition + 1, writing.write, self._at.progress)
+        if manifest is not None:
+            record(storage, layout.manifest_path(manifest), manifest)
+
+
+_ANY = "_offset"
+"""The column that is read to count rows where a condition names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """A load without rows behind the newest one."""
+
+    erasure: Erasure
+    before: LoadManifest
+
+    def write(self, attempt: str) -> LoadManifest:
+        return LoadManifest(
+            topic=self.before.topic,
+            topic_id=self.before.topic_id,
+            cluster_id=self.before.cluster_id,
+            load=self.before.load + 1,
+            attempt=attempt,
+            run_id=f"erase-{self.erasure.id}",
+            created=now(),
+            schema=self.before.schema,
+            file_by_ms=self.before.file_by_ms,
+            partitions=[
+                unread(part.partition, part.end, part.end_base, part.origin)
+                for part in self.before.partitions
+            ],
+            files=(),
+            previous=self.before.sha256,
+            erases=self.erasure.id,
+            erasures=[self.erasure.id],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Edition:
+    """The rows of a load without those that erasures match."""
+
+    at: At
+    erasure: Erasure
+    replaced: LoadManifest
+    rows: Rows
+    erasing: Sequence[Erasing]
+
+    def write(self, attempt: str) -> LoadManifest:
+        """Write the rows into the attempt's folder; the manifest, not sealed yet."""
+        storage, topic = self.at.storage, self.replaced.topic
+        columns = read_record(storage, topic, self.rows.schema(self.replaced))
+        folder = layout.rows_folder(topic, self.replaced.load, attempt)
+        eraser, counts = Eraser(self.erasing), SequenceCounts()
+        files: list[tuple[DataFile, bytes]] = []
+        with tempfile.TemporaryDirectory(prefix="millrace-erase-") as scratch:
+            local = HourFiles(Path(scratch), "00000", columns.arrow_schema)
+            for hour in self.replaced.rows_by_hour():
+                for batch, schema in self.rows.batches(self.replaced, hour):
+                    kept = eraser.kept(batch, schema)
+                    if not len(kept):
+                        continue
+                    count_sequences(kept, counts)
+                    # Pyiceberg's private function for columns that were added, widened or dropped.
+                    local.add(
+                        iceberg._to_requested_schema(
+                            columns.schema, schema, kept, True, allow_timestamp_tz_mismatch=True
+                        )
+                    )
+            for file in local.close():
+                with open(file.path, "rb") as content:
+                    stored = store(storage, f"{folder}/{file.path.name}", content)
+                described = DataFile(**dataclasses.asdict(stored), hour=file.hour, rows=file.rows)
+                files.append((described, metrics_of(file.metadata, columns.iceberg)))
+        check_stored(storage, topic, folder, [file for file, _ in files])
+        return self._manifest(attempt, columns.number, columns.iceberg, files, counts, eraser)
+
+    def _manifest(
+        self,
+        attempt: str,
+        schema: int,
+        columns: Mapping[str, object],
+        files: Sequence[tuple[DataFile, bytes]],
+        counts: SequenceCounts,
+        eraser: Eraser,
+    ) -> LoadManifest:
+        replaced, taken = self.replaced, RowsTaken(eraser.taken)
+        manifest = dataclasses.replace(
+            replaced,
+            edition=replaced.edition + 1,
+            attempt=attempt,
+            run_id=f"erase-{self.erasure.id}",
+            created=now(),
+            schema=schema,
+            partitions=[without(part, taken) for part in replaced.partitions],
+            files=[file for file, _ in files],
+            reason=self.erasure.reason,
+            previous=replaced.sha256,
+            erases=self.erasure.id,
+            erasures=[each.id for each in self.erasing],
+            erased=[*replaced.erased, *erased_rows(taken)],
+            sha256="",
+        )
+        if problems := check_law(manifest):
+            raise MillraceError(
+                f"load {replaced.load} of {replaced.topic}: the account does not close: {problems[0]};"
+                " nothing was erased of it"
+            )
+        erased = SequenceCounts()
+        erased.merge(erased_sequences_of(self.at.storage, replaced))
+        erased.merge(eraser.sequences)
+        return with_stored(self.at.storage, manifest, files, columns, counts, erased)

@@ -1,0 +1,102 @@
+"""What the logs of a topic still hold of what was erased from its warehouse, and until when.
+
+Nothing is erased in a log: its offsets are bytes, and its segments go whole, by age and size. Asks each
+cluster that is named for the topic's settings and where its log begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.topic_admin import topic_settings
+from millrace.errors import UnknownTopicOrPartition
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.storage.verbs import Storage
+
+MARGIN = timedelta(days=1)
+"""A segment is deleted at the next check after its time, and a mirror may stand for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogHolds:
+    """What one cluster's log of a topic holds, and for how long."""
+
+    bootstrap: str
+    cluster_id: str
+    retention: str
+    """As its topic says: `retention.ms`, `retention.bytes` and `cleanup.policy`."""
+    retention_ms: int | None
+    """None where nothing is deleted by age."""
+    offsets: int
+    """That are there now, in all partitions."""
+    loads_again: int
+    """Loads whose offsets are still there whole: a re-load leaves out what is erased."""
+
+
+def ask_logs(storage: Storage, topic: str, addresses: Sequence[str]) -> list[LogHolds]:
+    """What each of these clusters holds; MillraceError when one does not answer or has no such topic."""
+    return [_ask(storage, topic, address) for address in addresses]
+
+
+def _ask(storage: Storage, topic: str, address: str) -> LogHolds:
+    with ClusterClient(address) as client:
+        try:
+            client.topic(topic)
+            names = ("retention.ms", "retention.bytes", "cleanup.policy")
+            settings = {each.name: each.value or "" for each in topic_settings(client, topic, names)}
+        except UnknownTopicOrPartition:
+            return LogHolds(
+                bootstrap=address,
+                cluster_id=client.cluster_id,
+                retention="no such topic",
+                retention_ms=0,
+                offsets=0,
+                loads_again=0,
+            )
+        first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
+        kept = int(settings.get("retention.ms") or -1)
+        deletes = "delete" in settings.get("cleanup.policy", "delete")
+        again = sum(
+            load.cluster_id == client.cluster_id and _is_there(load, first)
+            for load in layout.loads_after(storage, topic, 0)
+            if load.ranges
+        )
+        return LogHolds(
+            bootstrap=address,
+            cluster_id=client.cluster_id,
+            retention=", ".join(f"{name}={settings[name]}" for name in names if settings.get(name)),
+            retention_ms=kept if kept >= 0 and deletes else None,
+            offsets=sum(last[partition] - first.get(partition, 0) for partition in last),
+            loads_again=again,
+        )
+
+
+def _is_there(load: LoadManifest, first: dict[int, int]) -> bool:
+    return all(first.get(part.partition, part.end) <= part.start for part in load.ranges)
+
+
+def in_force_until(logs: Sequence[LogHolds], now: datetime | None = None) -> str | None:
+    """When no log holds any more what it holds now; None where one keeps all, or none was asked.
+
+    A mirror may copy a record just before it expires: the times of all clusters add up.
+    """
+    times = [log.retention_ms for log in logs]
+    if not times or None in times:
+        return None
+    milliseconds = sum(time for time in times if time is not None)
+    try:
+        until = (now or datetime.now(UTC)) + timedelta(milliseconds=milliseconds) + MARGIN
+    except OverflowError:
+        return None
+    return until.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def origins(storage: Storage, topic: str) -> Iterator[str]:
+    """The clusters that the newest load's partitions are mirrored from."""
+    newest = layout.newest_load(storage, topic)
+    if newest is not None:
+        yield from sorted({part.origin.cluster for part in newest.partitions if part.origin is not None})

@@ -1,0 +1,224 @@
+"""Deletes what only replaced editions and old snapshots name, at once and whatever its age.
+
+Values of erased rows lie in the data files of the editions before, in the bounds that `entries.avro` and the
+table's manifests state of them, and in what was compacted. All of it is written down in `expired/`, then a
+commit without rows leaves one snapshot and refuses every commit that was begun before, then it is deleted. A
+query that began before fails. What somebody else may still use is left and named, with the time from which on
+it may go: `millrace expire` deletes it then, or the same erasure given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import Table
+
+from millrace.errors import MillraceError
+from millrace_warehouse.at import At
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.erasures import Erasure, condition_path
+from millrace_warehouse.history.expired import Expired, expired_entries
+from millrace_warehouse.history.manifest import PreviousPublication, encode
+from millrace_warehouse.history.rewritten import LIST
+from millrace_warehouse.history.stored import ERASED, SEQUENCES
+from millrace_warehouse.publish import contents
+from millrace_warehouse.publish.catalog import Unsure
+from millrace_warehouse.publish.committer import TableChange, commit
+from millrace_warehouse.publish.expire import METADATA_S, STALE_S
+from millrace_warehouse.publish.table import find_table, make_table
+from millrace_warehouse.storage import Listed
+
+TRIES = 20
+_STAYS = {SEQUENCES, ERASED, LIST}
+"""Numbers and hashes: nothing of a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Something that may still hold values of erased rows."""
+
+    what: str
+    until: str | None
+    """When it may be deleted; None when somebody must decide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """What was deleted, and what is left."""
+
+    files: int
+    bytes: int
+    left: Sequence[Left]
+
+
+def purge(at: At, topic: str, erasure: Erasure) -> Purged:
+    """Delete every file that only replaced editions and old snapshots of the table name."""
+    replaced = {*_replaced(at, topic)}
+    old = {path: file for path, file in _files(at, topic) if path in replaced}
+    table = find_table(at.catalog, topic) or make_table(at.catalog, at.storage, topic)
+    named_before = _named_ever(table, topic)
+    old |= {path: file for path, file in _files(at, topic) if path in named_before}
+    table = _only_head(at, topic, table)
+    at.progress("snapshots forgotten")
+    named = contents.named_files(table, topic)
+    gone = {path: file for path, file in old.items() if path not in named and _may_go(path)}
+    _write_down(at, topic, [path for path in gone if path.startswith("rows/")])
+    at.progress("written down")
+    for path in gone:
+        at.storage.delete(f"{topic}/{path}")
+        at.progress("deleted")
+    left = [*_left(at, topic, table, named), *_rejected(at, topic), *_condition(at, topic, erasure)]
+    return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
+
+
+def _may_go(path: str) -> bool:
+    return path.rpartition("/")[2] not in _STAYS and not path.endswith(".json")
+
+
+def _files(at: At, topic: str) -> Iterator[tuple[str, Listed]]:
+    """Every file that may hold values, by its path from the topic's folder."""
+    for folder in ("rows", "compacted", "table/metadata"):
+        for file in at.storage.files(f"{topic}/{folder}"):
+            yield f"{folder}/{file.path}", file
+
+
+def _replaced(at: At, topic: str) -> Iterator[str]:
+    """The files of every edition that another one has replaced, but for what that one names as well."""
+    for load, numbers in layout.editions_of(at.storage, topic).items():
+        editions = [layout.read_edition(at.storage, topic, load, each) for each in (1, *numbers)]
+        if not any(edition.erases for edition in editions):
+            continue
+        newest = {file.path for file in (*editions[-1].files, *editions[-1].rejected_files)}
+        for edition in editions[:-1]:
+            beside = [edition.entries] if edition.entries is not None else []
+            for file in (*edition.files, *edition.rejected_files, *beside):
+                if file.path not in newest:
+                    yield file.path
+
+
+def _named_ever(table: Table, topic: str) -> set[str]:
+    """Files that a snapshot names, or did in one of the versions of the table's metadata that are kept."""
+    named = contents.named_files(table, topic)
+    for entry in table.metadata.metadata_log:
+        try:
+            metadata = FromInputFile.table_metadata(table.io.new_input(entry.metadata_file))
+        except (OSError, ValueError):  # gone: what it named is left, and said
+            continue
+        version = Table(table.name(), metadata, entry.metadata_file, table.io, table.catalog)
+        for snapshot in metadata.snapshots:
+            path = contents.path_in_topic(snapshot.manifest_list, topic)
+            if path is None or path in named:
+                continue
+            try:
+                manifests = snapshot.manifests(version.io)
+            except OSError:
+                continue
+            named.add(path)
+            for manifest in manifests:
+                named |= _in_manifest(version, topic, manifest, named)
+    return named
+
+
+def _in_manifest(table: Table, topic: str, manifest: object, known: set[str]) -> set[str]:
+    path = contents.path_in_topic(manifest.manifest_path, topic)  # type: ignore[attr-defined]
+    if path is None or path in known:
+        return set()
+    try:
+        entries = manifest.fetch_manifest_entry(table.io, discard_deleted=False)  # type: ignore[attr-defined]
+    except OSError:
+        return set()
+    paths = (contents.path_in_topic(entry.data_file.file_path, topic) for entry in entries)
+    return {path, *(each for each in paths if each is not None)}
+
+
+def _only_head(at: At, topic: str, table: Table) -> Table:
+    """The table behind a commit that leaves one snapshot: none that was begun before can be made any more."""
+    cause: Unsure | None = None
+    for _ in range(TRIES):
+        before = table.current_snapshot()
+        try:
+            return commit(table, TableChange(head_only=True))
+        except Unsure as error:
+            cause = error
+        found = find_table(at.catalog, topic)
+        if found is None:
+            break
+        table = found
+        others = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        if table.current_snapshot() != before and {s.snapshot_id for s in table.metadata.snapshots} <= others:
+            return table
+    raise MillraceError(f"the table of {topic} took no commit ({cause}): see its catalog, then run again")
+
+
+def _write_down(at: At, topic: str, paths: Sequence[str]) -> None:
+    """Write down which files of loads go: `verify` and the warehouse's reader go by it."""
+    for _ in range(TRIES):
+        entries = list(expired_entries(at.storage, topic))
+        fresh = sorted({*paths} - {path for entry in entries for path in entry.files})
+        if not fresh:
+            return
+        entry = Expired(
+            number=entries[-1].number + 1 if entries else 1,
+            created=datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="seconds"),
+            publication=PreviousPublication(path="", sha256=""),
+            files=fresh,
+        )
+        if at.storage.create(layout.expired_path(topic, entry.number), encode(entry)):
+            return
+    raise MillraceError(f"others expire {topic} at this moment: run again when they have ended")
+
+
+def _left(at: At, topic: str, table: Table, named: set[str]) -> Iterator[Left]:
+    """What is named by nobody and may belong to a run that stands still, and what others keep."""
+    known = _known_rows(at, topic)
+    waits: dict[str, list[float]] = {}
+    for path, file in _files(at, topic):
+        if path in named or path in known or not _may_go(path):
+            continue
+        kind = path.partition("/")[0]
+        waits.setdefault(kind, []).append(file.modified + (METADATA_S if kind == "table" else STALE_S))
+    for kind, times in sorted(waits.items()):
+        until = datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")
+        yield Left(what=f"{len(times)} files in {topic}/{kind}/ of attempts that lost", until=until)
+    for name, ref in sorted(table.metadata.refs.items()):
+        if name != "main":
+            yield Left(
+                what=f"{ref.snapshot_ref_type} {name} of the table: snapshot {ref.snapshot_id}", until=None
+            )
+
+
+def _known_rows(at: At, topic: str) -> set[str]:
+    """The files of the newest edition of every load."""
+    editions = layout.newest_editions(at.storage, topic)
+    known: set[str] = set()
+    for first in layout.loads_after(at.storage, topic, 0):
+        edition = editions.get(first.load, 1)
+        manifest = first if edition == 1 else layout.read_edition(at.storage, topic, first.load, edition)
+        beside = [manifest.entries] if manifest.entries is not None else []
+        known |= {file.path for file in (*manifest.files, *manifest.rejected_files, *beside)}
+    return known
+
+
+def _rejected(at: At, topic: str) -> Iterator[Left]:
+    """Records that nobody could decode: whether they match is not known."""
+    editions = layout.newest_editions(at.storage, topic)
+    records: Mapping[int, int] = {
+        first.load: layout.read_edition(at.storage, topic, first.load, editions.get(first.load, 1)).rejected
+        for first in layout.loads_after(at.storage, topic, 0)
+    }
+    loads = [str(load) for load, count in records.items() if count]
+    if loads:
+        yield Left(
+            what=f"{sum(records.values())} records that could not be decoded, with their bytes, in the"
+            f" rejected files of load {', '.join(loads[:5])}{', …' if len(loads) > 5 else ''}",
+            until=None,
+        )
+
+
+def _condition(at: At, topic: str, erasure: Erasure) -> Iterator[Left]:
+    path = condition_path(topic, erasure.id)
+    if at.storage.files(path):
+        yield Left(what=f"the condition itself, {path}", until=erasure.in_force_until)

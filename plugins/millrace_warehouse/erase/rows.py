@@ -1,0 +1,145 @@
+"""The rows of a load, hour by hour: from its own files, or from the table's where those were expired.
+
+Each file is what was written, to the byte, and each hour of a load has the rows that its manifest states: an
+edition made of anything else would vouch for rows that nobody has checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.manifest import DataFile as TableFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+
+from millrace.errors import MillraceError
+from millrace_warehouse.at import At
+from millrace_warehouse.columns import LOAD
+from millrace_warehouse.history.layout import Folder
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, Publication
+from millrace_warehouse.history.rewritten import KnownFiles
+from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.publish.committer import head_files
+from millrace_warehouse.publish.contents import path_in_topic, stated_loads
+from millrace_warehouse.publish.table import published_table
+
+BATCH_ROWS = 8_192
+
+
+class Rows:
+    """The rows of a topic's loads as they are at one moment."""
+
+    def __init__(self, at: At, topic: str) -> None:
+        self._at, self._topic = at, topic
+        self._sizes = {
+            f"{Folder.ROWS}/{file.path}": file.bytes for file in at.storage.files(Folder.ROWS.of(topic))
+        }
+        self._known = KnownFiles(at.storage, topic)
+
+    @cached_property
+    def published(self) -> tuple[Table | None, Publication | None]:
+        """The table and its newest publication; MillraceError when it is not what that one left."""
+        return published_table(self._at.catalog, self._at.storage, self._topic)
+
+    @cached_property
+    def _head(self) -> Mapping[str, Sequence[TableFile]]:
+        table, _ = self.published
+        return head_files(table) if table is not None else {}
+
+    def are_own(self, manifest: LoadManifest, hour: str) -> bool:
+        """True when all of the load's own files of that hour are there."""
+        return all(self._sizes.get(f.path) == f.bytes for f in manifest.files if f.hour == hour)
+
+    def schema(self, manifest: LoadManifest) -> int:
+        """The number of the schema record that fits all of a load's rows, wherever they are."""
+        _, publication = self.published
+        if publication is None or all(self.are_own(manifest, hour) for hour in manifest.rows_by_hour()):
+            return manifest.schema
+        return max(manifest.schema, publication.schema)
+
+    def batches(
+        self, manifest: LoadManifest, hour: str, columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
+        """Every row of a load in an hour, with the schema of the file that it is in; all columns, or these.
+
+        MillraceError when a file is gone or was changed, or when they are not as many as the load has.
+        """
+        rows = 0
+        own = self.are_own(manifest, hour)
+        for batch, schema in (
+            self._own(manifest, hour, columns) if own else self._of_table(manifest, hour, columns)
+        ):
+            rows += len(batch)
+            yield batch, schema
+        if rows != (stated := manifest.rows_by_hour()[hour]):
+            raise MillraceError(
+                f"{rows} of the {stated} rows of load {manifest.load} of {self._topic} in {hour} are there:"
+                " run `millrace verify`, nothing was erased of that load"
+            )
+
+    def _own(
+        self, manifest: LoadManifest, hour: str, columns: Sequence[str] | None
+    ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
+        schema = read_record(self._at.storage, self._topic, manifest.schema).schema
+        for file in manifest.files:
+            if file.hour == hour:
+                for batch in _batches(self._checked(file), columns):
+                    yield batch, schema
+
+    def _checked(self, file: DataFile) -> bytes:
+        path = f"{self._topic}/{file.path}"
+        try:
+            content = self._at.storage.read(path)
+        except FileNotFoundError:
+            raise MillraceError(f"{path} was deleted meanwhile: run again") from None
+        if hashlib.sha256(content).hexdigest() != file.sha256:
+            raise MillraceError(f"{path} was changed: restore it from a copy, then run again")
+        return content
+
+    def _of_table(
+        self, manifest: LoadManifest, hour: str, columns: Sequence[str] | None
+    ) -> Iterator[tuple[pa.RecordBatch, Schema]]:
+        table, publication = self.published
+        editions = publication.loads.editions if publication is not None else {}
+        if table is None or editions.get(str(manifest.load), 1) != manifest.edition:
+            raise MillraceError(
+                f"files of load {manifest.load} of {self._topic} in {hour} are gone, and the table has not"
+                " its edition: run `millrace verify`"
+            )
+        wanted = None if columns is None else [*dict.fromkeys([*columns, LOAD.name])]
+        for file in self._head.get(hour, ()):
+            bounds = stated_loads(table, file)
+            if bounds is not None and not bounds[0] <= manifest.load <= bounds[1]:
+                continue
+            content = self._of_file(table, file)
+            schema = pyarrow_to_schema(pq.read_schema(io.BytesIO(content)), name_mapping=table.name_mapping())
+            for batch in _batches(content, wanted):
+                mine = batch.filter(pc.equal(batch.column(LOAD.name), manifest.load))
+                if len(mine):
+                    yield mine, schema
+
+    def _of_file(self, table: Table, file: TableFile) -> bytes:
+        try:
+            with table.io.new_input(file.file_path).open() as source:
+                content = source.read()
+        except FileNotFoundError:
+            raise MillraceError(f"{file.file_path} was deleted meanwhile: run again") from None
+        known = self._known.stored(path_in_topic(file.file_path, self._topic) or file.file_path)
+        if known is not None and hashlib.sha256(content).hexdigest() != known.sha256:
+            raise MillraceError(f"{file.file_path} was changed: restore it from a copy, then run again")
+        return content
+
+
+def _batches(content: bytes, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(pa.BufferReader(content)) as file:
+        names = file.schema_arrow.names
+        yield from file.iter_batches(
+            BATCH_ROWS, columns=None if columns is None else [name for name in columns if name in names]
+        )

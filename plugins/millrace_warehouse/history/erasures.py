@@ -1,0 +1,213 @@
+"""What was asked to be erased of a topic: `erasures/<id>.json`, the condition beside it, and that it is done.
+
+    <id>.where        the condition, which may name somebody: deleted when no log can have the rows
+    <id>.json         who, when, why, until when loads leave matching rows out; creating it is the erasure
+    <id>.done.json    through which load everything was looked at, and what was taken out of each hour
+
+From its creation on every load and re-load leaves out the rows that match. So what the logs still hold does
+not come back, and what is there is taken out by new editions. Knows records; no rows and no table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import Folder
+from millrace_warehouse.history.manifest import FORMAT, LoadManifest, decode, encode, now
+from millrace_warehouse.storage.verbs import Storage
+
+DONE = ".done.json"
+RECORD = re.compile(r"(.+)\.json")
+WHERE = ".where"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """One erasure, without its condition."""
+
+    topic: str
+    id: str
+    reason: str
+    by: str
+    created: str
+    in_force_until: str | None
+    """When no log can hold a row any more that was there; None where nobody knows."""
+    all_rows: bool = False
+    """That it may match every row."""
+    format: int = FORMAT
+
+    def is_in_force(self, at: str) -> bool:
+        """True while a load may still meet what was erased."""
+        return self.in_force_until is None or at < self.in_force_until
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """That every row an erasure matches is out of the loads and of the table."""
+
+    topic: str
+    id: str
+    created: str
+    through: int
+    """The newest load that was looked at: later ones began with the erasure in force."""
+    editions: Mapping[str, int]
+    """Load, as a decimal number -> the edition that was looked at last, for loads with more than one."""
+    hours: Mapping[str, int]
+    """Hour -> rows that were taken out of it."""
+    loads: Mapping[str, int]
+    """Load, as a decimal number -> rows that were taken out of it."""
+    format: int = FORMAT
+
+    @property
+    def rows(self) -> int:
+        return sum(self.hours.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Erasing:
+    """An erasure as whoever writes rows applies it."""
+
+    id: str
+    where: str
+
+
+def _path(topic: str, id_: str, ending: str) -> str:
+    return f"{Folder.ERASURES.of(topic)}/{id_}{ending}"
+
+
+def condition_path(topic: str, id_: str) -> str:
+    """The file with an erasure's condition."""
+    return _path(topic, id_, WHERE)
+
+
+def _ids(storage: Storage, topic: str) -> list[str]:
+    names = storage.names(Folder.ERASURES.of(topic))
+    return [match[1] for name in names if not name.endswith(DONE) and (match := RECORD.fullmatch(name))]
+
+
+def recorded(storage: Storage, topic: str) -> list[Erasure]:
+    """Every erasure of a topic, the oldest first; MillraceError for one that was edited."""
+    found = [read_erasure(storage, topic, id_) for id_ in _ids(storage, topic)]
+    return sorted(
+        (erasure for erasure in found if erasure is not None), key=lambda one: (one.created, one.id)
+    )
+
+
+def read_erasure(storage: Storage, topic: str, id_: str) -> Erasure | None:
+    path = _path(topic, id_, ".json")
+    try:
+        return decode(Erasure, storage.read(path), path)
+    except FileNotFoundError:
+        return None
+
+
+def read_done(storage: Storage, topic: str, id_: str) -> Done | None:
+    """What an erasure has taken out; None until it is done."""
+    path = _path(topic, id_, DONE)
+    try:
+        return decode(Done, storage.read(path), path)
+    except FileNotFoundError:
+        return None
+
+
+def condition_of(storage: Storage, topic: str, id_: str) -> str | None:
+    """An erasure's condition; None when it was deleted, or never there."""
+    try:
+        return storage.read(condition_path(topic, id_)).decode()
+    except FileNotFoundError:
+        return None
+
+
+def record_erasure(storage: Storage, erasure: Erasure, where: str) -> Erasure:
+    """Create an erasure, or find that of its name; MillraceError when that one has another condition."""
+    topic, id_ = erasure.topic, erasure.id
+    # In this order: whoever finds the record finds the condition.
+    made = storage.create(condition_path(topic, id_), where.encode())
+    if not made and condition_of(storage, topic, id_) != where:
+        raise MillraceError(f"erasure {id_} of {topic} has another condition: give this one another --id")
+    storage.create(_path(topic, id_, ".json"), encode(erasure))
+    there = read_erasure(storage, topic, id_)
+    assert there is not None
+    return there
+
+
+def record_done(storage: Storage, done: Done) -> None:
+    """Write down that an erasure is done; what another run of it has written stays."""
+    storage.create(_path(done.topic, done.id, DONE), encode(done))
+
+
+def to_apply(storage: Storage, topic: str, at: str, *, again: bool = False) -> Sequence[Erasing]:
+    """The erasures that a load leaves rows out by; `again` for offsets that were read before: all there are.
+
+    MillraceError when the condition of one that is in force is gone: to go on would bring rows back.
+    """
+    erasing = []
+    for erasure in recorded(storage, topic):
+        where = condition_of(storage, topic, erasure.id)
+        if where is None and erasure.is_in_force(at):
+            raise MillraceError(
+                f"{condition_path(topic, erasure.id)} is missing, and the erasure is in force: restore it"
+                " from a copy"
+            )
+        if where is not None and (again or erasure.is_in_force(at)):
+            erasing.append(Erasing(erasure.id, where))
+    return erasing
+
+
+def with_same_condition(storage: Storage, topic: str, where: str) -> Erasure | None:
+    """The newest erasure with that condition that is not done, or in force; None when there is none."""
+    for erasure in reversed(recorded(storage, topic)):
+        goes_on = erasure.is_in_force(now()) or read_done(storage, topic, erasure.id) is None
+        if goes_on and condition_of(storage, topic, erasure.id) == where:
+            return erasure
+    return None
+
+
+def old_conditions(storage: Storage, topic: str, at: str) -> list[str]:
+    """The paths of the conditions of erasures that are done and no longer in force."""
+    return [
+        condition_path(topic, erasure.id)
+        for erasure in recorded(storage, topic)
+        if not erasure.is_in_force(at) and read_done(storage, topic, erasure.id) is not None
+        if condition_of(storage, topic, erasure.id) is not None
+    ]
+
+
+def not_held(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
+    """Why an edition may have rows that were erased; None when it cannot.
+
+    One that was begun before an erasure and made after it was done has not heard of it. A first edition has:
+    the erasure takes the number of every load that is running.
+    """
+    for id_ in _ids(storage, topic) if manifest.edition > 1 else ():
+        done = read_done(storage, topic, id_)
+        if done is None or id_ in manifest.erasures or manifest.load > done.through:
+            continue
+        if manifest.edition > done.editions.get(str(manifest.load), 1):
+            return (
+                f"edition {manifest.edition} of load {manifest.load} of {topic} was begun before erasure"
+                f" {id_} and made after it: erase again with the same --where and another --id"
+            )
+    return None
+
+
+def finished(
+    topic: str,
+    id_: str,
+    through: int,
+    editions: Mapping[str, int],
+    created: str,
+    taken: Mapping[tuple[str, int], int],
+) -> Done:
+    """That an erasure is done, by what it took out of each hour and load."""
+    hours: dict[str, int] = {}
+    loads: dict[str, int] = {}
+    for (hour, load), rows in sorted(taken.items()):
+        hours[hour] = hours.get(hour, 0) + rows
+        loads[str(load)] = loads.get(str(load), 0) + rows
+    return Done(
+        topic=topic, id=id_, created=created, through=through, editions=editions, hours=hours, loads=loads
+    )

@@ -1,0 +1,62 @@
+"""The warehouse's reader misses nothing that was erased, neither in the loads nor in the table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from millrace_warehouse.audit.loads import Loads
+from millrace_warehouse.audit.read_back import read_back
+from millrace_warehouse.audit.tables import PublishedTable
+from millrace_warehouse.history import layout
+from tests.unit.warehouse.erase.scene import ELEVEN, MEMBER, TEN, Scene
+from tests.unit.warehouse.memory_log import TOPIC
+
+
+def tell(scene: Scene, loads: Loads) -> list[tuple[int, int]]:
+    """Sequences that came and went, by each edition that was told of."""
+    told = []
+    for manifest in loads.news():
+        counts = loads.accounted(manifest, read_back(scene.storage, manifest))
+        (record,) = loads.records(manifest, counts)
+        loads.note(manifest, counts)
+        told.append((record.counts.total, record.removed.total))
+    return told
+
+
+def hours(scene: Scene, table: PublishedTable, loads: Loads) -> dict[str, int]:
+    return {found.hour: found.counts.total for found in table.news(scene.catalog, loads)}
+
+
+def test_erased_rows_are_accounted_for_in_loads_and_in_the_table(scene: Scene) -> None:
+    scene.publish(TEN, ELEVEN)
+    loads, table = Loads(scene.storage, TOPIC), PublishedTable(scene.storage, TOPIC)
+    assert tell(scene, loads) == [(8, 0), (2, 0)]
+    assert hours(scene, table, loads) == {TEN: 7, ELEVEN: 2}
+    scene.erase(id="4711")
+    assert tell(scene, loads) == [(0, 0), (0, 0), (0, 0)], "the load that fences, and two editions"
+    assert hours(scene, table, loads) == {TEN: 7, ELEVEN: 2}
+
+
+def test_late_rows_that_a_load_left_out_are_accounted_for_in_the_hour_they_belong_to(scene: Scene) -> None:
+    scene.publish(TEN, ELEVEN)
+    scene.erase(id="4711")
+    loads, table = Loads(scene.storage, TOPIC), PublishedTable(scene.storage, TOPIC)
+    tell(scene, loads)
+    hours(scene, table, loads)
+    scene.send(MEMBER, hour=1, times=2)
+    scene.load_new()
+    assert tell(scene, loads) == [(2, 0)]
+    assert hours(scene, table, loads) == {ELEVEN: 4}
+
+
+def test_an_erasure_cannot_account_for_what_was_never_there(scene: Scene) -> None:
+    loads = Loads(scene.storage, TOPIC)
+    tell(scene, loads)
+    scene.erase(id="4711")
+    second = layout.read_edition(scene.storage, TOPIC, 1, 2)
+    first, *rest = second.erased_sequences
+    more = dataclasses.replace(first, ranges=[*first.ranges, [1_000, 1_009]])
+    claimed = dataclasses.replace(second, erased_sequences=[more, *rest])
+    found = read_back(scene.storage, claimed)
+    assert found.erased.total == 13
+    assert loads.accounted(claimed, found).total == 8
