@@ -59,7 +59,7 @@ class LogConfig:
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-CLIENT_MECHANISMS = (*MECHANISMS, "PLAIN")
+CLIENT_MECHANISMS = (*MECHANISMS, "PLAIN", "OAUTHBEARER")
 TLS_MECHANISMS = ("PLAIN", "OAUTHBEARER")
 """What tells a password or a token, and so is for TLS only."""
 LISTENER_MECHANISMS = (*MECHANISMS, *TLS_MECHANISMS)
@@ -101,6 +101,9 @@ class ClientSecurity:
     password_file: str = ""
     """A file whose first line is the user's password, which only its owner may read. It is read at every
     login, so that a new password needs no restart."""
+    token_file: str = ""
+    """A file whose first line is a token (JWT), which only its owner may read, for OAUTHBEARER. It is read at
+    every login: who fetches tokens writes each new one there before the old one ends."""
     zookeeper_identity: str = ""
     """The clients' file of `millrace zookeeper identities`; empty: ZooKeeper hears no name."""
 
@@ -112,12 +115,24 @@ class ClientSecurity:
     def uses_sasl(self) -> bool:
         return self.protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
+    @property
+    def uses_token(self) -> bool:
+        return self.mechanism == "OAUTHBEARER"
+
     def __post_init__(self) -> None:
         _check_choice("protocol", self.protocol, PROTOCOLS)
         _check_choice("min_version", self.min_version, TLS_VERSIONS)
         _check_choice("mechanism", self.mechanism, CLIENT_MECHANISMS)
-        if self.uses_sasl and not (self.user and self.password_file):
+        if self.uses_token:
+            if self.protocol != "SASL_SSL" or not self.token_file or self.user or self.password_file:
+                raise ConfigError(
+                    "mechanism OAUTHBEARER needs protocol SASL_SSL and token_file, and neither user nor"
+                    " password_file: the token says who it is"
+                )
+        elif self.uses_sasl and not (self.user and self.password_file):
             raise ConfigError(f"protocol {self.protocol} needs user and password_file")
+        if self.token_file and not self.uses_token:
+            raise ConfigError("with token_file the mechanism is OAUTHBEARER")
         if self.user and not self.uses_sasl:
             raise ConfigError(f"with user the protocol is SASL_SSL or SASL_PLAINTEXT, not {self.protocol}")
         if (self.ca or self.certificate) and not self.uses_tls:

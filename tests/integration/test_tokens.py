@@ -10,10 +10,14 @@ from typing import Any
 
 import confluent_kafka
 import jwt
+import pytest
 
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.confluent import connected
 from millrace.client.connection import Connection, ConnectionFailed
+from millrace.client.login import LoginRefused
 from millrace.config import ClientSecurity
-from millrace.errors import ErrorCode
+from millrace.errors import ConfigError, ErrorCode
 from millrace.wire import security_messages as messages
 from tests.brokers import free_port, read_topic
 from tests.certificates import Authority
@@ -23,6 +27,62 @@ from tests.support import Process, wait_until
 from tests.tokens import AUDIENCE, ISSUER, Issuer, key_server, message
 
 TOKEN_S = 4
+
+
+def test_our_own_clients_show_the_token_that_is_in_their_file_and_the_next_one_before_it_ends(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, issuer = Authority(tmp_path), Issuer()
+    server = authority.issue("server")
+    port = free_port()
+    with key_server(server) as keys:
+        keys.body = json.dumps(issuer.key_set()).encode()
+        settings: dict[str, Any] = {
+            "listen": None,
+            "tls.certificate": server.certificate,
+            "tls.key": server.key,
+            "oauth.issuer": ISSUER,
+            "oauth.audience": AUDIENCE,
+            "oauth.jwks": keys.url,
+            "oauth.ca": authority.ca,
+            "listeners.only.listen": f"127.0.0.1:{port}",
+            "listeners.only.advertised": f"localhost:{port}",
+            "listeners.only.protocol": "SASL_SSL",
+            "listeners.only.mechanisms": ["OAUTHBEARER"],
+        }
+        broker = start_broker(start, zookeeper, tmp_path, "own-tokens", **settings)
+        wait_until("the keys", lambda: "fetched 1 keys" in broker.process.output)
+    file, next_file, at = tmp_path / "token", tmp_path / "next-token", f"localhost:{port}"
+    client_file = tmp_path / "client.toml"
+    names = {"protocol": "SASL_SSL", "mechanism": "OAUTHBEARER", "ca": authority.ca, "token_file": "token"}
+    client_file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in names.items()))
+    monkeypatch.setenv("MILLRACE_CLIENT", str(client_file))
+    told: list[object] = []
+
+    def renew(lasts_s: float = TOKEN_S) -> None:
+        next_file.touch(mode=0o600)
+        next_file.write_text(issuer.token(lasts_s=lasts_s) + "\n")
+        next_file.replace(file)
+
+    renew()
+    with ClusterClient(at) as client:
+        client.create_topic("own", 1)
+        producer = connected(confluent_kafka.Producer, {"bootstrap.servers": at, "acks": "all"})
+        count, end = 0, time.monotonic() + 2.5 * TOKEN_S
+        while time.monotonic() < end:
+            renew()
+            producer.produce("own", b"x", on_delivery=lambda error, _: told.append(error))
+            count += 1
+            producer.poll(0.05)
+            assert client.broker_ids()
+        assert producer.flush(30) == 0
+        assert told == [None] * count
+    renew(-100)
+    with pytest.raises(LoginRefused, match=r"refuses the token in .*token: .*it may have ended"):
+        ClusterClient(at).broker_ids()
+    file.write_text("no token\n")
+    with pytest.raises(ConfigError, match="has no token"):
+        ClusterClient(at).broker_ids()
 
 
 def test_tokens_of_the_issuer_let_clients_in_for_as_long_as_they_count(

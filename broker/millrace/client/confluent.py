@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError
 from millrace.config import ClientSecurity
 from millrace.errors import ConfigError, ErrorCode
 from millrace.security.certificates import read_secret
-from millrace.security.client import of_process, password
+from millrace.security.client import of_process, password, token
 
 log = logging.getLogger(__name__)
 C = TypeVar("C")
@@ -53,7 +53,7 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
 
     if client is Consumer:
         client = cast(Callable[[dict[str, Any]], C], _PatientConsumer)
-    callbacks = {"error_cb": on_error} if security.uses_sasl else {}
+    callbacks = {"error_cb": on_error} if security.password_file else {}
     made.append(client({**librdkafka_settings(security), **callbacks, **settings}))
     made_client: C = made[0]
     return made_client
@@ -78,11 +78,14 @@ class _PatientConsumer(Consumer):
             self.waits_for = None
 
 
-def librdkafka_settings(security: ClientSecurity) -> dict[str, str]:
-    """The same in librdkafka's words, the password among them: for librdkafka, and to be shown to nobody."""
+def librdkafka_settings(security: ClientSecurity) -> dict[str, Any]:
+    """The same in librdkafka's words, the password among them: for librdkafka, and to be shown to nobody.
+
+    Tokens are asked for, and read, as long as the client lives.
+    """
     if security.protocol == "PLAINTEXT":
         return {}
-    settings = {"security.protocol": security.protocol}
+    settings: dict[str, Any] = {"security.protocol": security.protocol}
     if security.ca:
         settings["ssl.ca.location"] = security.ca
     if security.certificate:
@@ -90,7 +93,9 @@ def librdkafka_settings(security: ClientSecurity) -> dict[str, str]:
         settings["ssl.key.location"] = security.key or security.certificate
     if security.key_password_file:
         settings["ssl.key.password"] = read_secret(security.key_password_file, "the key's password")
-    if security.uses_sasl:
+    if security.uses_token:
+        settings |= {"sasl.mechanism": security.mechanism, "oauth_cb": lambda _: token(security)}
+    elif security.uses_sasl:
         settings |= {"sasl.mechanism": security.mechanism, "sasl.username": security.user}
         settings["sasl.password"] = password(security)
     return settings

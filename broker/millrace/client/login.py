@@ -1,6 +1,7 @@
-"""A client's login by SASL, in SaslHandshake v1 and SaslAuthenticate v1: SCRAM-SHA-256, SCRAM-SHA-512, PLAIN.
+"""A client's login by SASL, in SaslHandshake v1 and SaslAuthenticate v1: by SCRAM, PLAIN or OAUTHBEARER.
 
-With SCRAM the broker proves as well that it knows the user. PLAIN tells the password, and is for TLS only.
+With SCRAM the broker proves as well that it knows the user. PLAIN tells the password, and OAUTHBEARER shows a
+token: both are for TLS only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from scramp import ScramClient, ScramException
 
 from millrace.config import ClientSecurity
 from millrace.errors import ErrorCode, MillraceError
-from millrace.security.client import password
+from millrace.security.client import password, token
 from millrace.wire import security_messages as messages
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import error_name
@@ -46,11 +47,17 @@ def log_in(ask: Ask, security: ClientSecurity, address: str) -> int:
             f"the broker at {address} takes no login ({error_name(handshake.error_code)}): its listener may"
             " be of protocol PLAINTEXT or SSL"
         )
-    return (_plain if security.mechanism == "PLAIN" else _scram)(ask, security, address)
+    ways = {"PLAIN": _plain, "OAUTHBEARER": _bearer}
+    return ways.get(security.mechanism, _scram)(ask, security, address)
 
 
 def _plain(ask: Ask, security: ClientSecurity, address: str) -> int:
     message = "\0".join(("", security.user, password(security)))
+    return _authenticated(ask, message, security, address).session_lifetime
+
+
+def _bearer(ask: Ask, security: ClientSecurity, address: str) -> int:
+    message = f"n,,\1auth=Bearer {token(security)[0]}\1\1"
     return _authenticated(ask, message, security, address).session_lifetime
 
 
@@ -79,6 +86,11 @@ def _authenticated(
     )
     if answer.error_code:
         said = answer.error_message or error_name(answer.error_code)
+        if security.uses_token:
+            raise LoginRefused(
+                f"the broker at {address} refuses the token in {security.token_file}: {said}; it may have"
+                " ended, or be of another issuer or for another audience"
+            )
         raise LoginRefused(
             f"the broker at {address} refuses user {security.user!r} by {security.mechanism}: {said}; the"
             f" password is the first line of {security.password_file}"

@@ -6,18 +6,29 @@ file is read again when a connection is made, so certificates and passwords chan
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import os
 import ssl
 from functools import lru_cache
 from pathlib import Path
 
 from millrace.config import ClientSecurity, TlsConfig, load
+from millrace.errors import ConfigError
 from millrace.security.certificates import client_context, files_of, read_secret
 
 VARIABLE = "MILLRACE_CLIENT"
 """The environment variable that names a process's client file; processes that it starts inherit it."""
-_FILES = ("ca", "certificate", "key", "key_password_file", "password_file", "zookeeper_identity")
+_FILES = (
+    "ca",
+    "certificate",
+    "key",
+    "key_password_file",
+    "password_file",
+    "token_file",
+    "zookeeper_identity",
+)
 
 
 def of_process() -> ClientSecurity:
@@ -56,3 +67,17 @@ def _context(config: TlsConfig, marks: tuple[object, ...]) -> ssl.SSLContext:
 def password(security: ClientSecurity) -> str:
     """The user's password as the file has it now; ConfigError when it cannot be used."""
     return read_secret(security.password_file, "the password")
+
+
+def token(security: ClientSecurity) -> tuple[str, float]:
+    """The token as the file has it now, and when it ends, in seconds since 1970.
+
+    ConfigError when it cannot be used.
+    """
+    text = read_secret(security.token_file, "the token").strip()
+    try:
+        claims = text.split(".")[1]
+        ends = float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+    except (IndexError, ValueError, KeyError, TypeError):  # their texts would show the token
+        raise ConfigError(f"{security.token_file} has no token (JWT) that says when it ends") from None
+    return text, ends
