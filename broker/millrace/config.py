@@ -170,6 +170,32 @@ class OriginConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaMirrorConfig:
+    """A mirror into an Apache Kafka: one process beside it, with its own registry of what copies what."""
+
+    cluster: str
+    """Name of the Apache Kafka as the aggregate cluster; its registry in ZooKeeper is below it."""
+    bootstrap: str
+    """HOST:PORT[,HOST:PORT...] of its brokers, reached as the process's client file says."""
+    zookeeper: str
+    """HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper: the one that the auditor and the readers have."""
+    zookeeper_identity: str = ""
+    """A brokers' file of `millrace zookeeper identities`; empty: ZooKeeper hears no name."""
+    mirror: Mapping[str, OriginConfig]
+    """The clusters that are copied, by name."""
+
+    def __post_init__(self) -> None:
+        for name, origin in self.mirror.items():
+            if origin.batch_topics:
+                raise ConfigError(
+                    f"mirror.{name}.batch_topics: `millrace mirror-batch` fills Millrace's own brokers only;"
+                    " name the topics as `topics`"
+                )
+            if not re.fullmatch(r"[a-zA-Z0-9._-]{1,200}", name):
+                raise ConfigError(f"mirror.{name}: 1 to 200 letters, digits, dots, underscores or hyphens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
     """What clients may take of one broker. The defaults keep it under 1 GiB whatever 2,000 of them do."""
 

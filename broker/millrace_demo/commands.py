@@ -114,7 +114,7 @@ def _echo(*lines: str) -> None:
     "--kafka",
     multiple=True,
     metavar="NAME=HOST:PORT",
-    help="A cluster that runs already, of Apache Kafka say, as datacenter NAME.",
+    help="A cluster that runs already, of Apache Kafka say, as datacenter NAME or as `offline`.",
 )
 @click.option(
     "--deployment",
@@ -133,8 +133,8 @@ def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.
 
     The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. With --kafka
-    (once for each datacenter) producers publish to that cluster and the mirrors read it; the topics made
-    there stay there.
+    (once for each cluster) producers publish to that cluster and the mirrors read it, or write to it where it
+    is the offline one; the topics made there stay there.
 
     Example: millrace demo --events 20000 --hours 2
     """

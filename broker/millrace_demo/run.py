@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from millrace.security.folder import SecurityFolder
 from millrace.wire.fetch import error_name
 from millrace_audit.answer import Completeness
 from millrace_audit.client import completeness
+from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC
 from millrace_audit.reports.ranges import merged
 from millrace_demo.proof import Finding, Proof, Published, compare, loaded_files
 from millrace_demo.publish import Span, publish_access_log, publish_made_events, register_schemas, span_of_log
@@ -56,7 +58,7 @@ class DemoOptions:
     access_log: Path | None
     fault: str | None
     kafka: Mapping[str, str]
-    """Datacenter -> bootstrap of a Kafka cluster that runs already and stands in for it."""
+    """Cluster -> bootstrap of a Kafka cluster that runs already and stands in for it."""
     deployment: Path
     dags: Path
     schemas: Path
@@ -175,6 +177,8 @@ def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
 def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
     """The deployment on free ports in the scratch folder; stopped again in any case."""
     config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
+    if options.fault and any(cluster.mirror and cluster.bootstrap for cluster in config.clusters.values()):
+        raise ConfigError("--fault is a fault of Millrace's own offline brokers: leave their --kafka out")
     faulty = (sys.executable, "-m", "millrace_demo.faulty_broker", options.fault) if options.fault else ()
     if options.secure and not config.security:
         config = replace(config, security=str(options.scratch / "security"))
@@ -201,7 +205,8 @@ def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None)
             if topic not in existing:
                 # Apache Kafka goes by the events' own times, and those of a log file may be years back.
                 client.create_topic(topic, partitions, {"retention.ms": "-1"})
-        topics = (*cluster.topics, *cluster.audit_topics)
+        copies = (AUDIT_TOPIC, COUNTS_TOPIC) if cluster.mirror is not None else ()
+        topics = (*cluster.topics, *cluster.audit_topics, *copies)
         for topic in existing.keys() & topics:
             if client.list_offsets(topic, EARLIEST) != client.list_offsets(topic, LATEST):
                 raise MillraceError(
@@ -216,12 +221,12 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
 
     Clusters named in `kafka` are not started but found there.
     """
-    if unknown := kafka.keys() - {name for name, cluster in config.clusters.items() if not cluster.mirror}:
-        raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no datacenter of that name")
+    if unknown := kafka.keys() - config.clusters.keys():
+        raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no cluster of that name")
     clusters = {
         name: replace(cluster, brokers=["127.0.0.1:0" for _ in cluster.brokers], metrics=())
         if name not in kafka
-        else replace(cluster, brokers=(), metrics=(), bootstrap=kafka[name])
+        else replace(_filled_by_process(cluster, config), brokers=(), metrics=(), bootstrap=kafka[name])
         for name, cluster in config.clusters.items()
     }
     return replace(
@@ -234,6 +239,17 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
         grace_s=0,
         clusters=clusters,
     )
+
+
+def _filled_by_process(cluster: ClusterConfig, config: UpConfig) -> ClusterConfig:
+    """The cluster, without a batch mirror; an aggregate one with a partition for each of its origins'."""
+    if (mirror := cluster.mirror) is None:
+        return cluster
+    partitions: Counter[str] = Counter()
+    for origin in mirror.origins:
+        partitions.update(config.clusters[origin].topics)
+    mirror = replace(mirror, topics=[*mirror.topics, *mirror.batch_topics], batch_topics=())
+    return replace(cluster, topics=partitions, mirror=mirror)
 
 
 def _run_dag(
@@ -263,16 +279,21 @@ def _airflow(
     options: DemoOptions, endpoints: Endpoints, topics: Sequence[str], span: Span, errors: IO[str]
 ) -> subprocess.Popen[str]:
     """One run of the DAG as a process that ends with this one; it prints a line for each task."""
-    command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
+    command = [sys.executable, "-m", "millrace_demo.run_once", "warehouse_load"]
     command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
     command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
     wait_minutes = WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES
+    # A file in which no topic is mirrored by a task: the process that fills an Apache Kafka copies them all.
+    file = options.scratch / "topics.toml"
+    if endpoints.aggregate in options.kafka:
+        file.write_text("".join(f"[{topic}]\n" for topic in topics))
     environment = {
         **os.environ,
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),
         "MILLRACE_TOPICS": ",".join(topics),
         "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
         "MILLRACE_WAIT_MINUTES": str(wait_minutes),
+        **({"MILLRACE_TOPICS_FILE": str(file)} if file.exists() else {}),
     }
     return start_child(
         lambda ends_with_us: subprocess.Popen(

@@ -223,6 +223,8 @@ class Deployment:
             bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
             self._bootstraps[name] = bootstrap
             _create_topics(bootstrap, cluster, self._security)
+            if cluster.mirror is not None and cluster.bootstrap:
+                self._start_mirror(name, cluster.mirror, zookeeper_address)
         registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
         auditor_url = self._start_audit(registry_url, zookeeper_address)
         return Endpoints(
@@ -271,14 +273,29 @@ class Deployment:
         cluster = self._config.clusters[name]
         log = {key: -1 if value is None else value for key, value in asdict(cluster.log).items()}
         lines = [*_toml(cluster=name, zookeeper=zookeeper), "[log]", *_toml(**log)]
-        if (mirror := cluster.mirror) is not None:
-            topics = _toml(topics=mirror.topics, batch_topics=mirror.batch_topics)
-            for origin in mirror.origins:
-                lines += [f"[mirror.{origin}]", *_toml(bootstrap=self._bootstraps[origin]), *topics]
-                if self._security is not None:
-                    values = asdict(self._security.client("mirror"))
-                    lines += [f"[mirror.{origin}.security]", *_toml(**values)]
+        return lines if cluster.mirror is None else [*lines, *self._origin_lines(cluster.mirror)]
+
+    def _origin_lines(self, mirror: MirrorConfig) -> list[str]:
+        """A [mirror.NAME] for each origin."""
+        topics = _toml(topics=mirror.topics, batch_topics=mirror.batch_topics)
+        lines: list[str] = []
+        for origin in mirror.origins:
+            lines += [f"[mirror.{origin}]", *_toml(bootstrap=self._bootstraps[origin]), *topics]
+            if self._security is not None:
+                values = asdict(self._security.client("mirror"))
+                lines += [f"[mirror.{origin}.security]", *_toml(**values)]
         return lines
+
+    def _start_mirror(self, name: str, mirror: MirrorConfig, zookeeper: str) -> None:
+        """Start the mirror into an Apache Kafka, and wait until its registry is there."""
+        file = self._data / f"{name}-mirror.toml"
+        own = _toml(cluster=name, bootstrap=self._bootstraps[name], zookeeper=zookeeper)
+        file.write_text("\n".join([*own, *self._origin_lines(mirror)]) + "\n")
+        command = [*_MILLRACE, "mirror", "run", str(file)]
+        client = {VARIABLE: str(self._security.client_file("mirror"))} if self._security else {}
+        self._supervisor.start(f"{name}-mirror", command, environment=client).wait_until_ready(
+            READY_TIMEOUT_S
+        )
 
     def _start_audit(self, registry_url: str, zookeeper: str) -> str:
         """Start the auditor and an auditing reader for each cluster and the warehouse; the auditor's URL."""
@@ -312,8 +329,11 @@ def _aggregate(config: UpConfig) -> str:
     (aggregate,) = names
     mirror = config.clusters[aggregate].mirror
     assert mirror is not None
-    if not config.clusters[aggregate].brokers:
-        raise ConfigError(f"clusters.{aggregate} needs `brokers`: the mirror is part of Millrace's own")
+    if config.clusters[aggregate].bootstrap and mirror.batch_topics:
+        raise ConfigError(
+            f"clusters.{aggregate}.mirror.batch_topics: the batch mirror fills Millrace's own brokers only;"
+            " name the topics as `topics`"
+        )
     earlier = list(config.clusters)[: list(config.clusters).index(aggregate)]
     for origin in mirror.origins:
         if origin not in earlier:

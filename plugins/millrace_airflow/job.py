@@ -42,10 +42,6 @@ KEEP_S = 7 * 24 * 3600.0
 """How long the folder of a job stays that nobody came back for: its task was killed or its worker died."""
 
 
-started_here: list[Job] = []
-"""Those of this process, whether they have ended or not: a run that is interrupted takes them with it."""
-
-
 class JobFailed(MillraceError):
     """The command ended with an error or disappeared; the text repeats its own last line."""
 
@@ -78,7 +74,6 @@ class Job:
         """
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
-        started_here.append(job)
         job._watch()
         _sweep(parent)
         environment = dict(environment or {})
@@ -123,7 +118,6 @@ class Job:
                 alive = job.alive()
                 code = job._exit_code()  # after that: a job that ends meanwhile is not taken for a dead one
                 if code == 0 or (alive and code is None):
-                    started_here.append(job)
                     return job
                 job.let_go()
         return None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 CLIENT_FILE, PASSWORD_FILE = "client.toml", "client.password"
+JOBS = "millrace-jobs"
+"""The folder of jobs, in Airflow's home, of a connection without `job_dir`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +81,9 @@ class MillraceSettings:
 
     @property
     def job_directory(self) -> Path:
-        """`job_dir`, or the folder millrace-jobs in Airflow's home."""
+        """`job_dir`, or the folder JOBS in Airflow's home."""
         home = os.environ.get("AIRFLOW_HOME", "~/airflow")
-        return Path(self.job_dir or Path(home, "millrace-jobs")).expanduser()
+        return Path(self.job_dir or Path(home, JOBS)).expanduser()
 
 
 def settings_of(connection: Connection) -> MillraceSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,19 @@ def test_nothing_is_lost_or_repeated_from_kafka_to_the_hourly_table(
     again = demo("--events", "10", *kafkas)
     assert again.returncode == 1
     assert "holds messages already" in again.stdout.splitlines()[-1]
+
+
+def test_apache_kafka_is_every_cluster_the_aggregate_too(needs_maven: None, tmp_path: Path) -> None:
+    keep = tmp_path / "demo"
+    with ExitStack() as opened:
+        kafkas = [
+            f"--kafka={name}={opened.enter_context(KafkaBroker(tmp_path / name)).address}"
+            for name in ("dc1", "dc2", "offline")
+        ]
+        done = demo("--events", str(EVENTS), "--hours", "2", "--keep", str(keep), *kafkas)
+    output = done.stdout + done.stderr
+    counted = f"published={EVENTS} mirrored={EVENTS} loaded={EVENTS} lost=0 duplicated=0 hours_complete=4/4"
+    assert done.stdout.splitlines()[-1] == f"DEMO OK: {counted}", output
+    assert done.returncode == 0
+    ours = sorted(log.name for log in (keep / "logs").glob("*") if log.name.startswith(("dc", "offline")))
+    assert ours == ["dc1-reader.log", "dc2-reader.log", "offline-mirror.log", "offline-reader.log"]

@@ -126,7 +126,7 @@ mirror = true
 def run_once(
     dag_id: str, dags: Path, home: Path, connection: Mapping[str, object], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "millrace_airflow.run_once", dag_id, "--dags-folder", str(dags)]
+    command = [sys.executable, "-m", "millrace_demo.run_once", dag_id, "--dags-folder", str(dags)]
     return subprocess.run(
         [*command, "--airflow-home", str(home), *arguments],
         env={**os.environ, "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection)},
@@ -221,7 +221,7 @@ def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signa
     (tmp_path / "dags" / "endless.py").write_text(ENDLESS)
     told = tmp_path / "job"
     environment = {**os.environ, "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection("127.0.0.1:1", told))}
-    command = [sys.executable, "-m", "millrace_airflow.run_once", "endless", "--dags-folder"]
+    command = [sys.executable, "-m", "millrace_demo.run_once", "endless", "--dags-folder"]
     with start_for_the_test_run(
         lambda ends_with_us: subprocess.Popen(
             [*command, str(tmp_path / "dags"), "--airflow-home", str(tmp_path / "home")],
@@ -233,7 +233,9 @@ def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signa
     ) as run:
         try:
             pid = int(
-                wait_until("the job has begun", lambda: told.exists() and told.read_text(), timeout_s=100)
+                wait_until(
+                    "the job has begun", lambda: told.exists() and told.read_text(), timeout_s=10 * WAIT_S
+                )
             )
             run.send_signal(number)
             assert run.wait(timeout=WAIT_S) == 128 + number

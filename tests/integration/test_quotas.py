@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,19 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from millrace.client.connection import Connection
+from millrace.client.connection import Connection, ConnectionFailed
 from millrace.config import ClientSecurity
 from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.errors import ErrorCode
+from millrace.records import Message, build_batch
 from millrace.wire import security_messages as messages
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, wait_until
+from tests.unit.broker.asking import request_body
 
 PASSWORD, RATE, MESSAGE = "long enough", 200_000, b"x" * 10_000
 Op = messages.AlterClientQuotasRequest.Entry.Op
@@ -173,6 +176,31 @@ def test_the_share_of_the_loop_is_a_quota_too_and_the_default_counts_for_everybo
     finally:
         assert guarded.alter("admin", "user", None, request_percentage=None)[0] == 0
     produced(guarded, "slow", topic, 1)
+
+
+def test_more_connections_are_no_way_round_a_quota(guarded: Guarded) -> None:
+    topic = guarded.broker.create_topic("crowded", 1, flush_ms=5)
+    assert guarded.alter("admin", "user", "slow", producer_byte_rate=float(RATE)) == (0, None)
+    try:
+        batch = build_batch([Message(1, None, b"x" * RATE)])  # a second of the quota each
+        data = [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}]
+        body = request_body(ApiKey.PRODUCE, 8, {"acks": 1, "timeout": 1000, "topic_data": data})
+        with ExitStack() as stack:
+            crowd = [stack.enter_context(guarded.connection("slow")) for _ in range(30)]
+            wait_until("the quota to count", lambda: guarded.described().get("slow"))
+            time.sleep(1)  # until the broker's loop goes by it, and all of a second's worth is earned
+            for connection in crowd:
+                connection.send(ApiKey.PRODUCE, 8, body, timeout_s=20)
+            served = 0
+            for connection in crowd:
+                with suppress(ConnectionFailed):
+                    connection.receive(timeout_s=0.1)
+                    served += 1
+        # One at once, what is owed before all of the user's connections wait, and what was earned meanwhile.
+        assert 1 <= served < 15
+        assert guarded.described() == {"slow": {"producer_byte_rate": float(RATE)}}
+    finally:
+        assert guarded.alter("admin", "user", "slow", producer_byte_rate=None)[0] == 0
 
 
 def test_what_cannot_be_a_quota_and_who_may_not_set_one_are_refused(guarded: Guarded) -> None:

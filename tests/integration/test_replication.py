@@ -6,7 +6,10 @@ is compared with every promise, and in the end all replicas' files with each oth
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +20,9 @@ from millrace.coordination.state import PartitionState
 from tests.brokers import TestCluster
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, Reader, run, run_until_stored
-from tests.support import Process, wait_until
+from tests.support import ROUNDS, Process, wait_until
+
+pytestmark = pytest.mark.soak
 
 BROKERS = (1, 2, 3)
 PARTITIONS = 2
@@ -42,6 +47,9 @@ class World:
         topic = self.cluster.topics.get("traffic")
         assert topic is not None
         return topic.partitions[partition]
+
+    def states(self) -> list[PartitionState]:
+        return [self.state(partition) for partition in range(PARTITIONS)]
 
     def leader(self, partition: int = 0) -> int:
         return wait_until("there is a leader", lambda: max(0, self.state(partition).leader))
@@ -96,16 +104,88 @@ def world(start: Callable[..., Process], zookeeper: str, tmp_path: Path) -> Iter
     made.cluster.close()
 
 
-def test_what_was_acknowledged_or_shown_survives_the_leader_and_its_disk(world: World) -> None:
+def _kill_and_lose_the_disk(world: World, broker: int) -> None:
+    world.brokers.brokers[broker].kill()
+    shutil.rmtree(world.directory(broker))
+    run_until_stored(world.producers, 100)
+    world.check(f"without broker {broker} and its disk")
+    world.brokers.restart(broker)
+
+
+def _kill(world: World, broker: int) -> None:
+    world.brokers.brokers[broker].kill()
+    run(world.producers, 0.5)
+    world.brokers.restart(broker)
+
+
+def _stop(world: World, broker: int) -> None:
+    led = [partition for partition in range(PARTITIONS) if world.state(partition).leader == broker]
+    epochs = {partition: world.state(partition).leader_epoch for partition in led}
+    world.brokers.brokers[broker].process.stop()
+
+    def handed_over() -> bool:
+        return all(world.state(partition).leader_epoch > epochs[partition] for partition in led)
+
+    wait_until(f"others lead what broker {broker} led", handed_over)
+    run_until_stored(world.producers, 50)
+    world.brokers.restart(broker)
+
+
+def _stand_still(world: World, broker: int) -> None:
+    """Longer than ZooKeeper's session and the allowed lag: it is out of the replicas in sync then."""
+    process = world.brokers.brokers[broker].process
+    process.signal(signal.SIGSTOP)
+    try:
+        run_until_stored(world.producers, 50)
+        wait_until(
+            f"broker {broker} is out", lambda: all(broker not in state.isr for state in world.states())
+        )
+        run_until_stored(world.producers, 50)
+    finally:
+        process.signal(signal.SIGCONT)
+
+
+@pytest.mark.long
+def test_leaders_go_on_without_zookeeper_and_elections_when_it_is_back(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    data = str(tmp_path / "zookeeper")
+    zookeeper = start("zookeeper", "--port", "0", "--data-dir", data)
+    address = zookeeper.ready()
+    world = World(start, address, tmp_path)
     with Reader(world.brokers.bootstrap, world.ledger, PARTITIONS) as reader:
-        run_until_stored(world.producers, 200)
-        lost = world.leader()
-        world.brokers.brokers[lost].kill()
-        shutil.rmtree(world.directory(lost))
-        run_until_stored(world.producers, 200)
-        world.check("without the leader")
-        world.brokers.restart(lost)
-        run(world.producers, 0.3)
+        run_until_stored(world.producers, 50)
         world.until_in_sync()
+        zookeeper.kill()
         run_until_stored(world.producers, 100)
+        killed = world.leader()
+        world.brokers.brokers[killed].kill()
+        run(world.producers, 1.0)
+        start("zookeeper", "--port", address.rpartition(":")[2], "--data-dir", data).ready()
+        run_until_stored(world.producers, 50, timeout_s=60)
+        world.check("after ZooKeeper was away, and without the leader")
+        world.brokers.restart(killed)
+        world.until_in_sync()
+        world.finish(reader)
+    world.cluster.close()
+
+
+FAULTS = (_stop, _stand_still, _kill, _kill_and_lose_the_disk)
+
+
+def test_what_was_acknowledged_or_shown_survives_what_happens_to_leaders_and_followers(world: World) -> None:
+    """Each fault once, or as many as the soak has rounds, and by turns to a leader and to a follower."""
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    faults = chance.sample(FAULTS, len(FAULTS))
+    if "MILLRACE_ROUNDS" in os.environ:
+        faults = chance.choices(FAULTS, k=ROUNDS)
+    with Reader(world.brokers.bootstrap, world.ledger, PARTITIONS) as reader:
+        for number, strike in enumerate(faults):
+            run_until_stored(world.producers, 50)
+            leader = world.leader()
+            struck = leader if number % 2 == 0 else chance.choice([b for b in BROKERS if b != leader])
+            strike(world, struck)
+            world.until_in_sync()
+            world.check(f"seed {seed}, round {number}: {strike.__name__} of broker {struck}")
         world.finish(reader)

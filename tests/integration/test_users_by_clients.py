@@ -34,6 +34,20 @@ def outcome(futures: dict[str, Future[Any]], user: str) -> str:
     return ""
 
 
+def test_users_are_managed_also_by_a_broker_where_nobody_logs_in(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    session = Session.connect(zookeeper)
+    Users(session, "no-logins").set_password("alice", PASSWORDS["admin"])
+    session.close()
+    rights: dict[str, Any] = {"security.authorizer": True, "security.super_users": ["User:ANONYMOUS"]}
+    broker = start_broker(start, zookeeper, tmp_path, "no-logins", **rights)
+    admin = kafka.AdminClient({"bootstrap.servers": broker.bootstrap})
+    assert list(admin.describe_user_scram_credentials().result(20)) == ["alice"]
+    deletion = kafka.UserScramCredentialDeletion("alice", kafka.ScramMechanism.SCRAM_SHA_256)
+    assert outcome(admin.alter_user_scram_credentials([deletion]), "alice") == ""
+
+
 @pytest.mark.parametrize("name_of_mechanism", MECHANISMS)
 def test_a_client_makes_users_who_log_in_and_only_with_the_right_to(
     name_of_mechanism: str, start: Callable[..., Process], zookeeper: str, tmp_path: Path

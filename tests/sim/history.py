@@ -24,6 +24,7 @@ KINDS = {
     "no ZooKeeper": 3,  # for one broker
     "ZooKeeper away": 1,
     "minimum": 1,  # is raised by one for a while
+    "move": 2,  # takes a broker out of the replicas, and back as the first of them
 }
 """Faults, and how often each is drawn beside the others."""
 

@@ -20,7 +20,7 @@ from millrace.coordination.state import NO_LEADER, PartitionState
 from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leadership import Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
-from millrace.replication.state import resign, with_minimum
+from millrace.replication.state import assign, resign, with_minimum
 from millrace.storage.epochs import EpochEnd
 from tests.sim.history import LENGTH_S, Fault, History
 from tests.sim.ledger import Ledger
@@ -554,7 +554,7 @@ class World:
             leading is not None
             and leading.is_serving
             and leading.committed >= self._ledger.end
-            and len(self._node.state.isr) == self.history.replicas
+            and len(self._node.state.isr) == self.history.replicas == len(self._node.state.target)
             and all(m.log.committed == m.log.end == leading.committed for m in self.machines.values())
         )
 
@@ -603,6 +603,11 @@ class World:
             case "minimum":
                 self._set_minimum(min(self.history.minimum + 1, self.history.replicas))
                 self._at(until, None, self._set_minimum, self.history.minimum)
+            case "move":
+                others = tuple(broker for broker in self.machines if broker != fault.broker)
+                if len(others) >= self._node.minimum:
+                    self._assign(others)
+                    self._at(until, None, self._assign, (fault.broker, *others))
 
     def _stop(self, machine: Machine, until: float) -> None:
         self._crash(machine, power_cut=False)
@@ -632,9 +637,18 @@ class World:
         if minimum != self._node.minimum:
             self._changed(with_minimum(self._node.state, minimum), minimum)
 
+    def _assign(self, target: tuple[int, ...]) -> None:
+        """As an operator does it, who tries again while the only replica is away."""
+        moved = assign(self._node.state, target, self._sessions, self._node.minimum)
+        if moved is not None:
+            self._changed(moved, self._node.minimum)
+        else:
+            self._at(self.now + 0.5, None, self._assign, target)
+
     def _heal(self) -> None:
         self._healing = True
         self._cut_links.clear()
+        self._assign(tuple(self.machines))
         self._set_minimum(self.history.minimum)
         for machine in self.machines.values():
             machine.paused_until = machine.slow_until = 0.0

@@ -157,6 +157,10 @@ class Broker:
         if hosted is not None and hosted.error is not None:
             raise errors.StorageError(str(hosted.error))
         if hosted is not None and hosted.replica is not None:
+            if self.replicas.is_stopping:
+                raise errors.NotLeader(
+                    f"broker {self.config.broker_id} stops, and hands {topic}-{number} over"
+                )
             raise errors.LeaderNotAvailable(f"{topic}-{number} has a new leader, which does not serve it yet")
         raise errors.LeaderNotAvailable(f"{topic}-{number} is being opened")
 
@@ -173,9 +177,10 @@ class Broker:
 
     @property
     def failed(self) -> Mapping[TopicPartition, str]:
-        """Partitions that could not be opened, and why. From any thread."""
+        """Partitions that could not be opened or take no part in replication, and why. From any thread."""
         every = list(self._hosted.items())
-        return {key: str(hosted.error) for key, hosted in every if hosted.error is not None}
+        unopened = {key: str(hosted.error) for key, hosted in every if hosted.error is not None}
+        return {**unopened, **self.replicas.stopped}
 
     def opening(self, topic: str) -> list[Future[PartitionLog]]:
         return [

@@ -132,7 +132,8 @@ class Replicas:
         self._live: Directories = {}
         self._changes: dict[tuple[str, UUID], list[_Change]] = {}
         self._writing: set[tuple[str, UUID]] = set()
-        self._stopping = False
+        self.is_stopping = False
+        """True while what is led here is handed over: it is not led again."""
         self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="replicas")
         self._lag_s = config.replica_lag_ms / 1000
@@ -163,6 +164,11 @@ class Replicas:
         self._followers.changed(one.id)
         one.when_free = then
         self._maybe_free(one)
+
+    @property
+    def stopped(self) -> Mapping[TopicPartition, str]:
+        """What takes no part any more, and why. From any thread."""
+        return {one.key: one.stopped for one in list(self._stored.values()) if one.stopped}
 
     def _maybe_free(self, one: StoredReplica) -> None:
         if one.when_free is not None and not one.is_busy:
@@ -196,12 +202,12 @@ class Replicas:
             self._end_leading(one, errors.NotLeader(f"another broker leads {one.name} now"))
         elif partition is not None:
             partition.show_committed()
-            if not one.is_served and partition.leading.is_serving and not self._stopping:
+            if not one.is_served and partition.leading.is_serving and not self.is_stopping:
                 one.is_served = True
                 self._owner.replica_leads(one.key, partition)
         if one.copying is not None and one.copying.following is not replica.following:
             self._stop_copying(one)
-        may_act = not (one.is_changing or one.stopped or self._stopping) and one.id in self._stored
+        may_act = not (one.is_changing or one.stopped or self.is_stopping) and one.id in self._stored
         if may_act and replica.following is not None and one.copying is None:
             self._copy(one, replica.following)
         if may_act and replica.is_leaderless:
@@ -367,7 +373,7 @@ class Replicas:
 
         ZooKeeper may not answer: the broker stops all the same, and its registration says so.
         """
-        self._stopping = True
+        self.is_stopping = True
         led = [one for one in self._stored.values() if one.partition is not None]
         for one in led:
             if one.is_served and one.partition is not None:

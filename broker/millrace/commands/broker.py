@@ -152,9 +152,9 @@ def _certificates(config: BrokerConfig) -> ServerCertificates | None:
 
 
 def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]) -> Users | None:
-    """Who may log in, where a listener asks for it; only then the libraries for it are loaded."""
+    """Who may log in, where a listener asks for it or users are managed; only then libraries are loaded."""
     asking = [one for one in listeners if config.named_listeners[one.name].uses_sasl]
-    if not asking:
+    if not (asking or config.security.authorizer):
         return None
     from millrace.coordination.users import Users
     from millrace.security.plain import PlainExchange

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,15 +17,17 @@ import click
 
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_rows
-from millrace.config import BrokerConfig, load
+from millrace.config import BrokerConfig, KafkaMirrorConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
+from millrace.logs import start_logging
 from millrace.mirror.examine import examine
 from millrace.mirror.offset_search import Outcome
 from millrace.mirror.status import MirrorRow, MirrorStatus
 from millrace.mirror.translation import EXPLAINED, Translation, Translator
 from millrace.records import Cursor
 from millrace.records.mirror_position import Origin
+from millrace.signals import stop_on_signals
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 
 _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
@@ -41,6 +45,34 @@ def mirror() -> None:
 
     Example: millrace mirror status offline-1.toml
     """
+
+
+@mirror.command()
+@_CONFIG
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the file.")
+def run(config: Path, overrides: Sequence[str]) -> None:
+    """Copy other clusters into an Apache Kafka, exactly once, until SIGTERM or Ctrl-C.
+
+    CONFIG names the Apache Kafka (cluster, bootstrap), Millrace's ZooKeeper and the origins as [mirror.NAME].
+    Millrace's own brokers need no such process: they mirror by themselves.
+
+    Only one process copies an origin: one that is started later takes over, and the first ends with exit
+    code 1.
+
+    Example: millrace mirror run offline-kafka.toml
+    """
+    from millrace.mirror.into_kafka import mirror_into_kafka
+
+    start_logging()
+    stop = threading.Event()
+    stop_on_signals(stop.set, limited=True)
+    settings = load(KafkaMirrorConfig, config, overrides)
+
+    def ready() -> None:
+        click.echo(f"ready: mirror into {settings.cluster} on {settings.bootstrap.partition(',')[0]}")
+        sys.stdout.flush()
+
+    mirror_into_kafka(settings, stop, ready)
 
 
 @mirror.command()

@@ -15,7 +15,7 @@ can read all others:
      "partitions": {"<number>": {"leader": 1 | -1, "replicas": [1, 2, 3],
                                  "isr": {"<broker>": "<id of its log directory>", ...},
                                  "eligible": {"<broker>": "<id of its log directory>", ...},
-                                 "leader_epoch": 7, "origin": ...}, ...}}
+                                 "adding": [3], "removing": [], "leader_epoch": 7, "origin": ...}, ...}}
 
 Partition numbers start at 0 and are never given again, so a mirrored partition keeps its number for ever.
 """
@@ -93,9 +93,24 @@ class PartitionState:
     """Who left the in-sync replicas when they became too few: still has everything committed, as nothing is
     committed meanwhile. Directory by broker."""
 
+    adding: Replicas = ()
+    """Those of the replicas that a reassignment adds; the leader ends it when all of them are in sync."""
+    removing: Replicas = ()
+    """Those of the replicas that go when it ends."""
+
     @property
     def is_replicated(self) -> bool:
         return len(self.replicas) > 1
+
+    @property
+    def target(self) -> Replicas:
+        """The replicas that there are when nothing is reassigned any more."""
+        return tuple(broker for broker in self.replicas if broker not in self.removing)
+
+    @property
+    def factor(self) -> int:
+        """How many replicas count on it: while it is reassigned the fewer of those before and after."""
+        return min(len(self.target), len(self.replicas) - len(self.adding))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +126,17 @@ class TopicState:
 
     def minimum(self, number: int) -> int:
         """How many in-sync replicas the partition needs to commit anything: its `min.insync.replicas`."""
+        return self.minimum_of(self.partitions[number].factor)
+
+    def minimum_of(self, replicas: int) -> int:
+        """`min.insync.replicas` of a partition with so many replicas."""
         own = self.settings.get(MIN_INSYNC_REPLICAS)
-        return default_minimum(len(self.partitions[number].replicas)) if own is None else int(own)
+        return default_minimum(replicas) if own is None else int(own)
 
     @property
     def fewest_replicas(self) -> int:
         """The fewest that one of its partitions has; 1 while it has no partitions."""
-        return min((len(state.replicas) for state in self.partitions.values()), default=1)
+        return min((state.factor for state in self.partitions.values()), default=1)
 
     def targets(self) -> dict[Origin, int]:
         """Every mirrored origin partition and the partition that mirrors it."""
@@ -247,7 +266,7 @@ def with_partitions(
 
 def _factor(topic: TopicState) -> int:
     """How many replicas new partitions of a topic get: as many as its first; 0 while it has none."""
-    return next((len(state.replicas) for _, state in sorted(topic.partitions.items())), 0)
+    return next((len(state.target) for _, state in sorted(topic.partitions.items())), 0)
 
 
 def _placed(
@@ -363,7 +382,13 @@ def _fields(state: PartitionState) -> dict[str, Any]:
 
 
 def _replicated_fields(state: PartitionState) -> dict[str, Any]:
-    return {**_fields(state), "isr": dict(state.isr), "eligible": dict(state.eligible)}
+    return {
+        **_fields(state),
+        "isr": dict(state.isr),
+        "eligible": dict(state.eligible),
+        "adding": state.adding,
+        "removing": state.removing,
+    }
 
 
 def decode_topic(name: str, data: bytes, version: int = -1) -> TopicState:
@@ -387,7 +412,10 @@ def _partition(value: Mapping[str, Any]) -> PartitionState:
     # Version 1 has no directories, and nobody eligible: there is one replica.
     directories = dict.fromkeys(isr, "") if isinstance(isr, list) else _directories(isr)
     eligible = _directories(value.get("eligible", {}))
-    return PartitionState(value["leader"], replicas, directories, value["leader_epoch"], origin, eligible)
+    moving = tuple(value.get("adding", ())), tuple(value.get("removing", ()))
+    return PartitionState(
+        value["leader"], replicas, directories, value["leader_epoch"], origin, eligible, *moving
+    )
 
 
 def _directories(value: Mapping[str, str]) -> dict[int, str]:

@@ -104,7 +104,7 @@ def _fail(call: Call[messages.SaslAuthenticateRequest], error: LoginFailed) -> N
     client = call.received.client
     log.warning("the login of %s has failed: %s", client.address, error)
     if client.login is not None:
-        client.login.failed = True
+        client.login.fail()
 
     def refuse() -> None:
         code = ErrorCode.SASL_AUTHENTICATION_FAILED

@@ -40,9 +40,7 @@ _MIN_SALT_BYTES, _MAX_SALT_BYTES = 12, 256
 
 def _users(call: Call[M]) -> Users:
     if call.users is None or call.acls is None:
-        raise SecurityDisabled(
-            "this broker has no authorizer, or no listener where users log in: see docs/security.md"
-        )
+        raise SecurityDisabled("this broker has no authorizer: see docs/security.md")
     return call.users
 
 

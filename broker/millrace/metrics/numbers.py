@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from millrace.groups.coordinator import Groups
 from millrace.histogram import Histogram
 from millrace.metrics.lag import GroupOffsets
 from millrace.mirror.states import MirrorStates, State
+from millrace.security.quotas import KEYS
 from millrace.server.loop import Server
 from millrace.server.request import OTHER_API
 from millrace.server.statistics import MAX_VERSION
@@ -32,6 +33,15 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "connections_accepted": (_COUNTER, "Connections that clients opened.", ()),
     "connections_refused": (_COUNTER, "Of them, closed at once by a limit.", ()),
     "connections_closed": (_COUNTER, "Closed later by a limit.", ("limit",)),
+    "tls_failures": (_COUNTER, "Connections closed because TLS failed, or its certificate is nobody's.", ()),
+    "login_failures": (_COUNTER, "Logins that failed, by mechanism.", ("mechanism",)),
+    "rights_refused": (_COUNTER, "Refusals for want of a right, by API.", ("api",)),
+    "throttled_seconds": (_COUNTER, "Seconds that clients were told to wait for a quota.", ("quota",)),
+    "certificate_expires_seconds": (
+        _GAUGE,
+        "When the certificate of new connections expires, in seconds since 1970.",
+        (),
+    ),
     "requests": (_COUNTER, "Requests, by API and version.", ("api", "version")),
     "request_errors": (
         _COUNTER,
@@ -104,6 +114,7 @@ class Numbers(Collector):
             {"broker": str(config.broker_id), "cluster": config.cluster, "version": __version__},
         )
         yield from self._connections()
+        yield from self._security()
         yield from self._requests()
         yield from self._topics()
         yield from self._logs()
@@ -125,6 +136,22 @@ class Numbers(Collector):
         yield _metric("buffered_bytes", admission.held)
         yield _metric("waiting_requests", self.server.waiting_requests)
         yield _metric("zookeeper_connected", int(self.broker.cluster.session.client.connected))
+
+    def _security(self) -> Iterator[Metric]:
+        listeners = self.server.listeners
+        logins: Counter[str] = Counter()
+        for listener in listeners:
+            logins.update(dict.fromkeys(listener.mechanisms, 0))
+            logins.update(listener.failed_logins.copy())
+        guard = next((listener.guard for listener in listeners if listener.guard is not None), None)
+        refusals = [] if guard is None else sorted(guard.journal.refusals.copy().items())
+        told = [] if guard is None else [((key,), guard.meters.told[kind]) for key, kind in KEYS.items()]
+        expiries = [at for listener in listeners if (at := listener.certificate_expires) is not None]
+        yield _metric("tls_failures", self.server.admission.failed_tls)
+        yield _metrics("login_failures", [((name,), count) for name, count in sorted(logins.items())])
+        yield _metrics("rights_refused", [((api.lower(),), count) for api, count in refusals])
+        yield _metrics("throttled_seconds", told)
+        yield _metrics("certificate_expires_seconds", [((), at) for at in expiries[:1]])
 
     def _requests(self) -> Iterator[Metric]:
         apis = [

@@ -16,7 +16,7 @@ from millrace.coordination.cluster import Cluster
 from millrace.mirror.allowance import Allowance
 from millrace.mirror.puller import ANSWER_BYTES, BrokerPuller, MirrorTarget, Pull
 from millrace.mirror.states import MirrorState, MirrorStates, State
-from millrace.mirror.watch import OriginWatch
+from millrace.mirror.watch import CopyRegistry, OriginWatch
 from millrace.records.topic_partition import TopicPartition
 
 STOP_SECONDS = 2.0
@@ -60,7 +60,7 @@ class CopiedOrigin:
         name: str,
         config: OriginConfig,
         broker_id: int,
-        cluster: Cluster,
+        cluster: CopyRegistry,
         target: MirrorTarget,
         states: MirrorStates,
     ) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 from uuid import UUID
 
 from millrace.client.cluster_client import ClusterClient, TopicMetadata
 from millrace.client.fetcher import Rounds
 from millrace.client.topic_admin import settings_of_topics
 from millrace.config import OriginConfig
-from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import BrokerAddress, OriginRecreated, TopicState
 from millrace.errors import MillraceError
 from millrace.mirror.choice import Choice, choose, names_only
@@ -39,6 +39,20 @@ TOPICS_AT_ONCE = 500
 Assign = Callable[[Mapping[int, tuple[str, int]], list[Pull]], None]
 
 
+class CopyRegistry(Protocol):
+    """What is known of the cluster that is copied into: its partitions, and what each is a copy of."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cluster_id(self) -> str: ...
+    @property
+    def brokers(self) -> Mapping[int, BrokerAddress]: ...
+    @property
+    def topics(self) -> Mapping[str, TopicState]: ...
+    def allocate_mirrors(self, topic: str, origins: Sequence[Origin], /) -> dict[Origin, int]: ...
+
+
 class OriginWatch(Rounds):
     """Watches one origin until `stop`."""
 
@@ -47,7 +61,7 @@ class OriginWatch(Rounds):
         name: str,
         config: OriginConfig,
         broker_id: int,
-        cluster: Cluster,
+        cluster: CopyRegistry,
         states: MirrorStates,
         assign: Assign,
     ) -> None:

@@ -93,7 +93,12 @@ class MirrorPosition:
 
 def records_end(header: BatchHeader, batch: Buffer) -> int | None:
     """Offset behind the last record before a position batch, in its own log; None for every other batch."""
-    fields = _fields(_value(header, batch))
+    return stated_end(_value(header, batch))
+
+
+def stated_end(value: bytes) -> int | None:
+    """`records_end` of an encoded position; None when the value is something else."""
+    fields = _fields(value)
     return None if fields is None else int(fields["records_end"])
 
 

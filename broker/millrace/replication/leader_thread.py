@@ -38,8 +38,8 @@ log = logging.getLogger("millrace.replication")
 
 MAX_WAIT_MS = 500
 """How long a leader waits for news; then it tells what was committed since, and is asked again."""
-ANSWER_BYTES = 4 << 20
-"""Records of one answer, but for a batch that is larger."""
+ANSWER_BYTES = 1 << 20
+"""Records of one answer, but for a batch that is larger: the loop takes what is in it at one go."""
 TIMEOUT_S = 5.0
 """A leader that takes longer is asked over another connection."""
 RETRY_S = 0.2

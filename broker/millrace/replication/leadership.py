@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from millrace.coordination.state import PartitionState
-from millrace.replication.state import Directories, expand, shrink
+from millrace.replication.state import Directories, expand, finish, shrink
 from millrace.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 MAX_UNITS = 4096
@@ -67,14 +67,18 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change of the in-sync replicas that the leader wants written; one of both is empty."""
+    """What the leader wants written: a change of the in-sync replicas, or the end of a reassignment."""
 
     joining: Directories = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
+    finishes: bool = False
+    """True: all that a reassignment adds are in sync; then nobody joins or leaves."""
 
     def apply(self, snapshot: Snapshot, leader: int, epoch: int) -> PartitionState | None:
         """What the newest state becomes; None when there is nothing to write (any more)."""
         _, state, minimum = snapshot
+        if self.finishes:
+            return finish(state, leader, epoch, minimum)
         if self.leaving:
             return shrink(state, leader, epoch, self.leaving, minimum)
         return expand(state, leader, epoch, self.joining, minimum)
@@ -182,7 +186,7 @@ class Leadership:
     # What to do
 
     def propose(self, live: Directories, now: float) -> Proposal | None:
-        """The next change of the in-sync replicas to be written, if one is due; to be asked ten times a lag.
+        """The next change to be written, if one is due; to be asked ten times a lag.
 
         Removals come first: commits wait for them.
         """
@@ -190,8 +194,12 @@ class Leadership:
         if self.proposal is None:
             leaving = self._leaving(live, now)
             joining = {} if leaving else self._joining(live)
+            _, state, minimum = self.snapshot
             if leaving or joining:
                 self.proposal = Proposal(joining, leaving)
+                return self.proposal
+            if finish(state, self.broker, self.epoch, minimum) is not None:
+                self.proposal = Proposal(finishes=True)
                 return self.proposal
         return None
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from millrace.coordination.placement import Replicas
 from millrace.coordination.state import NO_LEADER, PartitionState
 
 Directories = Mapping[int, str]
@@ -100,6 +101,82 @@ def resign(
     return replace(
         state, leader=NO_LEADER, isr=isr, eligible=_eligible({**state.eligible, **left}, isr, minimum)
     )
+
+
+def assign(state: PartitionState, target: Replicas, live: Directories, minimum: int) -> PartitionState | None:
+    """The partition on its way to the replicas `target`; None when its only replica of now is not alive.
+
+    Whatever it has now stays until the leader calls `finish`, and a target replaces the one before. Going
+    back to the replicas of before is a cancellation. `minimum` is that of the state this makes.
+    """
+    if not state.is_replicated and target != state.replicas:
+        # With one replica nobody notes its directory; and it leads on only as one of several, in a new epoch.
+        (broker,) = state.replicas
+        if broker not in live:
+            return None
+        state = replace(state, leader=NO_LEADER, isr={broker: live[broker]})
+    before = [broker for broker in state.replicas if broker not in state.adding]
+    going = tuple(broker for broker in state.replicas if broker not in target)
+    return replace(
+        with_minimum(state, minimum),
+        replicas=target + going,
+        adding=tuple(broker for broker in target if broker not in before),
+        removing=going,
+    )
+
+
+def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
+    """The leader of `epoch` ends a reassignment; None when it leads no more, or it is too early.
+
+    That is until all that are added are in sync, and as long as too few would be left of those in sync. A
+    leader that is not among the replicas any more resigns. `minimum` is that of the target.
+    """
+    target = state.target
+    isr = {broker: at for broker, at in state.isr.items() if broker in target}
+    is_enough = len(isr) >= minimum or (isr and len(isr) == len(state.isr))
+    if not (_leads(state, leader, epoch) and (state.adding or state.removing)):
+        return None
+    if not is_enough or any(broker not in isr for broker in state.adding):
+        return None
+    eligible = {broker: at for broker, at in state.eligible.items() if broker in target}
+    done = replace(
+        state,
+        leader=leader if leader in target else NO_LEADER,
+        replicas=target,
+        isr=isr,
+        eligible=_eligible(eligible, isr, minimum),
+        adding=(),
+        removing=(),
+    )
+    if len(target) == 1:  # nobody campaigns for the only replica: it leads as soon as it is told to
+        return replace(done, leader=target[0], leader_epoch=epoch + (leader != target[0]))
+    return done
+
+
+def prefer(state: PartitionState, live: Directories, minimum: int) -> PartitionState | None:
+    """The leader resigns in favour of the first replica; None unless that is alive, in sync and not leading.
+
+    Anybody may do it: the leader hears of it.
+    """
+    preferred = state.replicas[0]
+    if state.leader == preferred or preferred not in _alive(state.isr, live):
+        return None
+    if state.leader == NO_LEADER:
+        return state
+    return resign(state, state.leader, state.leader_epoch, minimum, is_whole=True)
+
+
+def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionState | None:
+    """`broker` is to elect itself though it may lack committed messages; None where that is not needed.
+
+    It is not while anybody lives who may lead without a loss, and does not help unless `broker` is a live
+    replica. What the others have beyond its log is cut.
+    """
+    if broker not in state.replicas or broker not in live:
+        return None
+    if any(may_lead(state, other, at, live) for other, at in live.items()):
+        return None
+    return replace(state, leader=NO_LEADER, isr={broker: live[broker]}, eligible={})
 
 
 def with_minimum(state: PartitionState, minimum: int) -> PartitionState:

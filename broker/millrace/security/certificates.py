@@ -115,6 +115,8 @@ class ServerCertificates:
         """Read the files; ConfigError when they cannot be used. `client_certificates`: of every listener."""
         self._config, self._rules = config, parse_rules(config.principal_rules)
         self._contexts = {mode: server_context(config, mode) for mode in client_certificates}
+        self.expires = _expires(config.certificate).timestamp()
+        """When the certificate of new connections does, in seconds since 1970."""
         self._seen = self._files()
         self._stopped, self._reading = threading.Event(), threading.Lock()
 
@@ -143,7 +145,8 @@ class ServerCertificates:
         with self._reading:
             self._seen = self._files()  # before they are read: a change meanwhile is seen the next time
             try:
-                self._contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
+                contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
+                self._contexts, self.expires = contexts, _expires(self._config.certificate).timestamp()
             except ConfigError as error:
                 log.error("the certificates stay as they were: %s", error)
             except Exception:

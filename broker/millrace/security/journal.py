@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -39,6 +40,8 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.refusals: Counter[str] = Counter()
+        """How often a right was refused, by API."""
         self._refusals: dict[tuple[str, str, str, str], tuple[float, int]] = {}
         """What was refused -> when it is told again, and how often it was not told."""
         self._lock = threading.Lock()
@@ -48,6 +51,7 @@ class Journal:
         first = resources[0][:MAX_CHARACTERS]  # names are as long as a client likes
         now, kind = self._clock(), (asker.principal, asker.api, operation, first)
         with self._lock:
+            self.refusals[asker.api] += 1
             if len(self._refusals) >= MAX_KINDS:
                 self._refusals.clear()
             due, untold = self._refusals.get(kind, (now, 0))

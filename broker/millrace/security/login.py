@@ -8,6 +8,7 @@ the same. Where a login holds for a time only, the client proves again in that t
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -54,9 +55,12 @@ class Login:
         mechanisms: Mechanisms,
         lifetime_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        failures: Counter[str] | None = None,
     ) -> None:
-        """A login holds for `lifetime_s`, or as long as the connection."""
+        """A login holds for `lifetime_s`, or as long as the connection; `failures` counts by mechanism."""
         self.mechanisms = mechanisms
+        self._failures: Counter[str] = Counter() if failures is None else failures
+        self._mechanism = ""
         self.failed = False
         """Nothing more is heard from a client that has failed once."""
         self.user: str | None = None
@@ -86,7 +90,12 @@ class Login:
 
     def begin(self, mechanism: str) -> None:
         """Begin an exchange by a mechanism that is in `mechanisms`."""
-        self._exchange, self._waits = self.mechanisms[mechanism](), True
+        self._exchange, self._waits, self._mechanism = self.mechanisms[mechanism](), True, mechanism
+
+    def fail(self) -> None:
+        """Hear nothing more of the client, which has not proved what it must."""
+        self.failed = True
+        self._failures[self._mechanism] += 1
 
     def take(self) -> Exchange | None:
         """The exchange that waits for the client's bytes, for one `answer`; None when none does."""

@@ -45,8 +45,16 @@ class Book(Protocol):
 class Meter:
     """What one user has taken lately; on the loop."""
 
-    def __init__(self, book: Book, user: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        book: Book,
+        user: str,
+        clock: Callable[[], float] = time.monotonic,
+        told: list[float] | None = None,
+    ) -> None:
         self._book, self._user, self._clock = book, user, clock
+        self.told = [0.0] * len(Kind) if told is None else told
+        """Seconds that clients were told to wait, by kind."""
         self._limits: Mapping[str | None, Limits] | None = None
         self._rates: list[float | None] = [None] * len(Kind)
         self._levels, self._filled_at = [0.0] * len(Kind), [0.0] * len(Kind)
@@ -86,6 +94,8 @@ class Meters:
 
     def __init__(self, book: Book) -> None:
         self._book = book
+        self.told = [0.0] * len(Kind)
+        """Seconds that clients were told to wait, by kind; of all users."""
         self._meters: dict[str, Meter] = {}
 
     def of(self, principal: str) -> Meter:
@@ -94,5 +104,5 @@ class Meters:
         if meter is None:
             if len(self._meters) >= MAX_METERS:
                 del self._meters[next(iter(self._meters))]
-            meter = self._meters[user] = Meter(self._book, user)
+            meter = self._meters[user] = Meter(self._book, user, told=self.told)
         return meter

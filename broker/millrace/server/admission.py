@@ -38,7 +38,7 @@ class Admission:
         self._last_file = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES
         self.open = self.accepted = self.refused = 0
         self.closed_idle = self.closed_over_limit = self.closed_unauthenticated = 0
-        self.closed_login_ended = 0
+        self.closed_login_ended = self.failed_tls = 0
         self.held = 0
         self.over_limit = False
         self.over_since = 0.0

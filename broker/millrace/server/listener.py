@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 
 from millrace.config import DEFAULT_LISTENER, ListenerConfig, parse_address
 from millrace.errors import MillraceError
@@ -28,6 +29,8 @@ class Listener:
         """How long a login holds; None: as long as its connection."""
         self.guard: Guard | None = None
         """What decides who may do what; without it everybody everything."""
+        self.failed_logins: Counter[str] = Counter()
+        """By mechanism."""
         self._config, self._certificates = config, certificates
         self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
         place = "" if name == DEFAULT_LISTENER else f"listeners.{name}."
@@ -43,6 +46,12 @@ class Listener:
         """True when other machines reach it without TLS and without a login."""
         here = self.host.startswith("127.") or self.host in ("::1", "localhost")
         return not (here or self._config.uses_tls or self._config.uses_sasl)
+
+    @property
+    def certificate_expires(self) -> float | None:
+        """When what new clients are shown expires, in seconds since 1970; None without TLS."""
+        with_tls = self._certificates is not None and self._config.uses_tls
+        return self._certificates.expires if with_tls and self._certificates is not None else None
 
     def listen(self) -> None:
         try:
@@ -75,7 +84,9 @@ class Listener:
 
     def login(self) -> Login | None:
         """How a new client logs in; None where it need not."""
-        return Login(self.mechanisms, self.login_lifetime_s) if self._config.uses_sasl else None
+        if not self._config.uses_sasl:
+            return None
+        return Login(self.mechanisms, self.login_lifetime_s, failures=self.failed_logins)
 
 
 def _bind(host: str, port: int) -> socket.socket:

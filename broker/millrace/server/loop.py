@@ -77,7 +77,7 @@ class Server:
         self.errors: Counter[tuple[int, int]] = Counter()
         self.now = time.monotonic()
         """When this turn began."""
-        self._listeners = listeners
+        self.listeners = listeners
         self._listening = {listener.socket.fileno(): listener for listener in listeners}
         self._epoll = select.epoll()
         self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
@@ -97,7 +97,7 @@ class Server:
 
     def listen(self) -> None:
         """Open the ports; until then clients are refused, and ask another broker. `run` comes next."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.listen()
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class Server:
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
-            most = len(self._connections) + len(self._listeners) + 1
+            most = len(self._connections) + len(self.listeners) + 1
             ready = self._epoll.poll(-1 if timeout is None else timeout, most)
             try:
                 self._turn(ready)
@@ -178,7 +178,7 @@ class Server:
             with contextlib.suppress(OSError):
                 connection.send()
             self.drop(connection)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.socket.close()
         self._epoll.close()
 
@@ -286,11 +286,15 @@ class Server:
         try:
             connection.access = connection.listener.access(connection.transport, connection.host)
         except TlsFailed as error:
-            connection.abort(str(error))
+            self._fail_tls(connection, error)
             return False
         if connection.access is not NOBODY:
             self.identified(connection)
         return True
+
+    def _fail_tls(self, connection: ClientConnection, error: TlsFailed) -> None:
+        self.admission.failed_tls += 1
+        connection.abort(str(error))
 
     def identified(self, connection: ClientConnection) -> None:
         """The client has proved who it is: it may send requests of any size, and take its time."""
@@ -413,7 +417,7 @@ class Server:
         except BlockingIOError:
             count = -1
         except TlsFailed as error:
-            connection.abort(str(error))
+            self._fail_tls(connection, error)
             return
         except OSError:
             count = 0
@@ -436,6 +440,9 @@ class Server:
     def _serve(self, connection: ClientConnection) -> None:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
         served = False
+        if (meter := connection.access.meter) is not None and meter.wait_s() > MAX_MUTE_S:
+            # Not its own debt alone: who owes so much could else go on by ever new connections.
+            self.mute(connection, MAX_MUTE_S)
         try:
             while not (
                 connection.closed or connection.ending or connection.muted

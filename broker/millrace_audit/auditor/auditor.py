@@ -35,6 +35,7 @@ from millrace_audit.reports.batches import AuditMessage, messages_of
 from millrace_audit.reports.messages import (
     AUDIT_TOPIC,
     COUNTS_TOPIC,
+    FOR_EVER,
     OF_THE_WAREHOUSE,
     OFFLINE,
     SIGNED,
@@ -236,9 +237,12 @@ class Auditor:
         if reading.origin is None or self._mirrors is None or not (reading.held or now >= reading.ask_at):
             return
         reading.ask_at = now + _SETTLE_S
-        position, through = self._mirrors.position(reading.topic, reading.origin)
+        where = (reading.topic, reading.topic_id, reading.partition)
+        position, through = self._mirrors.position(*where, reading.origin, reading.fetch_at)
         if position is None or through != reading.fetch_at:
             return  # more of it is on its way
+        if self._mirrors.in_kafka and reading.apply_to == 0 and position.start:
+            reading.lost.append((0, position.start, FOR_EVER))  # no position batch says it there
         if position.reset_at < through:  # else it was moved behind that, and what is lost comes first
             reading.release(position.cursor.next_offset, through)
 
@@ -257,7 +261,9 @@ class Auditor:
                     if row is None:
                         row = AuditPosition(topic_id=topic_id, partition=partition)
                         session.add(row)
-                    if row.next_offset < start and self._is_all_applied(session, topic, origin):
+                    if row.next_offset < start and self._is_all_applied(
+                        session, topic, topic_id, partition, origin
+                    ):
                         row.next_offset = start  # nothing but a position batch has expired
                     if row.next_offset < start:
                         expired = (topic, partition, row.next_offset, start)
@@ -271,11 +277,13 @@ class Auditor:
             readings[partition] = reading
         return readings
 
-    def _is_all_applied(self, session: Session, topic: str, origin: Origin | None) -> bool:
+    def _is_all_applied(
+        self, session: Session, topic: str, topic_id: str, partition: int, origin: Origin | None
+    ) -> bool:
         """True if the mirror has not come further than what is applied."""
         if topic != AUDIT_TOPIC or origin is None or self._mirrors is None:
             return False
-        position, _ = self._mirrors.position(topic, origin)
+        position, _ = self._mirrors.position(topic, topic_id, partition, origin, 0)
         tier = session.get(TierRow, origin.cluster)
         heard_through = 0 if tier is None else tier.heard_through
         return position is not None and position.cursor.next_offset <= heard_through

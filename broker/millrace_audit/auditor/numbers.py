@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from millrace_audit.auditor.rules import AuditRules
 
 DELAYS_S = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000)
+REPLAYED_S = 24 * 3600.0
+"""Events that were produced so long after their window are replayed: their age is nobody's delay."""
 
 
 class AuditNumbers(Collector):
@@ -34,6 +36,8 @@ class AuditNumbers(Collector):
         self._store, self._rules = store, rules
         self.unapplied = 0
         """Bytes of the audit topics that are not applied yet."""
+        self._lived: dict[tuple[str, str], tuple[float, int]] = {}
+        """Topic and tier -> sum of the delays, and how many windows: of those that were not replayed."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._delays = Histogram(
             "millrace_audit_delay_seconds",
@@ -50,21 +54,19 @@ class AuditNumbers(Collector):
         end = window.end.timestamp()
         home = max((beat.time for tier, beat in around.reached.items() if tier != OFFLINE), default=None)
         offline = around.reached[OFFLINE].time if OFFLINE in around.reached else None
+        is_replayed = home is not None and home / 1000 - end >= REPLAYED_S
         for tier, time in (("home", home), (OFFLINE, offline), (WAREHOUSE, self._rules.clock_ms())):
             if time is not None:
-                self._delays.labels(topic, tier).observe(max(time / 1000 - end, 0))
+                delay = max(time / 1000 - end, 0)
+                self._delays.labels(topic, tier).observe(delay)
+                if not is_replayed:
+                    seconds, windows = self._lived.get((topic, tier), (0.0, 0))
+                    self._lived[topic, tier] = seconds + delay, windows + 1
 
     def delays(self, topic: str) -> list[tuple[str, float, int]]:
-        """Tier, average delay in seconds and number of windows of a topic, in the order of the way."""
-        sums: dict[str, dict[str, float]] = {}
-        for sample in next(iter(self._delays.collect())).samples:
-            if sample.labels["topic"] == topic and sample.name.endswith(("_sum", "_count")):
-                sums.setdefault(sample.labels["tier"], {})[sample.name.rpartition("_")[2]] = sample.value
-        return [
-            (tier, sums[tier]["sum"] / sums[tier]["count"], int(sums[tier]["count"]))
-            for tier in ("home", OFFLINE, WAREHOUSE)
-            if tier in sums
-        ]
+        """Tier, average delay in seconds and number of windows of a topic, in order; without replays."""
+        found = [(tier, self._lived.get((topic, tier))) for tier in ("home", OFFLINE, WAREHOUSE)]
+        return [(tier, sums[0] / sums[1], sums[1]) for tier, sums in found if sums is not None]
 
     def text(self) -> bytes:
         """All numbers as Prometheus reads them."""

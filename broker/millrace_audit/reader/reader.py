@@ -348,7 +348,8 @@ class AuditReader(TierReader):
             with suppress(MillraceError):  # then what was known before is true, too
                 origin = self._mirrors.origin(partition.topic, *partition.key)
                 if origin is not None:
-                    partition.copied(origin, *self._mirrors.position(partition.topic, origin))
+                    where = (partition.topic, *partition.key)
+                    partition.copied(origin, *self._mirrors.position(*where, origin, partition.end))
 
     def _may_read(self, partition: Partition) -> bool:
         return partition.behind and partition.is_due()

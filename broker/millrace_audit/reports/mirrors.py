@@ -2,16 +2,22 @@
 
 A position batch says the same, and how far its partition has come. But none is visible before the append
 behind its own: of a partition with one append, and of the end of any, only ZooKeeper and the leader can tell.
+In an Apache Kafka the mirror keeps the same in ZooKeeper, and its positions in a topic.
 """
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.transactions import batches_from
 from millrace.coordination.session import Session
 from millrace.coordination.state import decode_topic
 from millrace.errors import MillraceError
+from millrace.mirror.kafka_positions import Copy, PositionLog
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from millrace.wire.fetch import error_name
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX, MirrorAppend, MirrorMode
 
 
 class Mirrors:
@@ -21,6 +27,13 @@ class Mirrors:
         self._session, self._client = session, client
         self._name: str | None = None
         self._origins: dict[tuple[str, int], Origin | None] = {}
+        self._positions: dict[str, PositionLog] = {}
+        """Of an Apache Kafka, by the origin's cluster."""
+
+    @property
+    def in_kafka(self) -> bool:
+        """True if the cluster is an Apache Kafka, whose log has no position batches."""
+        return not self._client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
     def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
         """What the partition is a mirror of, which never changes; None for a partition of the cluster's own.
@@ -41,13 +54,40 @@ class Mirrors:
             self._name = cluster_name(self._session, self._client)
         return self._name
 
-    def position(self, topic: str, origin: Origin) -> tuple[MirrorPosition | None, int]:
-        """How far the mirror of the origin has come, by its leader; None before its first append.
+    def position(
+        self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
+    ) -> tuple[MirrorPosition | None, int]:
+        """How far the mirror of the origin has come; None before its first append.
 
-        Beside it the offset behind the last record that the position accounts for.
+        Beside it the offset behind the last record that the position accounts for, which is `read` when no
+        record lies between. A Millrace cluster's leader says both; an Apache Kafka has them in a topic.
         """
-        described = self._client.mirror_append(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
-        return described.position, described.high_watermark
+        if not self.in_kafka:
+            request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
+            described = self._client.mirror_append(topic, request)
+            return described.position, described.high_watermark
+        log = self._positions.setdefault(origin.cluster, PositionLog(self._client, origin.cluster))
+        recorded = log.read().get(Copy(UUID(topic_id), partition))
+        if recorded is None:
+            return None, 0
+        end = recorded.records_end
+        return recorded.position, read if self._holds_nothing(topic, partition, end, read) else end
+
+    def _holds_nothing(self, topic: str, partition: int, start: int, end: int) -> bool:
+        """True if [start, end) has but marks of transactions and records of those that were aborted."""
+        while start < end:
+            fetched = self._client.fetch(topic, {partition: start}, max_bytes=1 << 20, max_wait_ms=100)[
+                partition
+            ]
+            if fetched.error:
+                raise MillraceError(
+                    f"{topic}-{partition} cannot be read at {start}: {error_name(fetched.error)}"
+                )
+            batches = list(batches_from(fetched, start))
+            if not batches or any(readable for header, _, readable in batches if header.base_offset < end):
+                return False
+            start = batches[-1][0].next_offset
+        return start == end
 
 
 def cluster_name(session: Session, client: ClusterClient) -> str:

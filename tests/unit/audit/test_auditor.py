@@ -40,6 +40,7 @@ class Registry:
 
     def __init__(self, cluster: Cluster) -> None:
         self.origin, self.position = cluster.origin, cluster.newest_position
+        self.in_kafka = False
 
 
 class Partition:
@@ -102,7 +103,9 @@ class Cluster:
     def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
         return Origin(f"dc{partition + 1}", topic, UUID(int=9), self.origin_partition)
 
-    def newest_position(self, topic: str, origin: Origin) -> tuple[MirrorPosition | None, int]:
+    def newest_position(
+        self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
+    ) -> tuple[MirrorPosition | None, int]:
         """What is not visible: a test that does not say it has a leader that does not know it."""
         at = self.newest.get((topic, origin.cluster))
         records = self.taken.get((topic, origin.cluster), 0)

@@ -15,13 +15,16 @@ import pytest
 from sqlalchemy import update
 
 from millrace_audit.answer import Verdict, iso, overall, utc
+from millrace_audit.auditor import answers
 from millrace_audit.auditor.app import build_app
+from millrace_audit.auditor.beats import Beat
+from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.console import MARKS
 from millrace_audit.auditor.heat import hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, CoverageRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
-from millrace_audit.reports.messages import OFFLINE
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 from tests.unit.audit.story import NOW, RULES, TOPIC, Story, W, found
 from tests.unit.audit.test_app import Client, Worker
 
@@ -38,8 +41,8 @@ class Console:
         self.store = AuditStore(f"sqlite:///{folder}/audit.db")
         self.rules = replace(RULES, clock_ms=lambda: self.clock)
         self.story = Story(self.store, self.rules)
-        numbers = AuditNumbers(self.store, self.rules)
-        self._client = Client(build_app(self.store, self.rules, Worker(numbers)))
+        self.numbers = AuditNumbers(self.store, self.rules)
+        self._client = Client(build_app(self.store, self.rules, Worker(self.numbers)))
 
     def get(self, path: str = "/console", **query: str) -> httpx.Response:
         return self._client.get(path, params=query)
@@ -192,6 +195,22 @@ def test_the_line_above_the_picture_names_its_last_day_as_far_as_there_is_room(
 def test_every_verdict_has_a_mark_of_its_own() -> None:
     assert set(MARKS) == {*Verdict, None}
     assert len(set(MARKS.values())) == len(MARKS)
+
+
+def test_the_age_of_replayed_events_is_not_shown_as_a_delay(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    with console.store.reading() as session:
+        (window,) = answers.completeness(session, console.rules, TOPIC, W, W + WINDOW_MS).windows
+    end = W + WINDOW_MS
+    console.clock = end + 3_000
+    for late_ms in (1_000, 4_000 * 24 * HOUR_MS):
+        around = Circumstances(
+            reached={"dc1": Beat(1, end + late_ms, None), OFFLINE: Beat(1, end + 2_000, None)}
+        )
+        console.numbers.settled(window, around, TOPIC)
+    assert console.numbers.delays(TOPIC) == [("home", 1.0, 1), (OFFLINE, 2.0, 1), (WAREHOUSE, 3.0, 1)]
+    assert "home 1 s (1 window); offline 2 s" in console.get(topic=TOPIC, at=AT).text
 
 
 def test_what_producers_say_is_text_and_nothing_else(console: Console) -> None:

@@ -113,14 +113,22 @@ class Disk:
 
 class Running:
     def __init__(
-        self, folder: Path, cluster: FakeCluster, log: LogConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        cluster: FakeCluster,
+        log: LogConfig,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        directory: str = "",
+        **settings: Any,
     ) -> None:
         self.cluster, self._stopped = cluster, False
         self.mailbox = Mailbox()
         self.aborted_fetches: list[str] = []
-        config = BrokerConfig(broker_id=1, cluster="test", log=log)
+        config = BrokerConfig(broker_id=1, cluster="test", log=log, **settings)
         self.logs = LogDirectory.open(folder, log, time.time)
-        self.broker = Broker(config, cluster, self.logs, self.mailbox, clock)  # type: ignore[arg-type]
+        registries: Any = cluster
+        self.broker = Broker(config, registries, self.logs, self.mailbox, clock, directory=directory)
         self.broker.start()
 
     def turn(self) -> None:

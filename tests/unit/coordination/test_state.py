@@ -229,6 +229,8 @@ REPLICATED = st.builds(
     leader_epoch=st.integers(0, 2**31 - 1),
     origin=st.none() | st.just(ORIGIN),
     eligible=DIRECTORIES,
+    adding=st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    removing=st.lists(st.integers(0, 9), max_size=2).map(tuple),
 )
 SINGLE = st.builds(
     lambda leader, epoch: PartitionState(leader, (leader,), {leader: ""}, epoch),

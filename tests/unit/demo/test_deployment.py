@@ -30,10 +30,20 @@ def test_a_named_cluster_is_found_where_it_runs_and_the_others_are_started_on_fr
     assert config.clusters["dc2"].bootstrap == ""
 
 
-@pytest.mark.parametrize("name", ["dc3", "offline"])
-def test_only_a_datacenter_of_the_deployment_can_run_elsewhere(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--kafka {name}=.*no datacenter of that name"):
-        on_free_ports(deployment(), Path("/data"), {name: "kafka:9092"})
+def test_only_a_cluster_of_the_deployment_can_run_elsewhere() -> None:
+    with pytest.raises(ConfigError, match=r"--kafka dc3=.*no cluster of that name"):
+        on_free_ports(deployment(), Path("/data"), {"dc3": "kafka:9092"})
+
+
+def test_an_aggregate_cluster_elsewhere_has_a_partition_for_each_of_its_origins_and_no_batch_mirror() -> None:
+    mirror = {"origins": ["dc1", "dc2"], "topics": ["*"], "batch_topics": ["B"]}
+    datacenter: dict[str, object] = {"brokers": ["h:1"], "topics": {"A": 1, "B": 2}}
+    config = deployment(dc1=datacenter, dc2=datacenter, offline={"brokers": ["h:2"], "mirror": mirror})
+    offline = on_free_ports(config, Path("/data"), {"offline": "kafka:9092"}).clusters["offline"]
+    assert (offline.bootstrap, [*offline.brokers]) == ("kafka:9092", [])
+    assert offline.topics == {"A": 2, "B": 4}
+    assert offline.mirror is not None
+    assert ([*offline.mirror.topics], [*offline.mirror.batch_topics]) == (["*", "B"], [])
 
 
 @pytest.mark.parametrize(
@@ -42,8 +52,8 @@ def test_only_a_datacenter_of_the_deployment_can_run_elsewhere(name: str) -> Non
         ({"dc1": {}}, "clusters.dc1 needs `brokers` to start, or `bootstrap`"),
         ({"dc1": {"brokers": ["a:1"], "bootstrap": "b:2"}}, "clusters.dc1 needs `brokers` to start, or"),
         (
-            {"offline": {"bootstrap": "a:1", "mirror": {"origins": ["dc1"]}}},
-            "clusters.offline needs `brokers`:",
+            {"offline": {"bootstrap": "a:1", "mirror": {"origins": ["dc1"], "batch_topics": ["A"]}}},
+            "clusters.offline.mirror.batch_topics: .* Millrace's own brokers only",
         ),
     ],
 )

@@ -1,9 +1,9 @@
-"""Runs one DAG once through Airflow itself, without a scheduler: `python -m millrace_airflow.run_once DAG`.
+"""Runs one DAG once through Airflow itself, without a scheduler: `python -m millrace_demo.run_once DAG`.
 
-For demonstrations and tests. Airflow keeps its state in a database of its own under --airflow-home. One
-line per task goes to standard output, Airflow's logs to standard error; the exit code is 1 and the last
-line says which task failed and why when the run does not succeed. Ctrl-C and SIGTERM end the run together
-with the jobs it started.
+For the demo and for tests. Beside what `airflow dags test` does, Ctrl-C and SIGTERM end the run together with
+the jobs it started, and the last line says which task failed and why, with exit code 1. Airflow keeps its
+state in a database of its own under --airflow-home. One line per task goes to standard output, Airflow's logs
+to standard error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import click
 from pluggy import HookimplMarker
 
-from millrace_airflow.job import Job, JobFailed, started_here
+from millrace_airflow.job import Job, JobFailed
+from millrace_airflow.settings import JOBS
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -42,15 +43,16 @@ JOB_STOP_S = 4.0
 def main(dag_id: str, dags_folder: str, airflow_home: str | None, start: str | None, end: str | None) -> None:
     """Run DAG_ID once and wait for its end.
 
-    Example: python -m millrace_airflow.run_once warehouse_load --dags-folder dags
+    Example: python -m millrace_demo.run_once warehouse_load --dags-folder dags
     --start 2015-05-17T10:00:00Z --end 2015-05-20T22:00:00Z
     """
     report = _keep_standard_output_for_us()
     folder = Path(dags_folder).resolve()
     run_conf = {name: value for name, value in (("start", start), ("end", end)) if value}
     with tempfile.TemporaryDirectory(prefix="millrace-airflow-") as temporary:
-        _configure(folder, Path(airflow_home or temporary).resolve())
-        end_on_signals = partial(_on_signals, partial(_end, Path(temporary)))
+        home = Path(airflow_home or temporary).resolve()
+        _configure(folder, home)
+        end_on_signals = partial(_on_signals, partial(_end, home / JOBS, Path(temporary)))
         end_on_signals()
         failures = run_dag(dag_id, folder, run_conf, report, end_on_signals)
     if failures:
@@ -64,13 +66,13 @@ def _on_signals(end: Callable[[int, FrameType | None], NoReturn]) -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def _end(temporary: Path, number: int, _: FrameType | None) -> NoReturn:
+def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoReturn:
     """End here: an exception raised in a handler Airflow would take for a task's failure, and go on."""
     try:
         for ignored in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
-        for job in started_here:
-            _kill(job)
+        for directory in jobs.glob("*"):
+            _kill(Job(directory))
         shutil.rmtree(temporary, ignore_errors=True)
     finally:
         os._exit(128 + number)

@@ -1,0 +1,146 @@
+"""The registry of an Apache Kafka as aggregate cluster: which of its partitions copies what.
+
+Kafka itself cannot say it. It stands in Millrace's ZooKeeper in the form that Millrace's brokers use, so
+that auditor and readers find it there: `/<cluster>/id` holds Kafka's cluster id, `/<cluster>/topics/<topic>`
+what coordination/state.py draws, with the topic id that Kafka gave. Creates topics and partitions in Kafka;
+copies nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
+from millrace.client.topic_admin import add_partitions
+from millrace.coordination.session import Session
+from millrace.coordination.state import (
+    BrokerAddress,
+    TopicState,
+    check_topic_name,
+    decode_topic,
+    encode_topic,
+    with_mirrors,
+)
+from millrace.errors import MillraceError, PolicyViolation
+from millrace.records.mirror_position import Origin
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
+
+log = logging.getLogger(__name__)
+
+MIRROR_ID = 0
+"""Who "leads" every copy in the registry: the one mirror process."""
+LARGEST_BATCH = 8 << 20
+"""What Millrace's brokers take; Apache Kafka takes 1 MiB unless a topic says more."""
+
+
+class KafkaAggregate:
+    """One Apache Kafka that is filled by mirrors. `topics` is a snapshot, readable from any thread."""
+
+    def __init__(self, session: Session, name: str, client: ClusterClient) -> None:
+        """MillraceError when the name belongs to another cluster, or to one of Millrace's own brokers."""
+        self.name, self._session, self._client = name, session, client
+        self.cluster_id = client.cluster_id
+        self.brokers: Mapping[int, BrokerAddress] = {MIRROR_ID: BrokerAddress(*_first(client))}
+        self.topics: Mapping[str, TopicState] = {}
+        self._lock = threading.Lock()
+        if self.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
+            raise MillraceError(
+                f"{client.bootstrap} are brokers of Millrace, which mirror by themselves: name the origins as"
+                " [mirror.NAME] in their files"
+            )
+        self._claim()
+        self.refresh()
+
+    def _claim(self) -> None:
+        path = f"/{self.name}/id"
+        try:
+            create = self._session.client.create_async
+            self._session.call(create, path, self.cluster_id.encode(), makepath=True)
+        except NodeExistsError:
+            node = self._session.get(path)
+            other = node[0].decode() if node is not None else ""
+            if other != self.cluster_id:
+                raise MillraceError(
+                    f"cluster {self.name} in ZooKeeper at {self._session.zookeeper} is {other}, and"
+                    f" {self._client.bootstrap} is {self.cluster_id}: give the right"
+                    " bootstrap, or another name"
+                ) from None
+
+    def refresh(self) -> None:
+        """Read the registry again, without topics that were deleted in Kafka: they are copied anew.
+
+        MillraceError when ZooKeeper or Kafka does not answer.
+        """
+        with self._lock:
+            names = self._session.children(f"/{self.name}/topics")
+            nodes = self._session.read_all(map(self._path, names))
+            there = self._client.topics(names)
+            topics = {}
+            for name in names:
+                state = decode_topic(name, nodes[self._path(name)][0]) if self._path(name) in nodes else None
+                if state is not None and name in there and there[name].topic_id == state.topic_id:
+                    topics[name] = state
+                elif name in self.topics:
+                    log.warning("topic %s was deleted in %s: it is copied anew", name, self.name)
+            self.topics = topics
+
+    def allocate_mirrors(
+        self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
+    ) -> dict[Origin, int]:
+        """The partition that copies each origin partition: the one it has, or a new one, never reused.
+
+        Raises OriginRecreated and PolicyViolation as Cluster.allocate_mirrors does.
+        """
+        check_topic_name(topic)
+        with self._lock:
+            while True:
+                node = self._session.get(self._path(topic))
+                here = self._client.topics([topic]).get(topic)
+                known = decode_topic(topic, node[0]) if node is not None else None
+                if here is None:
+                    settings = {"max.message.bytes": str(LARGEST_BATCH)}
+                    self._client.create_topic(topic, len(origins), settings)
+                    here = self._client.topic(topic)
+                elif known is None:
+                    self._check_empty(here)
+                if known is None or known.topic_id != here.topic_id:  # the first time, or deleted meanwhile
+                    known = TopicState(topic, here.topic_id, {}, {})
+                state = with_mirrors(known, origins, self.brokers, {}, recreated=recreated)
+                # Before it is registered: what is registered has to be there.
+                if len(state.partitions) > len(here.partitions):
+                    add_partitions(self._client, topic, len(state.partitions))
+                if self._write(topic, state, None if node is None else node[1].version):
+                    self.topics = {**self.topics, topic: state}
+                    targets = state.targets()
+                    return {origin: targets[origin] for origin in origins}
+
+    def _check_empty(self, topic: TopicMetadata) -> None:
+        if any(self._client.list_offsets(topic.name, LATEST).values()):
+            raise PolicyViolation(
+                f"topic {topic.name} has messages of its own in {self.name}: delete it, or leave it out"
+                " of the mirror"
+            )
+
+    def _write(self, topic: str, state: TopicState, version: int | None) -> bool:
+        """False when somebody else was faster."""
+        path, data, client = self._path(topic), encode_topic(state), self._session.client
+        try:
+            if version is None:
+                self._session.call(client.create_async, path, data, makepath=True)
+            else:
+                self._session.call(client.set_async, path, data, version)
+        except (NodeExistsError, BadVersionError, NoNodeError):
+            return False
+        return True
+
+    def _path(self, topic: str) -> str:
+        return f"/{self.name}/topics/{topic}"
+
+
+def _first(client: ClusterClient) -> tuple[str, int]:
+    client.topics([])
+    return min(client.addresses.values())

@@ -1,0 +1,94 @@
+"""How far the mirror of one origin has come in an Apache Kafka, as its own topic there says.
+
+    topic     __millrace-mirror-<origin>, one partition, compacted: nothing in it expires
+    record := key = <topic id of the copy, 32 hex digits>-<its partition>,
+              value = an encoded MirrorPosition; its records_end is the offset behind the last record copied
+
+A position is written in the transaction of the records that it accounts for. A group's offsets would expire
+when a mirror is away for a week. Only one transactional id writes to the topic, so nobody else's open
+transaction holds back what is read here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+from uuid import UUID
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.transactions import batches_from
+from millrace.errors import MillraceError
+from millrace.records import iter_records
+from millrace.records.mirror_position import MirrorPosition, stated_end
+from millrace.wire.fetch import error_name
+
+FETCH_BYTES = 4 << 20
+FETCH_WAIT_MS = 200
+STALL_SECONDS = 30.0
+"""The longest that a read may make no progress before the end that the cluster has told."""
+SETTINGS = {"cleanup.policy": "compact"}
+
+
+class Copy(NamedTuple):
+    """A partition of the aggregate cluster, for as long as its topic lives."""
+
+    topic_id: UUID
+    partition: int
+
+    def key(self) -> bytes:
+        return f"{self.topic_id.hex}-{self.partition}".encode()
+
+    @classmethod
+    def of_key(cls, key: bytes) -> Copy:
+        topic_id, _, partition = key.decode().partition("-")
+        return cls(UUID(topic_id), int(partition))
+
+
+class Recorded(NamedTuple):
+    """A position, and the offset behind the last record that it accounts for in the copy."""
+
+    position: MirrorPosition
+    records_end: int
+
+
+def positions_topic(origin: str) -> str:
+    return f"__millrace-mirror-{origin}"
+
+
+class PositionLog:
+    """The newest position of every partition copied from one origin. For one thread."""
+
+    def __init__(self, client: ClusterClient, origin: str) -> None:
+        self._client, self._topic = client, positions_topic(origin)
+        self._offset = -1
+        self._newest: dict[Copy, Recorded] = {}
+
+    def read(self) -> dict[Copy, Recorded]:
+        """Read on to the end of what is committed; MillraceError when that cannot be read."""
+        if self._offset < 0:
+            self._offset = self._client.list_offsets(self._topic, EARLIEST, [0])[0]
+        end = self._client.list_offsets(self._topic, LATEST, [0])[0]
+        give_up_at = time.monotonic() + STALL_SECONDS
+        while self._offset < end:
+            before = self._offset
+            self._fetch()
+            if self._offset > before:
+                give_up_at = time.monotonic() + STALL_SECONDS
+            elif time.monotonic() >= give_up_at:
+                raise MillraceError(f"{self._topic} gives nothing at offset {before}, below its end {end}")
+        return self._newest
+
+    def _fetch(self) -> None:
+        fetched = self._client.fetch(
+            self._topic, {0: self._offset}, max_bytes=FETCH_BYTES, max_wait_ms=FETCH_WAIT_MS
+        )[0]
+        if fetched.error:
+            raise MillraceError(
+                f"{self._topic} cannot be read at {self._offset}: {error_name(fetched.error)}"
+            )
+        for header, batch, readable in batches_from(fetched, self._offset):
+            for record in iter_records(header, batch) if readable else ():
+                position, end = MirrorPosition.decode(record.value or b""), stated_end(record.value or b"")
+                if position is not None and end is not None and record.key is not None:
+                    self._newest[Copy.of_key(record.key)] = Recorded(position, end)
+            self._offset = header.next_offset

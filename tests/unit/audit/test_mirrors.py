@@ -1,0 +1,78 @@
+"""What auditor and readers learn of a copy in an Apache Kafka: from the mirror's own topic there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from millrace.client.cluster_client import EARLIEST
+from millrace.mirror.kafka_positions import Copy, positions_topic
+from millrace.records import Cursor, build_batch, control_batch
+from millrace.records.header import BatchHeader
+from millrace.records.messages import Message
+from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.wire.fetch import FetchedPartition
+from millrace_audit.reports.mirrors import Mirrors
+
+TOPIC_ID = UUID(int=7)
+ORIGIN = Origin("dc1", "Clicks", UUID(int=9), 3)
+POSITIONS = positions_topic("dc1")
+
+
+class Kafka:
+    """Partition 0 of two topics, as a client sees them."""
+
+    cluster_id = "of-an-apache-kafka"
+
+    def __init__(self) -> None:
+        self.logs: dict[str, list[bytes]] = {"Clicks": [], POSITIONS: []}
+
+    def append(self, topic: str, *values: tuple[bytes | None, bytes]) -> int:
+        """A transaction's batch and its mark; the offset behind the last record."""
+        base = self.end(topic)
+        batch = build_batch([Message(0, key, value) for key, value in values], base_offset=base)
+        self.logs[topic] += [batch, control_batch(base + len(values), b"", timestamp=0)]
+        return base + len(values)
+
+    def end(self, topic: str) -> int:
+        log = self.logs[topic]
+        return BatchHeader.of(log[-1]).next_offset if log else 0
+
+    def list_offsets(self, topic: str, when: int, partitions: object) -> dict[int, int]:
+        return {0: 0 if when == EARLIEST else self.end(topic)}
+
+    def fetch(self, topic: str, offsets: Mapping[int, int], **_: object) -> dict[int, FetchedPartition]:
+        left = [one for one in self.logs[topic] if BatchHeader.of(one).next_offset > offsets[0]]
+        end = self.end(topic)
+        return {0: FetchedPartition(0, end, end, 0, memoryview(b"".join(left)))}
+
+    def record(self, next_offset: int, records_end: int) -> None:
+        position = MirrorPosition(ORIGIN, 0, Cursor(next_offset, next_offset), 1, 1, 0)
+        self.append(POSITIONS, (Copy(TOPIC_ID, 0).key(), position.encode(records_end)))
+
+
+def asked(mirrors: Mirrors, read: int) -> tuple[int | None, int]:
+    position, through = mirrors.position("Clicks", TOPIC_ID.hex, 0, ORIGIN, read)
+    return None if position is None else position.cursor.next_offset, through
+
+
+def test_the_newest_position_accounts_for_a_copy_up_to_its_next_record() -> None:
+    kafka = Kafka()
+    mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
+    assert mirrors.in_kafka
+    assert asked(mirrors, 0) == (None, 0), "nothing is copied"
+    kafka.record(100, kafka.append("Clicks", (None, b"a"), (None, b"b")))
+    assert asked(mirrors, 3) == (100, 3), "behind the last record is but the mark of the transaction"
+    assert asked(mirrors, 0) == (100, 2), "what it accounts for is not read yet"
+    end = kafka.append("Clicks", (None, b"c"))
+    assert asked(mirrors, end) == (100, 2), "the record that was read is not accounted for yet"
+    kafka.record(150, end)
+    assert asked(mirrors, end) == (150, end)
+
+
+def test_a_position_moves_also_when_nothing_was_copied() -> None:
+    kafka = Kafka()
+    mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
+    kafka.record(100, kafka.append("Clicks", (None, b"a")))
+    kafka.record(130, 1)  # aborted transactions of the origin
+    assert asked(mirrors, 2) == (130, 2)

@@ -1,0 +1,254 @@
+"""One broker of a partition with two replicas; the other one is played by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from millrace.config import LogConfig
+from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState, TopicState
+from millrace.errors import (
+    LeaderNotAvailable,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    RequestTimedOut,
+)
+from millrace.records.file_slice import FileSlice
+from millrace.wire.replica import (
+    Acked,
+    Copied,
+    ReplicaAckRequest,
+    ReplicaFetchRequest,
+    ReplicaPartition,
+    Wanted,
+)
+from tests.unit.broker.running import NEVER_MS, FakeCluster, Running
+
+OURS, THEIRS = "a" * 16, "b" * 16
+PLACE = ReplicaPartition(UUID(int=7), 0)
+BROKERS = {
+    1: BrokerAddress("127.0.0.1", 1, directory=OURS),
+    2: BrokerAddress("127.0.0.1", 2, directory=THEIRS),
+}
+
+
+class Registries(FakeCluster):
+    """ZooKeeper's compare-and-set in memory."""
+
+    def __init__(self, minimum: int) -> None:
+        state = PartitionState(NO_LEADER, (1, 2), {1: OURS, 2: THEIRS}, 0)
+        super().__init__(
+            TopicState("t", PLACE.topic_id, {"min.insync.replicas": str(minimum)}, {0: state}, 1)
+        )
+        self.brokers = dict(BROKERS)
+        self.writes = 0
+
+    @property
+    def state(self) -> PartitionState:
+        return self.topics["t"].partitions[0]
+
+    def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
+        before = self.topics[name]
+        after = change(before)
+        if after != before:
+            self.writes += 1
+            after = dataclasses.replace(after, version=before.version + 1)
+            self.set(after)
+        return after
+
+
+class Connection:
+    closed = False
+
+
+class Other:
+    """The follower on broker 2."""
+
+    def __init__(self, running: Running) -> None:
+        self._broker, self._connection = running.broker, Connection()
+        self._named = False
+        self.heard: list[Sequence[Copied]] = []
+
+    def fetch(self, epoch: int, position: int, *, flushed: int, last_epoch: int = -1) -> None:
+        wanted = Wanted(PLACE, epoch, position, last_epoch, flushed)
+        request = ReplicaFetchRequest(2, THEIRS, not self._named, 10_000, 1 << 20, [wanted], ())
+        self._named = True
+        self._broker.replicas.fetch(self._connection, request, self.heard.append)
+
+    def ack(self, epoch: int, flushed: int) -> None:
+        self._broker.replicas.acknowledged(ReplicaAckRequest(2, THEIRS, [Acked(PLACE, epoch, flushed)]))
+
+    def hang_up(self) -> None:
+        self._connection.closed = True
+
+
+Begin = Callable[..., tuple[Running, Registries, Other]]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    started: list[Running] = []
+
+    def start(minimum: int = 1, lag_ms: int = 1000) -> tuple[Running, Registries, Other]:
+        cluster = Registries(minimum)
+        log = LogConfig(flush_ms=NEVER_MS)
+        running = Running(tmp_path, cluster, log, directory=OURS, replica_lag_ms=lag_ms)
+        started.append(running)
+        running.until("it is elected", lambda: cluster.state.leader == 1)
+        return running, cluster, Other(running)
+
+    yield start
+    for running in started:
+        running.stop()
+
+
+def serving(begin: Begin, **settings: Any) -> tuple[Running, Registries, Other]:
+    running, cluster, other = begin(**settings)
+
+    def serves() -> bool:
+        other.fetch(1, 0, flushed=0)
+        return ("t", 0) in running.broker.partitions
+
+    running.until("it serves", serves)
+    other.heard.clear()
+    return running, cluster, other
+
+
+def test_a_new_leader_serves_once_its_replicas_in_sync_have_what_it_began_with(begin: Begin) -> None:
+    running, cluster, other = begin()
+    assert cluster.state.leader_epoch == 1
+    running.turn()
+    with pytest.raises(LeaderNotAvailable):
+        running.broker.partition("t", 0)
+
+    def serves() -> bool:
+        other.fetch(1, 0, flushed=0)
+        return ("t", 0) in running.broker.partitions
+
+    running.until("it serves", serves)
+
+
+def test_acks_all_is_answered_and_a_message_shown_once_both_disks_have_it(begin: Begin) -> None:
+    running, _, other = serving(begin)
+    other.fetch(1, 0, flushed=0)
+    outcome = running.produce(acks_all=True)
+    running.turn()
+    (copied,) = other.heard[-1]
+    assert isinstance(copied.records, FileSlice), "who waits hears of it in the turn of the append"
+    log = running.broker.partition("t", 0).log
+    running.until("this disk has it", lambda: log.flushed == log.end)
+    running.turn()
+    assert not outcome.heard
+    assert running.high_watermark() == 0
+    other.ack(1, log.end)
+    assert outcome.base_offset == 0
+    assert running.high_watermark() == 1
+
+
+def test_a_report_of_another_epoch_commits_nothing_and_a_newer_one_ends_the_leadership(begin: Begin) -> None:
+    running, _, other = serving(begin)
+    outcome = running.produce(acks_all=True)
+    running.turn()
+    log = running.broker.partition("t", 0).log
+    running.until("this disk has it", lambda: log.flushed == log.end)
+    other.ack(0, log.end)
+    assert not outcome.heard
+    other.ack(2, log.end)
+    running.until("it is refused", lambda: outcome.heard)
+    assert isinstance(outcome.heard[0], NotLeader)
+
+
+def test_below_the_minimum_acks_all_is_refused_before_and_acks_1_taken_and_not_shown(begin: Begin) -> None:
+    running, cluster, _ = serving(begin, minimum=2)
+    waiting = running.produce(acks_all=True)
+    waiting.timeout_ms = 1000
+    running.turn()
+    del cluster.brokers[2]
+    cluster.changed()
+    running.until("the other one is out", lambda: set(cluster.state.isr) == {1})
+    assert cluster.state.eligible == {2: THEIRS}
+    running.until("who waits hears it in time", lambda: waiting.heard)
+    assert isinstance(waiting.heard[0], NotEnoughReplicasAfterAppend)
+    running.until("the leader knows it", lambda: isinstance(_refused(running), NotEnoughReplicas))
+    end = running.broker.partition("t", 0).log.end
+    outcome = running.produce()
+    running.turn()
+    assert isinstance(outcome.heard[0], int)
+    assert running.broker.partition("t", 0).log.end > end
+    assert running.high_watermark() == 0
+
+
+def _refused(running: Running) -> object:
+    outcome = running.produce(acks_all=True)
+    outcome.timeout_ms = 1
+    running.turn()
+    return outcome.heard[0] if outcome.heard else None
+
+
+def test_acks_all_waits_no_longer_than_its_producer(begin: Begin) -> None:
+    running, _, other = serving(begin, lag_ms=100_000)
+    outcome = running.produce(acks_all=True)
+    outcome.timeout_ms = 300
+    later = running.produce(acks_all=True)
+    running.turn()
+    running.broker.partition("t", 0).refuse_late(running.mailbox.now())  # type: ignore[attr-defined]
+    assert not outcome.heard
+    running.broker.partition("t", 0).refuse_late(running.mailbox.now() + 1)  # type: ignore[attr-defined]
+    assert isinstance(outcome.heard[0], RequestTimedOut)
+    assert not later.heard
+    log = running.broker.partition("t", 0).log
+    running.until("this disk has it", lambda: log.flushed == log.end)
+    other.ack(1, log.end)
+    assert isinstance(later.heard[0], int)
+
+
+def test_a_follower_that_hangs_up_is_out_and_comes_in_again(begin: Begin) -> None:
+    running, cluster, other = serving(begin)
+    other.fetch(1, 0, flushed=0)
+    other.hang_up()
+    running.until("it is out", lambda: set(cluster.state.isr) == {1})
+    again = Other(running)
+    again.fetch(1, 0, flushed=0)
+    running.until("it is in", lambda: set(cluster.state.isr) == {1, 2})
+
+
+def test_a_follower_that_does_not_flush_is_out_after_the_lag(begin: Begin) -> None:
+    running, cluster, other = serving(begin)
+    other.fetch(1, 0, flushed=0)
+    outcome = running.produce(acks_all=True)
+    running.turn()
+    running.until("it is out", lambda: set(cluster.state.isr) == {1})
+    running.until("the rest commit without it", lambda: outcome.heard)
+    assert outcome.base_offset == 0
+
+
+def test_a_broker_that_stops_gives_up_what_it_leads_in_one_write(begin: Begin) -> None:
+    running, cluster, _ = serving(begin)
+    ended: list[bool] = []
+    before = cluster.writes
+    running.broker.hand_over(lambda: ended.append(True))
+    with pytest.raises(NotLeader):
+        running.broker.partition("t", 0)
+    running.until("it may stop", lambda: ended)
+    assert (cluster.state.leader, set(cluster.state.isr), cluster.writes) == (NO_LEADER, {2}, before + 1)
+
+
+def test_only_a_registered_broker_with_its_directory_is_a_follower(begin: Begin) -> None:
+    running, _, _ = begin()
+    request = ReplicaFetchRequest(2, OURS, True, 0, 1, (), ())
+    with pytest.raises(NotLeader, match="broker 2 is not registered"):
+        running.broker.replicas.fetch(Connection(), request, lambda copied: None)
+
+
+def test_a_request_that_tells_something_ends_the_wait_of_the_one_before(begin: Begin) -> None:
+    _, _, other = serving(begin)
+    other.fetch(1, 0, flushed=0)
+    other.heard.clear()
+    other.fetch(1, 0, flushed=0)
+    assert other.heard == [[]]
