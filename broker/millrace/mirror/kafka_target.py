@@ -40,6 +40,8 @@ OPEN_SECONDS = 60.0
 END_SECONDS = 60.0
 """How long a transaction is being ended before the producer is given up and begun anew."""
 TRANSACTION_MS, DELIVERY_MS = 60_000, 30_000
+REFRESH_MS = 2_000
+"""How soon librdkafka hears of a topic's new partitions; by itself it asks every 5 minutes."""
 LARGEST_MESSAGE = 1_000_000_000
 """librdkafka's own limit: what is too large is for the topic in Kafka to say."""
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
@@ -57,6 +59,8 @@ class KafkaTarget:
     ) -> None:
         self._origin, self._aggregate, self._bootstrap = origin, aggregate, bootstrap
         self._tell_fenced = fenced
+        self._fenced: Fenced | None = None
+        """Why it may not go on: beginning anew would fence who has taken over."""
         self._lock = threading.Lock()
         self._client = ClusterClient(bootstrap, client_id="millrace-mirror")
         self._producer: Producer | None = None
@@ -74,11 +78,13 @@ class KafkaTarget:
         """
         copy = self._copy(topic, number)
         with self._lock:
+            if self._fenced is not None:
+                raise self._fenced
             if self._producer is None:
                 try:
                     self._open()
                 except Fenced as error:
-                    self._tell_fenced(error)
+                    self._end_fenced(error)
                     raise
             recorded = self._recorded.get(copy)
         return None if recorded is None else recorded.position
@@ -90,7 +96,7 @@ class KafkaTarget:
             try:
                 outcomes = self._append(appends)
             except Fenced as error:
-                self._tell_fenced(error)
+                self._end_fenced(error)
                 outcomes = [error] * len(appends)
         future.set_result(outcomes)
         return future
@@ -109,6 +115,11 @@ class KafkaTarget:
             part = [i for i, append in enumerate(appends) if (append.topic, append.partition) == name]
             outcomes |= zip(part, self._append([appends[i] for i in part]), strict=True)
         return [outcomes[i] for i in range(len(appends))]
+
+    def _end_fenced(self, error: Fenced) -> None:
+        self._fenced = error
+        self._drop()
+        self._tell_fenced(error)
 
     # Beginning
 
@@ -144,6 +155,7 @@ class KafkaTarget:
             "linger.ms": 5,  # a transaction's messages wait for each other, and its end sends what is left
             "compression.type": "lz4",
             "message.max.bytes": LARGEST_MESSAGE,
+            "topic.metadata.refresh.interval.ms": REFRESH_MS,
             "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
         }
         return connected(Producer, settings)
@@ -318,6 +330,8 @@ class _Delivered:
                 return
             except BufferError:
                 producer.poll(0.1)
+            except KafkaException as error:
+                raise _Undelivered(error.args[0]) from error
 
     def ends(self, producer: Producer) -> dict[Copy, int]:
         """Behind which offset each partition ends, once all is delivered; _Undelivered when one failed."""
