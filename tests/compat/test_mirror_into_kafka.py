@@ -178,11 +178,12 @@ def test_a_second_mirror_takes_over_and_the_first_ends_with_a_sentence(
     with patient(site.kafka.address) as client:
         wait_for(client, "taken", 50)
         first, second = site.mirror, site.start_mirror()
+        wait_until("the second has begun", lambda: "writes to" in second.output, timeout_s=SETTLE_S)
         produce(origin.bootstrap, "taken", [{"value": b"%d" % n, "partition": 0} for n in range(50, 100)])
         assert first.wait(timeout_s=SETTLE_S) == 1
         assert "another process mirrors" in first.lines[-1]
-        assert second.running
         copy = wait_for(client, "taken", 100)
+        assert second.running
     assert [r.value for r in copy[0]] == [b"%d" % n for n in range(100)]
 
 
