@@ -70,6 +70,7 @@ class ErrorCode(IntEnum):
     MISMATCHED_ENDPOINT_TYPE = 114
     UNACCEPTABLE_CREDENTIAL = 93
     FENCED_INSTANCE_ID = 82
+    OFFSET_NOT_AVAILABLE = 78
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
 
@@ -125,6 +126,10 @@ class UnknownTopicId(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_ID):
 
 class LeaderNotAvailable(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):
     """The partition is about to be served here: ask again in a moment."""
+
+
+class NotServedYet(LeaderNotAvailable):
+    """A new leader does not know yet how much is committed: ask again soon."""
 
 
 class NotLeader(BrokerError, code=ErrorCode.NOT_LEADER_OR_FOLLOWER):

@@ -195,7 +195,15 @@ def test_java_reads_and_writes_what_we_read_as_a_fetch_request(java: Java, versi
     asked = fetch.decode_request(version, memoryview(again))
     assert list(asked[:3]) == [values["maxWaitMs"], values["minBytes"], values["maxBytes"]]
     theirs = [
-        [(one["partition"], one["fetchOffset"], one["partitionMaxBytes"]) for one in topic["partitions"]]
+        [
+            (
+                one["partition"],
+                one["fetchOffset"],
+                one["partitionMaxBytes"],
+                one["currentLeaderEpoch"] if version >= 9 else -1,
+            )
+            for one in topic["partitions"]
+        ]
         for topic in values["topics"]
     ]
     assert [wanted for _, wanted in asked.topics] == theirs

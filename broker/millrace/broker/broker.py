@@ -161,7 +161,7 @@ class Broker:
                 raise errors.NotLeader(
                     f"broker {self.config.broker_id} stops, and hands {topic}-{number} over"
                 )
-            raise errors.LeaderNotAvailable(f"{topic}-{number} has a new leader, which does not serve it yet")
+            raise errors.NotServedYet(f"{topic}-{number} has a new leader, which does not serve it yet")
         raise errors.LeaderNotAvailable(f"{topic}-{number} is being opened")
 
     @property

@@ -167,10 +167,12 @@ class Fetch:
         partitions: list[Partition] = []
         for topic, wanted in self._request.topics:
             reads = []
-            for number, offset, max_bytes in wanted:
+            for number, offset, max_bytes, epoch in wanted:
                 room = self._request.max_bytes - total
                 try:
                     partition = self._source.partition(topic, number)
+                    if epoch != partition.leader_epoch:
+                        partition.check_epoch(epoch)
                     read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
                     partitions.append(partition)
                 except BrokerError as error:

@@ -8,9 +8,8 @@ from millrace.wire.fetch import error_name
 # The partition has moved or is about to appear: ask again who leads it.
 LEADER_MOVED = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER})
 MOVED = LEADER_MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}  # to a broker that reads or copies all the time
-# Only Apache Kafka says these: the controller has moved; a new leader does not know yet how far the old one
-# had come (NOT_CONTROLLER, OFFSET_NOT_AVAILABLE).
-_NOT_YET = LEADER_MOVED | {41, 78}
+# A new leader does not know yet how far the old one had come; Apache Kafka's controller has moved (41).
+_NOT_YET = LEADER_MOVED | {41, ErrorCode.OFFSET_NOT_AVAILABLE}
 
 
 class TryAgain(Exception):

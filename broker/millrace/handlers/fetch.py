@@ -102,7 +102,7 @@ def _without(asked: fetch.FetchRequest, topics: Reads, refused: Refused) -> Read
     reads = iter([topic for topic in topics if rights.topic(topic[0]) not in refused])
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return [
-        (name, [PartitionRead(number, code) for number, _, _ in wanted])
+        (name, [PartitionRead(number, code) for number, *_ in wanted])
         if rights.topic(name) in refused
         else next(reads)
         for name, wanted in asked.topics

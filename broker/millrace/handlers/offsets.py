@@ -27,7 +27,14 @@ from typing import TypeAlias
 
 from millrace.broker.broker import Broker
 from millrace.coordination.groups import CommittedOffset
-from millrace.errors import BrokerError, ErrorCode, InvalidRequest, StorageError, UnsupportedVersion
+from millrace.errors import (
+    BrokerError,
+    ErrorCode,
+    InvalidRequest,
+    NotServedYet,
+    StorageError,
+    UnsupportedVersion,
+)
 from millrace.groups.coordinator import Codes
 from millrace.handlers.table import Call, serves
 from millrace.records.topic_partition import TopicPartition
@@ -63,7 +70,7 @@ _BY_TOPIC_AND_GROUP = (ResourceType.TOPIC, ResourceType.GROUP)
     by_item=_BY_TOPIC,
 )
 def list_offsets(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse | None:
-    look_up = partial(_look_up, call.broker, call.request, call.refused)
+    look_up = partial(_look_up, call.broker, call.request, call.refused, call.received.api_version)
     if any(
         p.timestamp >= 0 or p.timestamp == _MAX_TIMESTAMP
         for topic in call.request.topics
@@ -74,7 +81,9 @@ def list_offsets(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse | None:
     return look_up()
 
 
-def _look_up(broker: Broker, request: ListOffsetsRequest, refused: Refused) -> ListOffsetsResponse:
+def _look_up(
+    broker: Broker, request: ListOffsetsRequest, refused: Refused, version: int
+) -> ListOffsetsResponse:
     seen: set[TopicPartition] = set()
 
     def look_up(topic: str, wanted: ListOffsetsRequest.Partition) -> ListOffsetsResponse.Partition:
@@ -88,6 +97,8 @@ def _look_up(broker: Broker, request: ListOffsetsRequest, refused: Refused) -> L
             partition = broker.partition(topic, number)
             partition.check_epoch(wanted.current_leader_epoch)
             offset, timestamp = _offset_at(partition.log, wanted.timestamp)
+        except NotServedYet as failure:  # KIP-207
+            error = ErrorCode.OFFSET_NOT_AVAILABLE if version >= 5 else failure.code
         except BrokerError as failure:
             error = failure.code
         return ListOffsetsResponse.Partition(

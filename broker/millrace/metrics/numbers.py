@@ -192,9 +192,9 @@ class Numbers(Collector):
         yield _metrics("log_size_bytes", [(labels, log.size) for labels, log in logs])
         yield _metrics("log_segments", [(labels, log.counts[0]) for labels, log in logs])
         yield _metrics("log_high_watermark", [(labels, log.high_watermark) for labels, log in logs])
-        failed = [(labels, 1) for labels, log in logs if log.refusal is not None]
-        failed += [((topic, str(number)), 1) for topic, number in self.broker.failed]
-        yield _metrics("log_failed", failed)
+        failed = {labels: 1 for labels, log in logs if log.refusal is not None}
+        failed |= {(topic, str(number)): 1 for topic, number in self.broker.failed}
+        yield _metrics("log_failed", failed.items())
 
     def _mirrors(self) -> Iterator[Metric]:
         lags, states = [], []

@@ -79,14 +79,15 @@ class FetchedPartition:
 class FetchRequest(NamedTuple):
     """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most.
 
-    `topics` is [(topic, [(partition, offset, max_bytes)])]; what the rest of a request says has no effect.
+    `topics` is [(topic, [(partition, offset, max_bytes, leader epoch that the client knows)])]; what the
+    rest of a request says has no effect.
     From v13 on the topics are named by `ids`, one for each, and have no names yet.
     """
 
     max_wait: int
     min_bytes: int
     max_bytes: int
-    topics: list[tuple[str, list[tuple[int, int, int]]]]
+    topics: list[tuple[str, list[tuple[int, int, int, int]]]]
     ids: Sequence[bytes] = ()
 
 
@@ -114,7 +115,6 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
         return _decode_flexible(version, body)
     reader, room = Reader(body), MAX_FETCHED_PARTITIONS
     layout = _WANTED_9 if version >= 9 else _WANTED_5 if version >= 5 else _WANTED_4
-    offset_at = 2 if version >= 9 else 1
     _, max_wait, min_bytes, max_bytes, _ = reader.unpack(_REQUEST)
     if version >= 7:
         reader.unpack(_SESSION)
@@ -125,7 +125,10 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
         if room < 0:
             raise InvalidRequest(f"a fetch request for over {MAX_FETCHED_PARTITIONS} partitions")
         wanted = layout.iter_unpack(reader.part(count * layout.size))
-        topics.append((topic, [(fields[0], fields[offset_at], fields[-1]) for fields in wanted]))
+        if version >= 9:
+            topics.append((topic, [(one[0], one[2], one[4], one[1]) for one in wanted]))
+        else:
+            topics.append((topic, [(one[0], one[1], one[-1], -1) for one in wanted]))
     # Nobody reads what follows, but it must be there.
     if version >= 7:
         forgotten = reader.number(INT32)
@@ -165,19 +168,19 @@ def _decode_flexible(version: int, body: memoryview) -> FetchRequest:
     return FetchRequest(max_wait, min_bytes, max_bytes, topics, ids)
 
 
-def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int]]:
-    """So many partitions: their number, their offset and how much of them."""
+def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int, int]]:
+    """So many partitions: their number, their offset, how much of them and the leader epoch known."""
     start, size = reader.position, count * _WANTED_12.size
     block = reader.encoded[start : start + size]
     if len(block) == size and not any(block[_WANTED_12.size - 1 :: _WANTED_12.size]):  # no tagged fields
         reader.position = start + size
-        return [(one[0], one[2], one[5]) for one in _WANTED_12.iter_unpack(block)]
+        return [(one[0], one[2], one[5], one[1]) for one in _WANTED_12.iter_unpack(block)]
     wanted = []
     for _ in range(count):
-        number, _, offset, _, _, most, _ = reader.unpack(_WANTED_12)
+        number, epoch, offset, _, _, most, _ = reader.unpack(_WANTED_12)
         reader.position -= 1
         reader.skip_tagged_fields()
-        wanted.append((number, offset, most))
+        wanted.append((number, offset, most, epoch))
     return wanted
 
 

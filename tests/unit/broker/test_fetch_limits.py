@@ -11,7 +11,7 @@ from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 
 
 def wants(partitions: int) -> FetchRequest:
-    return FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1)] * partitions)])
+    return FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1, -1)] * partitions)])
 
 
 def waiting(running: Running) -> int:

@@ -10,9 +10,11 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker.fetch import Reads
 from millrace.config import LogConfig
 from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState, TopicState
 from millrace.errors import (
+    ErrorCode,
     LeaderNotAvailable,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -20,6 +22,7 @@ from millrace.errors import (
     RequestTimedOut,
 )
 from millrace.records.file_slice import FileSlice
+from millrace.wire.fetch import FetchRequest
 from millrace.wire.replica import (
     Acked,
     Copied,
@@ -252,3 +255,13 @@ def test_a_request_that_tells_something_ends_the_wait_of_the_one_before(begin: B
     other.heard.clear()
     other.fetch(1, 0, flushed=0)
     assert other.heard == [[]]
+
+
+def test_a_reader_with_another_epoch_hears_that_its_leader_is_another_one(begin: Begin) -> None:
+    running, _, _ = serving(begin)
+    codes = {0: ErrorCode.FENCED_LEADER_EPOCH, 1: 0, -1: 0, 2: ErrorCode.UNKNOWN_LEADER_EPOCH}
+    for epoch, code in codes.items():
+        answers: list[Reads] = []
+        request = FetchRequest(0, 1, 1 << 20, [("t", [(0, 0, 1 << 20, epoch)])])
+        running.broker.fetch(request, answers.append, running.aborted_fetches.append)
+        assert [read.error for _, reads in answers[0] for read in reads] == [code]

@@ -111,7 +111,7 @@ def test_tagged_fields_of_later_clients_are_passed_over() -> None:
     wanted = struct.pack(">iiqiqi", 3, -1, 77, -1, -1, 99) + tagged
     head = struct.pack(">iiibii", 500, 1, 99, 0, 0, -1)
     body = head + b"\2" + bytes(16) + b"\3" + wanted * 2 + tagged + b"\1\1" + tagged
-    assert fetch.decode_request(16, memoryview(body)).topics == [("", [(3, 77, 99)] * 2)]
+    assert fetch.decode_request(16, memoryview(body)).topics == [("", [(3, 77, 99, -1)] * 2)]
 
 
 @pytest.mark.parametrize("version", range(3, 13))
@@ -162,13 +162,18 @@ IDS = {name: uuid.uuid5(uuid.NAMESPACE_URL, name) for name in ("alpha", "β", "c
 def fetch_body(version: int) -> bytes:
     schema: Any = load_request_schema(FETCH, version)
     module = __import__(schema.__module__, fromlist=["x"])
-    wanted = {"alpha": [(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)], "β": [(1, -1, 0)], "c": []}
+    wanted = {"alpha": [(0, 5, 100, 6), (7, 1 << 40, 0x7FFFFFFF, -1)], "β": [(1, -1, 0, 0)], "c": []}
     topics = tuple(
         module.FetchTopic(
             **({"topic_id": IDS[name]} if version >= 13 else {"topic": name}),
             partitions=tuple(
-                module.FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=size)
-                for p, offset, size in partitions
+                module.FetchPartition(
+                    partition=p,
+                    fetch_offset=offset,
+                    partition_max_bytes=size,
+                    **({"current_leader_epoch": epoch} if version >= 9 else {}),
+                )
+                for p, offset, size, epoch in partitions
             ),
         )
         for name, partitions in wanted.items()
@@ -198,7 +203,9 @@ def fetch_body(version: int) -> bytes:
 def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
     asked = fetch.decode_request(version, memoryview(fetch_body(version)))
     assert asked[:3] == (500, 3, 1 << 20)
-    wanted = [[(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)], [(1, -1, 0)], []]
+    wanted = [[(0, 5, 100, 6), (7, 1 << 40, 0x7FFFFFFF, -1)], [(1, -1, 0, 0)], []]
+    if version < 9:
+        wanted = [[(*one[:3], -1) for one in partitions] for partitions in wanted]
     assert [partitions for _, partitions in asked.topics] == wanted
     if version >= 13:
         assert asked.ids == [one.bytes for one in IDS.values()]
@@ -219,9 +226,9 @@ def test_kio_and_we_read_our_own_fetch_request() -> None:
     ] == asked
     assert (read.max_bytes, read.min_bytes, read.session_id, read.session_epoch) == (1 << 20, 1, 0, -1)
     assert fetch.decode_request(11, memoryview(body)).topics == [
-        ("a", [(3, 1 << 40, 7), (1, 0, 8)]),
-        ("b", [(0, 5, 9)]),
-        ("a", [(2, 6, 10)]),
+        ("a", [(3, 1 << 40, 7, -1), (1, 0, 8, -1)]),
+        ("b", [(0, 5, 9, -1)]),
+        ("a", [(2, 6, 10, -1)]),
     ]
 
 
