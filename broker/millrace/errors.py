@@ -67,6 +67,7 @@ class ErrorCode(IntEnum):
     RESOURCE_NOT_FOUND = 91
     DUPLICATE_RESOURCE = 92
     UNKNOWN_TOPIC_ID = 100
+    BROKER_ID_NOT_REGISTERED = 102
     MISMATCHED_ENDPOINT_TYPE = 114
     UNACCEPTABLE_CREDENTIAL = 93
     FENCED_INSTANCE_ID = 82
@@ -142,6 +143,10 @@ class FencedLeaderEpoch(BrokerError, code=ErrorCode.FENCED_LEADER_EPOCH):
 
 class UnknownLeaderEpoch(BrokerError, code=ErrorCode.UNKNOWN_LEADER_EPOCH):
     """The client knows a newer leader of the partition than this broker does: ask again in a moment."""
+
+
+class BrokerNotRegistered(BrokerError, code=ErrorCode.BROKER_ID_NOT_REGISTERED):
+    """No broker of that number is alive."""
 
 
 class TopicAlreadyExists(BrokerError, code=ErrorCode.TOPIC_ALREADY_EXISTS):

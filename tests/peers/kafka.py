@@ -36,6 +36,33 @@ TOOLS = {
     "ProducerPerformance": "org.apache.kafka.tools.ProducerPerformance",
     "ConsumerPerformance": "org.apache.kafka.tools.ConsumerPerformance",
     "StorageTool": "kafka.tools.StorageTool",
+    "DumpLogSegments": "kafka.tools.DumpLogSegments",
+    "ShareGroupCommand": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+    "ConsoleShareConsumer": "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
+    "StreamsGroupCommand": "org.apache.kafka.tools.streams.StreamsGroupCommand",
+    "ReassignPartitionsCommand": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    **{
+        name: f"org.apache.kafka.tools.{name}"
+        for name in (
+            "BrokerApiVersionsCommand",
+            "ClientMetricsCommand",
+            "ClusterTool",
+            "DelegationTokenCommand",
+            "EndToEndLatency",
+            "FeatureCommand",
+            "GroupsCommand",
+            "LeaderElectionCommand",
+            "LogDirsCommand",
+            "MetadataQuorumCommand",
+            "ReplicaVerificationTool",
+            "ShareConsumerPerformance",
+            "StreamsResetter",
+            "TransactionsCommand",
+            "VerifiableConsumer",
+            "VerifiableProducer",
+            "VerifiableShareConsumer",
+        )
+    },
 }
 """What the scripts in Kafka's own `bin` folder run, by the name of the class."""
 

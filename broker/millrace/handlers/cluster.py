@@ -1,9 +1,11 @@
-"""DescribeCluster v0 to v2, DescribeTopicPartitions v0, ListConfigResources v0 and v1: what tools list.
+"""DescribeCluster v0 to v2, DescribeTopicPartitions v0, ListConfigResources v0 and v1, ListTransactions v0 to
+v2: what tools list; UnregisterBroker v0, which is refused.
 
 As in Metadata, brokers are where clients of the same listener find them, a client hears of the topics that it
 may describe, and the controller is the lowest broker. DescribeTopicPartitions (KIP-966) answers in parts: at
-most so many partitions at a time, and where to go on. Left out: controllers as endpoints, fenced brokers,
-authorized operations, loggers, client metrics and groups as resources.
+most so many partitions at a time, and where to go on. There are no transactions, so none is listed. A broker
+is registered as long as its ZooKeeper session: nobody else ends that. Left out: controllers as endpoints,
+fenced brokers, authorized operations, loggers, client metrics and groups as resources.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 
 from millrace.coordination.state import TopicState
-from millrace.errors import ErrorCode, InvalidRequest, UnsupportedVersion
+from millrace.errors import BrokerNotRegistered, ErrorCode, InvalidRequest, UnsupportedVersion
 from millrace.handlers.metadata import live_brokers
 from millrace.handlers.table import Call, serves
 from millrace.security import rights
@@ -157,4 +159,44 @@ def _partitions(
         )
 
 
-APIS = [describe_cluster, list_config_resources, describe_topic_partitions]
+_TRANSACTION_STATES = frozenset(
+    (
+        *("Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"),
+        *("PrepareEpochFence", "Empty", "Dead"),
+    )
+)
+
+
+@serves(
+    ApiKey.LIST_TRANSACTIONS,
+    range(3),
+    messages.ListTransactionsRequest,
+    messages.ListTransactionsResponse,
+    needs=lambda _: (),
+)
+def list_transactions(call: Call[messages.ListTransactionsRequest]) -> messages.ListTransactionsResponse:
+    unknown = dict.fromkeys(state for state in call.request.state_filters if state not in _TRANSACTION_STATES)
+    return messages.ListTransactionsResponse(unknown_state_filters=tuple(unknown))
+
+
+@serves(
+    ApiKey.UNREGISTER_BROKER,
+    range(1),
+    messages.UnregisterBrokerRequest,
+    messages.UnregisterBrokerResponse,
+    needs=lambda _: [Need(Operation.ALTER, CLUSTER)],
+)
+def unregister_broker(call: Call[messages.UnregisterBrokerRequest]) -> messages.UnregisterBrokerResponse:
+    number = call.request.broker_id
+    if number in call.broker.cluster.brokers:
+        raise InvalidRequest(f"broker {number} is registered as long as it runs: stop it")
+    raise BrokerNotRegistered(f"no broker {number} is registered: one that stops is forgotten by itself")
+
+
+APIS = [
+    describe_cluster,
+    list_config_resources,
+    describe_topic_partitions,
+    list_transactions,
+    unregister_broker,
+]

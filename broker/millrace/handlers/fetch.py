@@ -112,6 +112,8 @@ def _without(asked: fetch.FetchRequest, topics: Reads, refused: Refused) -> Read
 FETCH = Api(
     key=ApiKey.FETCH,
     versions=range(4, 18),
+    # As v17 but for a tagged field of KRaft's replicas: kafka-replica-verification asks for it unasked.
+    private_versions=range(18, 19),
     decode=lambda request: fetch.decode_request(request.api_version, request.body),
     resolve=_resolver(),
     needs=_needs,

@@ -1,6 +1,6 @@
 """DescribeClientQuotas and AlterClientQuotas, v0 and v1: users' quotas as Kafka's own tools manage them.
 
-Only a broker with an authorizer takes these, and has quotas at all. Left out: quotas of client ids and of IP
+Only a broker with an authorizer takes quotas and has any. Left out: quotas of client ids and of IP
 addresses, which are what a client says or shares with others.
 """
 
@@ -43,7 +43,7 @@ def _store(call: Call[M]) -> QuotaStore:
 def describe_quotas(
     call: Call[messages.DescribeClientQuotasRequest],
 ) -> messages.DescribeClientQuotasResponse:
-    request, quotas = call.request, _store(call).limits
+    request, quotas = call.request, {} if call.quotas is None else call.quotas.limits
     Entry = messages.DescribeClientQuotasResponse.Entry
     for one in request.components:
         if one.match_type not in (EXACT, DEFAULT, ANY):

@@ -1,7 +1,8 @@
 """DescribeUserScramCredentials and AlterUserScramCredentials, v0: users as Kafka's own tools manage them.
 
-A client hashes the password itself: none is in a request. Only a broker with an authorizer takes these:
-without one whoever reaches it could make users. Where one change of a user can never be made, none is.
+A client hashes the password itself: none is in a request. Only a broker with an authorizer takes users and
+tells them: without one whoever reaches it could. Another says that there are none. Where one change of a
+user can never be made, none is.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ def _users(call: Call[M]) -> Users:
 def describe_users(
     call: Call[messages.DescribeUserScramCredentialsRequest],
 ) -> messages.DescribeUserScramCredentialsResponse:
-    users = _users(call)
+    users = None if call.acls is None else call.users
     asked = call.request.users
-    names = [user.name for user in asked] if asked else users.names
+    names = [user.name for user in asked] if asked else [] if users is None else users.names
     times = Counter(names)
     Result = messages.DescribeUserScramCredentialsResponse.Result
 
     def describe(name: str) -> Iterable[messages.DescribeUserScramCredentialsResponse.Result.CredentialInfo]:
         if times[name] > 1:
             raise DuplicateResource(f"user {name!r} is named more than once")
-        if (known := users.credentials(name)) is None:
+        if users is None or (known := users.credentials(name)) is None:
             raise ResourceNotFound(f"there is no user {name!r}")
         return [
             Result.CredentialInfo(mechanism=MECHANISM_NUMBERS[mechanism], iterations=one.iterations)

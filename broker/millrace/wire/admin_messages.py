@@ -240,6 +240,35 @@ class DescribeProducersResponse(Message):
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
 
 
+class UnregisterBrokerRequest(Message):  # KIP-631
+    broker_id: int = i32()
+
+
+class UnregisterBrokerResponse(Message):
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    error_message: str | None = string(null_since=0, default=None)
+
+
+class ListTransactionsRequest(Message):  # KIP-664
+    state_filters: tuple[str, ...] = array(string(), default=())
+    producer_id_filters: tuple[int, ...] = array(i64(), default=())
+    duration_filter: int = i64(since=1, default=-1)
+    transactional_id_pattern: str | None = string(since=2, null_since=2, default=None)
+
+
+class ListTransactionsResponse(Message):
+    class TransactionState(Message):
+        transactional_id: str = string()
+        producer_id: int = i64()
+        transaction_state: str = string()
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    unknown_state_filters: tuple[str, ...] = array(string(), default=())
+    transaction_states: tuple[TransactionState, ...] = array(TransactionState, default=())
+
+
 class ListConfigResourcesRequest(Message):  # v0: KIP-714, v1: KIP-1142
     resource_types: tuple[int, ...] = array(i8(), since=1, default=())  # empty: every type
 

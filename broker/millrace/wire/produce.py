@@ -49,6 +49,7 @@ _PRODUCE, _FLEXIBLE = int(ApiKey.PRODUCE), ApiKey.PRODUCE.flexible_since
 _BEFORE_COMMON = 12
 _NULL_STRING = b"\xff\xff"
 _CLIENT_ID_TO_TOPIC = INT16.size + _ONE_TOPIC_HEAD.size
+_CLIENT_ID_TO_FLEXIBLE_NAME = INT16.size + _FLEXIBLE_TOPIC_HEAD.size + 1
 _NO_TAGS = b"\0\0\0"
 """Behind a flexible request's only batch: of its partition, its topic and the request."""
 _MAX_LENGTH_BYTES = 5
@@ -239,32 +240,32 @@ def _target(
 
 def _flexible_target_at(data: memoryview, start: int, client_id_size: int, version: int) -> Target | None:
     """As `_target_at`, of a request whose client id begins at `start`."""
-    name_at = start + INT16.size + client_id_size + _FLEXIBLE_TOPIC_HEAD.size + 1
-    if name_at >= len(data):
+    name_at = start + _CLIENT_ID_TO_FLEXIBLE_NAME + client_id_size
+    size = len(data)
+    if name_at >= size:
         return None
-    name_size = data[name_at - 1] - 1
-    if name_size >= 0x7F:  # the length has a second byte, and names have no third one
+    name_size = data[name_at - 1]
+    if name_size >= 0x80:  # the length has a second byte, and names have no third one
         name_size, name_at = name_size - 0x80 + (data[name_at] << 7), name_at + 1
-    end = name_at + name_size + 1 + INT32.size
-    if name_size < 0 or end >= len(data) or end > start + MAX_COMMON_BYTES:
+    end = name_at + name_size + INT32.size
+    if not name_size or end >= size or end > start + MAX_COMMON_BYTES:
         return None
     width = 1
     while data[end + width - 1] >= 0x80:
         width += 1
-        if width > _MAX_LENGTH_BYTES or end + width > len(data):
+        if width > _MAX_LENGTH_BYTES or end + width > size:
             return None
-    name_at -= start
-    return _parse_flexible_target(version, bytes(data[start:end]), name_at, name_size, width)
+    return _parse_flexible_target(version, bytes(data[start:end]), width)
 
 
 @lru_cache(maxsize=CACHED_TARGETS)
-def _parse_flexible_target(
-    version: int, common: bytes, name_at: int, name_size: int, width: int
-) -> Target | None:
+def _parse_flexible_target(version: int, common: bytes, width: int) -> Target | None:
     """`width` is how many bytes state the batch's size: a run ends where it changes."""
     start = INT16.size + max(0, INT16.unpack_from(common)[0])
     tags, transaction, acks, timeout_ms, topic_count = _FLEXIBLE_TOPIC_HEAD.unpack_from(common, start)
-    name_end = name_at + name_size
+    name_at = start + _FLEXIBLE_TOPIC_HEAD.size + 1
+    name_at += common[name_at - 1] >= 0x80
+    name_end = len(common) - INT32.size - 1
     is_usual = not tags and transaction == 0 and -1 <= acks <= 1 and topic_count == common[name_end] == 2
     if not is_usual or version not in RUN_VERSIONS:
         return None

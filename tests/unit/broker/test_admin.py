@@ -647,6 +647,28 @@ def test_a_cluster_tells_its_brokers_and_its_resources(running: Setup) -> None:
     assert ask(running, ApiKey.LIST_CONFIG_RESOURCES, 1, {"resource_types": (3,)}).error_code == 35
 
 
+def test_a_broker_is_not_unregistered_by_others_and_no_transaction_is_listed(running: Setup) -> None:
+    for number, code in ((1, ErrorCode.INVALID_REQUEST), (7, ErrorCode.BROKER_ID_NOT_REGISTERED)):
+        refused = ask(running, ApiKey.UNREGISTER_BROKER, 0, {"broker_id": number})
+        assert refused.error_code == code
+        assert f"broker {number}" in refused.error_message
+    listed = ask(running, ApiKey.LIST_TRANSACTIONS, 2, {"state_filters": ("Ongoing", "New", "New")})
+    assert (listed.error_code, listed.transaction_states) == (ErrorCode.NONE, ())
+    assert listed.unknown_state_filters == ("New",)
+
+
+def test_a_broker_without_an_authorizer_has_no_quotas_and_no_users_and_takes_none(running: Setup) -> None:
+    users = ask(running, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": None})
+    assert (users.error_code, users.results) == (ErrorCode.NONE, ())
+    (nobody,) = ask(running, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": ({"name": "u"},)}).results
+    assert nobody.error_code == ErrorCode.RESOURCE_NOT_FOUND
+    told = ask(running, ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, {"components": (), "strict": False})
+    assert (told.error_code, told.entries) == (ErrorCode.NONE, ())
+    entry = {"entity": [{"entity_type": "user", "entity_name": "u"}], "ops": []}
+    (refused,) = ask(running, ApiKey.ALTER_CLIENT_QUOTAS, 1, {"entries": [entry]}).entries
+    assert refused.error_code == ErrorCode.SECURITY_DISABLED
+
+
 # Offsets
 
 

@@ -69,6 +69,8 @@ TOLD = {
     51: (0, 0),
     60: (0, 2),
     61: (0, 0),
+    64: (0, 0),
+    66: (0, 2),
     74: (0, 1),
     75: (0, 0),
 }
@@ -138,6 +140,7 @@ WITHOUT_TOPIC: dict[int, Values] = {
     ApiKey.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1000},
     ApiKey.DESCRIBE_CLUSTER: {},
     ApiKey.LIST_CONFIG_RESOURCES: {},
+    ApiKey.LIST_TRANSACTIONS: {"state_filters": ["Ongoing"]},
     ApiKey.CREATE_TOPICS: {
         "topics": [{"name": "new", "num_partitions": 2, "replication_factor": 1}],
         "timeout": 10_000,
@@ -182,6 +185,19 @@ def test_a_clients_own_bytes_get_a_whole_answer_without_an_error(
     entity = ask(running, api_key, version, ASKED[api_key])
     codes = set(error_codes(entity))
     assert codes == {ErrorCode.NONE}
+
+
+def test_a_fetch_of_version_18_which_nobody_is_told_of_is_answered_as_one_of_17(running: Running) -> None:
+    body = request_body(ApiKey.FETCH, 17, requests("t")[ApiKey.FETCH])
+
+    def answer(version: int) -> list[Any]:
+        frame = struct.pack(">hhih", ApiKey.FETCH, version, 7, -1) + b"\0" + body
+        request = handlers_of(running.broker).handle(AskingClient(), memoryview(bytearray(frame)))
+        running.broker.end_of_turn()
+        running.until(f"an answer to v{version}", lambda: request.parts is not None)
+        return [one if isinstance(one, bytes) else (one.position, one.length) for one in request.parts or ()]
+
+    assert answer(17) == answer(18) != []
 
 
 @pytest.mark.parametrize("api_key", list(requests("t")))

@@ -63,6 +63,8 @@ SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
     ApiKey.DELETE_RECORDS: (admin_messages, [*range(3)]),
     ApiKey.DESCRIBE_CLUSTER: (admin_messages, [*range(3)]),
     ApiKey.DESCRIBE_PRODUCERS: (admin_messages, [0]),
+    ApiKey.UNREGISTER_BROKER: (admin_messages, [0]),
+    ApiKey.LIST_TRANSACTIONS: (admin_messages, [*range(3)]),
     ApiKey.LIST_CONFIG_RESOURCES: (admin_messages, [0, 1]),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: (admin_messages, [0]),
 }
@@ -197,6 +199,8 @@ def test_every_message_is_here() -> None:
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
         ApiKey.DESCRIBE_CLUSTER,
         ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.UNREGISTER_BROKER,
+        ApiKey.LIST_TRANSACTIONS,
         ApiKey.LIST_CONFIG_RESOURCES,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
