@@ -349,17 +349,36 @@ class Broker:
             log.info("deleting %s: it is not in the cluster any more", name)
             why = errors.UnknownTopicOrPartition(f"{name} was deleted")
         else:
-            log.warning("the replicas of %s are others now; its log is kept", name)
+            log.info("the replicas of %s are others now", name)
 
         def free() -> None:
             if is_gone:
                 self._delete(key)
             else:
-                del self._hosted[key]
-                self.refresh()
+                self._put_away(key, hosted.topic_id)
 
         self.replicas.remove(key, hosted.topic_id, why, free)
         self._hosted[key] = Hosted(hosted.topic_id, State.DELETING if is_gone else State.OPENING)
+
+    def _put_away(self, key: TopicPartition, topic_id: UUID) -> None:
+        """Put the log of a replica away that ZooKeeper itself, not only the snapshot, has elsewhere now.
+
+        Until it has said so the log stays, and so it does where it has one replica now, which is here.
+        """
+
+        def work() -> None:
+            self.cluster.confirm()
+            topic = self._current(key, topic_id)
+            if topic is not None and self.config.broker_id not in topic.partitions[key[1]].replicas:
+                self._logs.set_moved_aside(*key)
+
+        def done(future: Future[None]) -> None:
+            if future.exception() is not None:
+                log.warning("the log of %s-%s stays here: %s", *key, future.exception())
+            del self._hosted[key]
+            self.refresh()
+
+        self._submit("delete", work, done)
 
     def _delete(self, key: TopicPartition) -> None:
         """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""

@@ -4,7 +4,8 @@
     <log_dir>/owner.json                              {"cluster_id": "millrace-<32 hex>", "broker_id": 1,
                                                        "directory": "<16 hex>"}
     <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
-    <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists; never served
+    <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists, or of a
+                                                       partition that was moved away; never served
     <log_dir>/....deleted                             being removed
 
 A partition is opened, and so recovered, when it is first asked for: only the cluster knows which directories
@@ -208,9 +209,22 @@ class LogDirectory:
 
     def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
         """Put away the log of a topic that no longer exists, before anything is opened in its place."""
+        self._set_aside(topic, partition, topic_id, "belongs to a topic that no longer exists")
+
+    def set_moved_aside(self, topic: str, partition: int) -> None:
+        """Close an open log whose partition other brokers have, and put it away; for a thread."""
+        with self._lock:
+            opened = self._logs.pop((topic, partition), None)
+            topic_ids = list(self._ids.get((topic, partition), ()))
+        if opened is not None:
+            opened.close()
+        for topic_id in topic_ids:
+            self._set_aside(topic, partition, topic_id, "belongs to a partition that other brokers have")
+
+    def _set_aside(self, topic: str, partition: int, topic_id: UUID, why: str) -> None:
         path, now = self.path / partition_name(topic, partition, topic_id), int(self._clock() * 1000)
         aside = path.with_name(f"{path.name}.foreign-{now}")
-        log.warning("%s belongs to a topic that no longer exists; set aside as %s", path, aside.name)
+        log.warning("%s %s; set aside as %s", path, why, aside.name)
         with self._lock:
             path.rename(aside)
             self._ids[topic, partition].discard(topic_id)

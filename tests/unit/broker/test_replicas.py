@@ -265,3 +265,35 @@ def test_a_reader_with_another_epoch_hears_that_its_leader_is_another_one(begin:
         request = FetchRequest(0, 1, 1 << 20, [("t", [(0, 0, 1 << 20, epoch)])])
         running.broker.fetch(request, answers.append, running.aborted_fetches.append)
         assert [read.error for _, reads in answers[0] for read in reads] == [code]
+
+
+def test_the_log_of_a_replica_that_was_moved_away_is_put_aside_and_begun_anew(
+    begin: Begin, tmp_path: Path
+) -> None:
+    running, cluster, _ = serving(begin)
+    before = cluster.topics["t"]
+    elsewhere = dataclasses.replace(before.partitions[0], replicas=(2, 3), leader=2, isr={2: THEIRS})
+    cluster.set(dataclasses.replace(before, partitions={0: elsewhere}, version=before.version + 1))
+    running.until("it is put aside", lambda: list(tmp_path.glob("t-0-*.foreign-*")))
+    with pytest.raises(NotLeader):
+        running.broker.partition("t", 0)
+    cluster.set(dataclasses.replace(before, version=before.version + 2))
+    running.until("it is elected again", lambda: cluster.state.leader_epoch == 2)
+    assert len(list(tmp_path.glob("t-0-*"))) == 2
+
+
+def test_a_log_stays_where_a_snapshot_alone_says_that_it_was_moved_away(begin: Begin, tmp_path: Path) -> None:
+    running, cluster, _ = serving(begin)
+    before = cluster.topics["t"]
+    elsewhere = dataclasses.replace(before.partitions[0], replicas=(2, 3), leader=2, isr={2: THEIRS})
+    asked: list[bool] = []
+
+    def confirm() -> None:
+        asked.append(True)
+        raise RequestTimedOut("ZooKeeper does not answer")
+
+    cluster.confirm = confirm  # type: ignore[method-assign]
+    cluster.set(dataclasses.replace(before, partitions={0: elsewhere}, version=before.version + 1))
+    running.until("ZooKeeper was asked", lambda: asked)
+    running.until("it is let go of", lambda: ("t", 0) not in running.broker._hosted)
+    assert not list(tmp_path.glob("t-0-*.foreign-*"))
