@@ -22,7 +22,7 @@ from millrace.errors import ErrorCode
 from tests.brokers import free_port, read_topic
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker
-from tests.logins import handshake, log_in, log_in_plainly, topics
+from tests.logins import authenticate, handshake, log_in, log_in_plainly, topics
 from tests.support import Process, wait_until
 
 PASSWORD = "canary-77ab-in-no-log"
@@ -165,6 +165,18 @@ def test_who_proves_to_be_another_or_proves_nothing_is_out(
         time.sleep(1.1)
         assert log_in(connection, user, password).error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
         assert closed(connection)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_who_is_in_sends_no_larger_proof_than_a_stranger(guarded: Guarded, mechanism: str) -> None:
+    with guarded.raw_by_tls() as connection:
+        assert log_in_plainly(connection, "alice", PASSWORD).error_code == 0
+        time.sleep(1.1)
+        assert handshake(connection, mechanism).error_code == 0
+        answer = authenticate(connection, b"\0alice\0" + b"x" * 100_000)
+        assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert closed(connection)
+    wait_until("the line", lambda: "with a message of 100007 bytes" in guarded.broker.process.output)
 
 
 def test_plain_takes_the_right_password_only_and_tells_strangers_nothing(guarded: Guarded) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from millrace.errors import ErrorCode
 from millrace.handlers.table import Call, serves
-from millrace.security.login import Exchange, LoginFailed
+from millrace.security.login import MAX_FRAME_BYTES, Exchange, LoginFailed
 from millrace.security.rights import open_to_all
 from millrace.wire import security_messages as messages
 from millrace.wire.messages import ApiKey
@@ -64,6 +64,8 @@ def sasl_authenticate(
             error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="send SaslHandshake v1 first, and once"
         )
     try:
+        if len(message) > MAX_FRAME_BYTES:  # also of who is in, and may send larger requests of other kinds
+            raise LoginFailed(f"with a message of {len(message)} bytes")
         if not exchange.slow or call.login_thread is None:
             return _answered(call, exchange, exchange.answer(message))
 
@@ -77,7 +79,8 @@ def sasl_authenticate(
                     log.exception("a mistake in the login of %s", call.received.client.address)
                     call.received.client.abort("a mistake was met in its login")
 
-        call.login_thread.answer(exchange, message, done)
+        host = call.received.client.address.rpartition(":")[0]
+        call.login_thread.answer(host, exchange, message, done)
     except LoginFailed as error:
         _fail(call, error)
     return None

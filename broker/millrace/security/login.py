@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from millrace.security.rights import ANONYMOUS
+
 MAX_REQUESTS = 8
 """Of one connection before it has logged in: an exchange takes five at most."""
 MAX_FRAME_BYTES = 64 << 10
@@ -21,6 +23,8 @@ MIN_RENEWAL_S = 1.0
 """How soon after a login the client may prove again who it is, as in Kafka."""
 MAX_WAITING = 16
 """Proofs that wait for the thread that looks at them; a stranger can make as many as it likes."""
+MAX_WAITING_OF_HOST = MAX_WAITING // 2
+"""Of one host: who makes as many as it can leaves the others room."""
 
 
 class LoginFailed(Exception):
@@ -117,6 +121,8 @@ class Login:
         if exchange.until is not None:
             holds.append(exchange.until - time.time())
         self.holds_s = min(holds, default=None)
+        if principal == ANONYMOUS:  # rules for it are for clients of listeners that ask for no proof
+            raise LoginFailed(f"{principal} is who has not logged in: use another name")
         if self._principal not in (None, principal):
             raise LoginFailed(f"{self._principal} proves to be {principal} now, on the same connection")
         if self.holds_s is not None and self.holds_s <= 0:
@@ -132,17 +138,23 @@ class LoginThread:
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         """`post` runs a function on the loop."""
         self._post = post
-        self._waiting = 0
+        self._waiting: Counter[str] = Counter()
+        """By host."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="login")
 
-    def answer(self, exchange: Exchange, message: bytes, then: Callable[[Future[bytes]], None]) -> None:
+    def answer(
+        self, host: str, exchange: Exchange, message: bytes, then: Callable[[Future[bytes]], None]
+    ) -> None:
         """Let the exchange answer, then call `then` on the loop; LoginFailed when too many wait."""
-        if self._waiting >= MAX_WAITING:
-            raise LoginFailed(f"{MAX_WAITING} other logins wait already; the client should try again")
-        self._waiting += 1
+        waiting, own = self._waiting.total(), self._waiting[host]
+        if waiting >= MAX_WAITING or own >= MAX_WAITING_OF_HOST:
+            raise LoginFailed(
+                f"{waiting} other logins wait already, {own} of them from there; the client should try again"
+            )
+        self._waiting[host] += 1
 
         def done(future: Future[bytes]) -> None:
-            self._waiting -= 1
+            self._waiting -= Counter({host: 1})  # which forgets a host of which none waits
             then(future)
 
         future = self._threads.submit(exchange.answer, message)

@@ -75,7 +75,7 @@ class Listener:
         if subject is None or self._certificates is None:
             return self.access_of(ANONYMOUS, host)
         name = self._certificates.principal(subject)
-        if name is None:
+        if name is None or name == ANONYMOUS:  # which is who shows none
             raise TlsFailed(f"no principal rule takes its certificate, {distinguished_name(subject)[:200]!r}")
         return self.access_of(name, host)
 

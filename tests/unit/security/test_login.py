@@ -9,7 +9,14 @@ from concurrent.futures import Future
 
 import pytest
 
-from millrace.security.login import MAX_WAITING, Exchange, Login, LoginFailed, LoginThread
+from millrace.security.login import (
+    MAX_WAITING,
+    MAX_WAITING_OF_HOST,
+    Exchange,
+    Login,
+    LoginFailed,
+    LoginThread,
+)
 from millrace.security.plain import MAX_BYTES, PlainExchange
 from millrace.security.scram import MECHANISMS, Credentials, make_credential
 
@@ -72,6 +79,11 @@ def test_a_login_holds_no_longer_than_its_proof() -> None:
     assert 0 < login.holds_s <= 5
     with pytest.raises(LoginFailed, match="holds no longer"):
         logged_in(Login({"NAMED": lambda: Named(time.time() - 1)}))
+
+
+def test_nobody_logs_in_as_who_has_not_logged_in() -> None:
+    with pytest.raises(LoginFailed, match="User:ANONYMOUS is who has not logged in"):
+        logged_in(Login({"NAMED": Named}), "ANONYMOUS")
 
 
 def test_while_an_answer_is_made_no_other_message_is_taken() -> None:
@@ -149,14 +161,19 @@ def test_proofs_that_wait_for_the_thread_are_bounded_and_all_are_answered_on_the
     thread, go_on = LoginThread(post), threading.Event()
     answers: list[Future[bytes]] = []
     exchange: Exchange = Slow(go_on)
-    for number in range(MAX_WAITING):
-        thread.answer(exchange, str(number).encode(), answers.append)
-    with pytest.raises(LoginFailed, match="other logins wait"):
-        thread.answer(exchange, b"one too many", answers.append)
+    for number in range(MAX_WAITING_OF_HOST):
+        thread.answer("10.0.0.1", exchange, str(number).encode(), answers.append)
+    with pytest.raises(LoginFailed, match="8 other logins wait already, 8 of them from there"):
+        thread.answer("10.0.0.1", exchange, b"one too many of a host", answers.append)
+    for number in range(MAX_WAITING_OF_HOST, MAX_WAITING):
+        thread.answer(f"10.0.1.{number}", exchange, str(number).encode(), answers.append)
+    with pytest.raises(LoginFailed, match="16 other logins wait already, 0 of them from there"):
+        thread.answer("10.0.0.2", exchange, b"one too many", answers.append)
     go_on.set()
     for _ in range(MAX_WAITING):
         assert came.acquire(timeout=20)
     for function in posted:
         function()
     assert [answer.result() for answer in answers] == [str(number).encode() for number in range(MAX_WAITING)]
-    thread.answer(exchange, b"again", answers.append)
+    for _ in range(MAX_WAITING_OF_HOST):
+        thread.answer("10.0.0.1", exchange, b"again", answers.append)

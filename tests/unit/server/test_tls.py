@@ -373,6 +373,14 @@ def test_a_client_is_who_its_certificate_says_by_the_first_rule_that_takes_it(
     client.close()
 
 
+def test_a_certificate_makes_nobody_anonymous(start: Callable[..., Running], authority: Authority) -> None:
+    running = start("required", principal_rules=("RULE:CN=(.*)/$1/",))
+    client = with_certificate(running, authority.issue("ANONYMOUS"))
+    client.send(1)
+    assert client.at_end()
+    assert not running.requests
+
+
 def test_a_certificate_that_no_rule_takes_is_refused(
     start: Callable[..., Running], authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
