@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,6 +70,17 @@ class Owner(Protocol):
     def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None: ...
 
     def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaNumbers:
+    """For metrics: how many replicas do what, and how often something has happened to them."""
+
+    roles: Mapping[str, int]
+    under_replicated: int
+    """Led here, and not all replicas are in sync."""
+    under_min_isr: int
+    events: Mapping[str, int]
 
 
 class _Change(NamedTuple):
@@ -134,6 +146,7 @@ class Replicas:
         self._writing: set[tuple[str, UUID]] = set()
         self.is_stopping = False
         """True while what is led here is handed over: it is not led again."""
+        self._events = Counter(dict.fromkeys(("elected", "in_sync", "out_of_sync", "cut"), 0))
         self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="replicas")
         self._lag_s = config.replica_lag_ms / 1000
@@ -164,6 +177,23 @@ class Replicas:
         self._followers.changed(one.id)
         one.when_free = then
         self._maybe_free(one)
+
+    def numbers(self) -> ReplicaNumbers:
+        """As of now; from any thread."""
+        roles = Counter(dict.fromkeys(("leading", "following", "waiting", "stopped"), 0))
+        under_replicated = under_min_isr = 0
+        for one in list(self._stored.values()):
+            leading = one.replica.leading
+            if one.stopped:
+                roles["stopped"] += 1
+            elif leading is not None:
+                roles["leading"] += 1
+                state = leading.snapshot.state
+                under_replicated += len(state.isr) < len(state.replicas)
+                under_min_isr += not leading.has_enough
+            else:
+                roles["following" if one.copying is not None else "waiting"] += 1
+        return ReplicaNumbers(roles, under_replicated, under_min_isr, self._events.copy())
 
     @property
     def stopped(self) -> Mapping[TopicPartition, str]:
@@ -233,6 +263,7 @@ class Replicas:
             flush_failed=lambda: self._give_up(one),
         )
         one.is_served = False
+        self._events["elected"] += 1
         log.info("leads %s in epoch %s from %s on", one.name, leading.epoch, leading.start)
         self._followers.changed(one.id)
         leading.flushed()
@@ -346,6 +377,8 @@ class Replicas:
                 self._mailbox.after(WRITE_AGAIN_S, lambda: self._write_proposal(one, leading))
                 return
             leading.decided(newest)
+            self._events["in_sync"] += len(proposal.joining)
+            self._events["out_of_sync"] += len(proposal.leaving)
             one.replica.observe(newest, self._mailbox.now())
             self._settle(one)
 
@@ -510,6 +543,7 @@ class Replicas:
 
     def _cut(self, one: StoredReplica, copying: Copying, error: BaseException | None) -> None:
         if one.copying is copying and error is None:
+            self._events["cut"] += 1
             log.info("cut %s to %s, as broker %s has it", one.name, one.log.end, copying.following.leader)
             assert one.thread is not None, "it copies"
             one.thread.want(copying.wanted)

@@ -68,6 +68,14 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
         "1 for a log that takes no writes until the broker restarts; else absent.",
         _PARTITION,
     ),
+    "replicas": (_GAUGE, "Partitions with several replicas stored here, by what this one does.", ("role",)),
+    "under_replicated": (_GAUGE, "Partitions led here of which not all replicas are in sync.", ()),
+    "under_min_isr": (_GAUGE, "Those of them that commit nothing: fewer than min.insync.replicas.", ()),
+    "replica_events": (
+        _COUNTER,
+        "Elections won here, replicas that came in sync or went out, cuts of logs here.",
+        ("event",),
+    ),
     "mirror_state": (_GAUGE, "1 for what a mirror does now.", ("origin", *_PARTITION, "state")),
     "mirror_lag": (
         _GAUGE,
@@ -118,6 +126,7 @@ class Numbers(Collector):
         yield from self._requests()
         yield from self._topics()
         yield from self._logs()
+        yield from self._replicas()
         yield from self._mirrors()
         yield from self._groups()
 
@@ -195,6 +204,13 @@ class Numbers(Collector):
         failed = {labels: 1 for labels, log in logs if log.refusal is not None}
         failed |= {(topic, str(number)): 1 for topic, number in self.broker.failed}
         yield _metrics("log_failed", failed.items())
+
+    def _replicas(self) -> Iterator[Metric]:
+        numbers = self.broker.replicas.numbers()
+        yield _metrics("replicas", [((role,), count) for role, count in numbers.roles.items()])
+        yield _metric("under_replicated", numbers.under_replicated)
+        yield _metric("under_min_isr", numbers.under_min_isr)
+        yield _metrics("replica_events", [((event,), count) for event, count in numbers.events.items()])
 
     def _mirrors(self) -> Iterator[Metric]:
         lags, states = [], []

@@ -216,9 +216,14 @@ def test_a_follower_that_hangs_up_is_out_and_comes_in_again(begin: Begin) -> Non
     other.fetch(1, 0, flushed=0)
     other.hang_up()
     running.until("it is out", lambda: set(cluster.state.isr) == {1})
+    running.until("it is counted", lambda: running.broker.replicas.numbers().under_replicated == 1)
     again = Other(running)
     again.fetch(1, 0, flushed=0)
     running.until("it is in", lambda: set(cluster.state.isr) == {1, 2})
+    running.until("it is counted", lambda: running.broker.replicas.numbers().under_replicated == 0)
+    numbers = running.broker.replicas.numbers()
+    assert numbers.events == {"elected": 1, "in_sync": 1, "out_of_sync": 1, "cut": 0}
+    assert numbers.roles["leading"] == 1
 
 
 def test_a_follower_that_does_not_flush_is_out_after_the_lag(begin: Begin) -> None:
