@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime
 
 from rich.console import Console
@@ -27,22 +26,7 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = _WIDE  # in a file or a pipe nothing is cut off
-    tiers = tiers_of(answer.windows)
-    # Messages without a header have columns of their own where there are any.
-    foreign = [tier for tier in tiers_of([_foreign(answer)]) if answer.foreign.get(tier)]
-    table = Table(title=f"Events of {answer.topic}, times in UTC")
-    table.add_column("window" if by_window else "hour", no_wrap=True)
-    more = [f"no header: {tier}" for tier in foreign]
-    for name in ("acknowledged", "failed", "unreported", *tiers, *more, "revision"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for row in answer.windows if by_window else by_hour(answer.windows):
-        time = _minute(row.start) if by_window else row.start.strftime("%Y-%m-%d %H")
-        counts = (row.acknowledged, row.failed, row.carried, *(row.tiers.get(tier, 0) for tier in tiers))
-        without = (row.foreign.get(tier, 0) for tier in foreign)
-        figures = (f"{count:,}" for count in (*counts, *without, row.revision))
-        table.add_row(time, *figures, styled(row.verdict))
-    console.print(table)
+    console.print(completeness_table(answer, by_window=by_window))
     for line in [*_findings(answer.windows), *_reasons(answer.windows)]:
         console.print(line, markup=False)
     console.print(_watermark(answer), markup=False)
@@ -50,8 +34,33 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     console.print(f"{answer.topic}: {styled(answer.verdict)}{enough}{_empty(answer)}")
 
 
-def _foreign(answer: Completeness) -> Window:
-    return replace(answer.windows[0], tiers=answer.foreign)
+def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
+    """The counts of each hour or window; those that are seldom anything but 0 where one of them is not."""
+    rows = answer.windows if by_window else by_hour(answer.windows)
+    figures = {
+        "acknowledged": [row.acknowledged for row in rows],
+        "failed": [row.failed for row in rows],
+        "unreported": [row.carried for row in rows],
+        **{tier: [row.tiers.get(tier, 0) for row in rows] for tier in tiers_of(answer.windows)},
+        **{f"no header: {tier}": [row.foreign.get(tier, 0) for row in rows] for tier in answer.foreign},
+        "revision": [row.revision for row in rows],
+    }
+    seldom = {"failed", "unreported", "revision", *(f"no header: {tier}" for tier in answer.foreign)}
+    shown = {name: counts for name, counts in figures.items() if name not in seldom or any(counts)}
+    table = narrow_table(f"Events of {answer.topic}, times in UTC")
+    table.add_column("window" if by_window else "hour", no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for number, row in enumerate(rows):
+        time = _minute(row.start) if by_window else row.start.strftime("%Y-%m-%d %H")
+        table.add_row(time, *(f"{counts[number]:,}" for counts in shown.values()), styled(row.verdict))
+    return table
+
+
+def narrow_table(title: str) -> Table:
+    """A table without lines: the counts of two datacenters fit into a terminal of 80 columns."""
+    return Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _empty(answer: Completeness) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from itertools import groupby
 
 from rich.console import Console
-from rich.table import Table
 
 from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
-from millrace_audit.show import styled
+from millrace_audit.reports.messages import TABLE
+from millrace_audit.show import narrow_table, styled
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,17 @@ def _has_messages(window: Window) -> bool:
 
 
 def print_hours(hours: Sequence[Hour], console: Console) -> None:
-    tiers = tiers_of(hour.audited for hour in hours)
-    table = Table(title="Messages per hour and tier")
-    table.add_column("topic")
-    table.add_column("hour (UTC)")
+    tiers = [tier for tier in tiers_of(hour.audited for hour in hours) if tier != TABLE]  # it is `published`
+    table = narrow_table("Messages per hour and tier")
+    table.add_column("hour (UTC)", no_wrap=True)
     for name in ("acknowledged", *tiers, "published"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for hour in hours:
-        audited, end = hour.audited, hour.audited.start + timedelta(hours=1)
-        counts = (audited.acknowledged, *(audited.tiers.get(tier, 0) for tier in tiers), hour.rows)
-        table.add_row(
-            hour.topic,
-            f"{audited.start:%Y-%m-%d %H}-{end:%H}",
-            *(f"{count:,}" for count in counts),
-            styled(audited.verdict),
-        )
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for topic, some in groupby(hours, lambda hour: hour.topic):
+        table.add_row(topic)
+        for hour in some:
+            audited = hour.audited
+            counts = (audited.acknowledged, *(audited.tiers.get(tier, 0) for tier in tiers), hour.rows)
+            time = f"{audited.start:%Y-%m-%d %H}"
+            table.add_row(time, *(f"{count:,}" for count in counts), styled(audited.verdict))
     console.print(table)
