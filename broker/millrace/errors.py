@@ -63,7 +63,10 @@ class ErrorCode(IntEnum):
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_COMPRESSION_TYPE = 76
     MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
     GROUP_MAX_SIZE_REACHED = 81
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     RESOURCE_NOT_FOUND = 91
     DUPLICATE_RESOURCE = 92
     UNKNOWN_TOPIC_ID = 100
@@ -175,6 +178,18 @@ class InvalidReplicationFactor(BrokerError, code=ErrorCode.INVALID_REPLICATION_F
 
 class InvalidReplicaAssignment(BrokerError, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT):
     """The request picks the brokers of a partition itself."""
+
+
+class PreferredLeaderNotAvailable(BrokerError, code=ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE):
+    """The first replica of a partition is not alive or not in sync."""
+
+
+class ElectionNotNeeded(BrokerError, code=ErrorCode.ELECTION_NOT_NEEDED):
+    """Who should lead the partition leads it, or will without anybody's help."""
+
+
+class NoReassignmentInProgress(BrokerError, code=ErrorCode.NO_REASSIGNMENT_IN_PROGRESS):
+    """Nothing is there to cancel."""
 
 
 class NoLiveBroker(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):

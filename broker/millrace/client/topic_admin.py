@@ -13,6 +13,7 @@ from millrace.errors import BrokerError
 from millrace.wire import admin_messages as messages
 from millrace.wire.fetch import error_name
 from millrace.wire.messages import ApiKey
+from millrace.wire.unclean_election import ElectUncleanRequest, ElectUncleanResponse
 
 _CREATE_PARTITIONS_MS = 30_000
 
@@ -69,6 +70,37 @@ def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int,
         cursor = messages.DescribeTopicPartitionsRequest.Cursor(
             topic_name=after.topic_name, partition_index=after.partition_index
         )
+
+
+def elect_unclean(client: ClusterClient, topic: str, partition: int, replica: int, reason: str) -> None:
+    """Have a replica lead though it may lack committed messages; BrokerError when that is not needed."""
+    request = ElectUncleanRequest(topic=topic, partition=partition, replica=replica, reason=reason)
+    response = client.call(None, ApiKey.ELECT_UNCLEAN, 0, request, ElectUncleanResponse)
+    raise_error(response.error_code, f"partition {topic}-{partition}", response.error_message)
+
+
+def elect_preferred(client: ClusterClient, partitions: Iterable[tuple[str, int]] | None) -> dict[str, str]:
+    """Have leaders resign for the first replicas, of all partitions or of those named.
+
+    What is said of each partition that has changed or is refused: "" or the reason.
+    """
+    asked = None
+    if partitions is not None:
+        topics: dict[str, list[int]] = {}
+        for topic, number in partitions:
+            topics.setdefault(topic, []).append(number)
+        Topic = messages.ElectLeadersRequest.Topic
+        asked = tuple(Topic(topic=topic, partitions=tuple(numbers)) for topic, numbers in topics.items())
+    request = messages.ElectLeadersRequest(topic_partitions=asked)
+    response = client.call(None, ApiKey.ELECT_LEADERS, 2, request, messages.ElectLeadersResponse)
+    raise_error(response.error_code, f"the leaders of {client.bootstrap}")
+    return {
+        f"{result.topic}-{one.partition_id}": (one.error_message or error_name(one.error_code))
+        if one.error_code
+        else ""
+        for result in response.replica_election_results
+        for one in result.partition_result
+    }
 
 
 def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str, str | None]) -> None:

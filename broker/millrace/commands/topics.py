@@ -13,6 +13,8 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, Topi
 from millrace.client.topic_admin import (
     add_partitions,
     alter_topic_settings,
+    elect_preferred,
+    elect_unclean,
     eligible_replicas,
     partition_sizes,
     topic_settings,
@@ -42,7 +44,7 @@ bootstrap_option = click.option(
 
 @click.group(cls=Group)
 def topics() -> None:
-    """Create, list, describe, alter and delete topics.
+    """Create, list, describe, alter and delete topics, and elect the leaders of their partitions.
 
     Example: millrace topics list --bootstrap 127.0.0.1:9092
     """
@@ -181,6 +183,44 @@ def alter(
         if partitions is not None:
             add_partitions(client, topic, partitions)
             click.echo(f"{topic} has {partitions} partitions")
+
+
+@topics.command()
+@click.argument("partitions", nargs=-1, metavar="[TOPIC-PARTITION]...")
+@click.option("--unclean", is_flag=True, help="Have --replica lead though it may lack committed messages.")
+@click.option("--replica", type=click.IntRange(0), default=None, help="The broker that is to lead, unclean.")
+@click.option("--reason", default="", help="Why, for the brokers' log.")
+@bootstrap_option
+def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason: str, bootstrap: str) -> None:
+    """Give the lead of partitions, of all if none is named, back to the first of their replicas.
+
+    With --unclean a partition goes on that nobody can lead without a loss, because all disks that have
+    everything committed are gone. Messages that --replica lacks are lost, and their offsets may mean others.
+
+    Example: millrace topics elect --unclean PageView-0 --replica 3 --reason "disks of 1 and 2 burnt"
+    """
+    named = [_partition(text) for text in partitions]
+    if unclean and (len(named) != 1 or replica is None or not reason.strip()):
+        raise ConfigError("--unclean takes one partition, such as PageView-0, --replica and --reason")
+    if not unclean and (replica is not None or reason):
+        raise ConfigError("--replica and --reason are for --unclean")
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        if unclean and replica is not None:
+            elect_unclean(client, *named[0], replica, reason)
+            click.echo(f"{partitions[0]} goes on with what broker {replica} has")
+            return
+        outcomes = elect_preferred(client, named or None)
+    for partition, refusal in outcomes.items():
+        click.echo(f"{partition}: {refusal or 'its first replica leads from now on'}")
+    if not outcomes:
+        click.echo("the first replica of each partition leads already")
+
+
+def _partition(text: str) -> tuple[str, int]:
+    topic, dash, number = text.rpartition("-")
+    if not dash or not number.isdecimal():
+        raise ConfigError(f"{text!r} is not TOPIC-PARTITION, such as PageView-0")
+    return topic, int(number)
 
 
 @topics.command()

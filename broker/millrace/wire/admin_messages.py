@@ -323,3 +323,82 @@ class DescribeTopicPartitionsResponse(Message):
     throttle_time: int = i32(default=0)
     topics: tuple[Topic, ...] = array(Topic, default=())
     next_cursor: Cursor | None = optional(Cursor)
+
+
+class AlterPartitionReassignmentsRequest(Message):  # KIP-455
+    class Topic(Message):
+        class Partition(Message):
+            partition_index: int = i32()
+            replicas: tuple[int, ...] | None = array(i32(), null_since=0, default=None)  # None: cancel
+
+        name: str = string()
+        partitions: tuple[Partition, ...] = array(Partition)
+
+    timeout: int = i32(default=60_000)
+    allow_replication_factor_change: bool = boolean(since=1, default=True)  # KIP-860
+    topics: tuple[Topic, ...] = array(Topic)
+
+
+class AlterPartitionReassignmentsResponse(Message):
+    class Topic(Message):
+        class Partition(Message):
+            partition_index: int = i32()
+            error_code: int = i16()
+            error_message: str | None = string(null_since=0)
+
+        name: str = string()
+        partitions: tuple[Partition, ...] = array(Partition)
+
+    throttle_time: int = i32(default=0)
+    allow_replication_factor_change: bool = boolean(since=1, default=True)
+    error_code: int = i16(default=0)
+    error_message: str | None = string(null_since=0, default=None)
+    responses: tuple[Topic, ...] = array(Topic, default=())
+
+
+class ListPartitionReassignmentsRequest(Message):
+    timeout: int = i32(default=60_000)
+    # None: all
+    topics: tuple[TopicPartitions, ...] | None = array(TopicPartitions, null_since=0, default=None)
+
+
+class ListPartitionReassignmentsResponse(Message):
+    class Topic(Message):
+        class Partition(Message):
+            partition_index: int = i32()
+            replicas: tuple[int, ...] = array(i32())
+            adding_replicas: tuple[int, ...] = array(i32())
+            removing_replicas: tuple[int, ...] = array(i32())
+
+        name: str = string()
+        partitions: tuple[Partition, ...] = array(Partition)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(default=0)
+    error_message: str | None = string(null_since=0, default=None)
+    topics: tuple[Topic, ...] = array(Topic, default=())
+
+
+class ElectLeadersRequest(Message):
+    class Topic(Message):
+        topic: str = string()
+        partitions: tuple[int, ...] = array(i32())
+
+    election_type: int = i8(since=1, default=0)  # 0: of the preferred leader, 1: unclean
+    topic_partitions: tuple[Topic, ...] | None = array(Topic, null_since=0, default=None)  # None: all
+    timeout: int = i32(default=60_000)
+
+
+class ElectLeadersResponse(Message):
+    class Topic(Message):
+        class Partition(Message):
+            partition_id: int = i32()
+            error_code: int = i16()
+            error_message: str | None = string(null_since=0)
+
+        topic: str = string()
+        partition_result: tuple[Partition, ...] = array(Partition)
+
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(since=1, default=0)
+    replica_election_results: tuple[Topic, ...] = array(Topic, default=())

@@ -47,6 +47,7 @@ from millrace.wire.replica import (
     encode_ack,
     encode_fetch,
 )
+from millrace.wire.unclean_election import ElectUncleanRequest, ElectUncleanResponse
 from tests.unit.broker.asking import (
     EVERYTHING,
     KAFKAS,
@@ -220,6 +221,7 @@ _MEMBER = {"group_id": "g", "generation_id": 1, "member_id": "m"}
 _TRANSLATE = TranslateOffsetsRequest(to_origin=True, topic="copy", partition=0, offsets=(0,))
 _COPY = ReplicaFetchRequest(2, "0" * 16, True, 0, 0, (), ())
 _COPIED = ReplicaAckRequest(2, "0" * 16, ())
+_UNCLEAN = ElectUncleanRequest(topic="t", partition=0, replica=2, reason="all is lost")
 ROWS = [
     Row(
         ApiKey.PRODUCE,
@@ -309,6 +311,18 @@ ROWS = [
         {"topics": [{"name": "t", "count": 3, "assignments": None}], "timeout": 1000},
         [((ALTER, TOPIC),)],
     ),
+    Row(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        {"topics": [{"name": "t", "partitions": [{**NUMBER, "replicas": (2,)}]}], "timeout": 1000},
+        [((ALTER, CLUSTER),)],
+    ),
+    Row(ApiKey.LIST_PARTITION_REASSIGNMENTS, {"topics": None, "timeout": 1000}, [((DESCRIBE, CLUSTER),)]),
+    Row(
+        ApiKey.ELECT_LEADERS,
+        {"topic_partitions": [{"topic": "t", "partitions": (0,)}], "timeout": 1000},
+        [((ALTER, CLUSTER),)],
+    ),
+    Row(ApiKey.ELECT_UNCLEAN, encode(_UNCLEAN, ApiKey.ELECT_UNCLEAN, 0), [((ALTER, CLUSTER),)]),
     Row(
         ApiKey.INIT_PRODUCER_ID,
         {"transactional_id": None, "transaction_timeout": 1000},
@@ -425,6 +439,8 @@ class Secured(Running):
             return {decode_response(answer).error}
         if api == ApiKey.TRANSLATE_OFFSETS:
             return {decode(TranslateOffsetsResponse, api, version, answer).error_code}
+        if api == ApiKey.ELECT_UNCLEAN:
+            return {decode(ElectUncleanResponse, api, version, answer).error_code}
         if api == ApiKey.REPLICA_FETCH:
             return {decode_answer(memoryview(answer))[0]}
         return set(error_codes(answer))

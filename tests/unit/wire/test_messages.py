@@ -54,6 +54,9 @@ SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
     ApiKey.DESCRIBE_LOG_DIRS: (admin_messages, [*range(1, 5)]),
     ApiKey.CREATE_PARTITIONS: (admin_messages, [*range(4)]),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: (admin_messages, [0, 1]),
+    ApiKey.ELECT_LEADERS: (admin_messages, [1, 2]),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (admin_messages, [0, 1]),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: (admin_messages, [0]),
     ApiKey.DELETE_GROUPS: (group_messages, [*range(3)]),
     ApiKey.OFFSET_DELETE: (group_messages, [0]),
     ApiKey.DESCRIBE_CLIENT_QUOTAS: (security_messages, [0, 1]),
@@ -195,6 +198,8 @@ def test_every_message_is_here() -> None:
     }
     assert declared == tops
     assert {key for key in SERVED if all(is_flexible(key, version) for version in SERVED[key][1])} == {
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
         ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
         ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
         ApiKey.DESCRIBE_CLUSTER,

@@ -1,0 +1,147 @@
+"""Replicas moved and leaders elected by operators, under traffic on real brokers: every promise is kept.
+
+Promised is what a delivery report of an acks=all producer or a consumer was told.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from millrace.commands.topics import topics
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import PartitionState
+from millrace.errors import ErrorCode
+from millrace.wire import admin_messages as messages
+from millrace.wire.messages import ApiKey
+from tests.brokers import TestCluster
+from tests.integration.faults.ledger import Ledger
+from tests.integration.faults.traffic import PLAIN, NumberedProducer, Reader, run_until_stored
+from tests.support import Process, wait_until
+
+BROKERS = (1, 2, 3, 4)
+SETTINGS = "replica_lag_ms = 2000\n"
+
+
+class World:
+    """Four brokers, a topic of one partition, and clients that go on through every move."""
+
+    def __init__(self, start: Callable[..., Process], zookeeper: str, folder: Path) -> None:
+        self.name = f"moving-{folder.name}"
+        self.brokers = TestCluster(start, self.name, folder, zookeeper, SETTINGS).start_brokers(*BROKERS)
+        self.cluster = Cluster.connect(zookeeper, self.name, create=False)
+        self.ledger = Ledger("traffic")
+        self.producers = [NumberedProducer(self.brokers.bootstrap, self.ledger, PLAIN, 1)]
+
+    def create(self, replicas: int) -> None:
+        with self.brokers.client() as client:
+            client.create_topic("traffic", 1, {"segment.bytes": "200000"}, replicas=replicas)
+
+    @property
+    def state(self) -> PartitionState:
+        return self.cluster.topics["traffic"].partitions[0]
+
+    def move(self, *replicas: int) -> None:
+        """Have the partition move, and wait until it has."""
+        Topic = messages.AlterPartitionReassignmentsRequest.Topic
+        partition = Topic.Partition(partition_index=0, replicas=replicas)
+        request = messages.AlterPartitionReassignmentsRequest(
+            topics=(Topic(name="traffic", partitions=(partition,)),)
+        )
+        with self.brokers.client() as client:
+            answer = client.call(
+                None,
+                ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+                1,
+                request,
+                messages.AlterPartitionReassignmentsResponse,
+            )
+        ((moved,),) = [topic.partitions for topic in answer.responses]
+        assert moved.error_code == ErrorCode.NONE, moved.error_message
+        wait_until(
+            f"the replicas are {replicas}",
+            lambda: self.state.replicas == replicas and set(self.state.isr) == set(replicas),
+        )
+        wait_until("one of them leads", lambda: self.state.leader in replicas)
+
+    def check(self, where: str) -> None:
+        with self.brokers.client() as client:
+            self.ledger.check(client, range(1), where)
+
+    def finish(self, reader: Reader) -> None:
+        for producer in self.producers:
+            producer.finish()
+        with self.brokers.client() as client:
+            found = self.ledger.check(client, range(1), "at the end")
+        for producer in self.producers:
+            producer.check(0, found[0])
+        reader.wait_for(0, found[0])
+        assert not reader.problems, reader.problems[0]
+
+
+@pytest.fixture
+def world(start: Callable[..., Process], zookeeper: str, tmp_path: Path) -> Iterator[World]:
+    made = World(start, zookeeper, tmp_path)
+    yield made
+    made.cluster.close()
+
+
+def test_a_partition_gets_more_replicas_others_and_one_again_under_traffic(world: World) -> None:
+    world.create(1)
+    with Reader(world.brokers.bootstrap, world.ledger, 1) as reader:
+        for replicas in (1, 2, 3), (4, 2, 3), (4, 1), (2,), (2, 3, 4):
+            run_until_stored(world.producers, 100)
+            world.move(*replicas)
+            world.check(f"on {replicas}")
+        run_until_stored(world.producers, 100)
+        world.finish(reader)
+
+
+def test_the_first_replica_leads_again_when_an_operator_says_so(world: World) -> None:
+    world.create(3)
+    first = wait_until("there is a leader", lambda: max(0, world.state.leader))
+    run_until_stored(world.producers, 50)
+    world.brokers.brokers[first].kill()
+    wait_until("another leads", lambda: world.state.leader not in (first, -1))
+    world.brokers.restart(first)
+    wait_until("all are in sync", lambda: len(world.state.isr) == 3)
+    done = CliRunner().invoke(topics, ["elect", "traffic-0", "--bootstrap", world.brokers.bootstrap])
+    assert done.output == "traffic-0: its first replica leads from now on\n"
+    wait_until("the first replica leads", lambda: world.state.leader == first == world.state.replicas[0])
+    with Reader(world.brokers.bootstrap, world.ledger, 1) as reader:
+        run_until_stored(world.producers, 50)
+        world.finish(reader)
+
+
+def test_a_partition_whose_disks_are_gone_goes_on_when_an_operator_names_a_replica(world: World) -> None:
+    world.create(2)
+    leader = wait_until("there is a leader", lambda: max(0, world.state.leader))
+    run_until_stored(world.producers, 50)
+    world.producers[0].finish()
+    (other,) = set(world.state.replicas) - {leader}
+    world.brokers.brokers[other].kill()
+    wait_until("the leader is alone", lambda: set(world.state.isr) == {leader})
+    world.brokers.brokers[leader].kill()
+    shutil.rmtree(world.brokers.folder / f"{world.name}-{leader}")
+    world.brokers.restart(other)
+    wait_until(
+        "it is registered, and the dead one not",
+        lambda: set(world.cluster.brokers) == set(BROKERS) - {leader},
+    )
+
+    def elect(replica: int) -> str:
+        arguments = ["--unclean", "traffic-0", "--replica", str(replica), "--reason", "its disk is gone"]
+        done = CliRunner().invoke(topics, ["elect", *arguments, "--bootstrap", world.brokers.bootstrap])
+        return done.output or str(done.exception)
+
+    assert f"broker {leader} is no live replica" in elect(leader)
+    wait_until("it goes on", lambda: "goes on with" in elect(other))
+    wait_until("it leads", lambda: world.state.leader == other)
+    world.check("after the election")
+    logs = "".join(broker.process.output for broker in world.brokers.brokers.values())
+    assert f"has broker {other} lead traffic-0, which may lose committed messages" in logs
+    assert "Reason: its disk is gone" in logs
