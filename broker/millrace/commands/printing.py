@@ -44,6 +44,13 @@ def print_rows(
         table.add_column(column, justify="right" if column in right else "left")
     for row in rows:
         table.add_row(*["" if value is None else str(value) for value in row])
+    terminal = Console()
+    if terminal.is_terminal and Console(width=_WIDE).measure(table).maximum > terminal.width:
+        table.box, table.pad_edge, table.padding = (
+            None,
+            False,
+            (0, 1, 0, 0),
+        )  # room for figures, not for lines
     print_table(table)
 
 
