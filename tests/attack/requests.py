@@ -57,6 +57,8 @@ _INTEGERS = [0, 0, 0, 1, 1, 2, -1, -2, 100]
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 LONG_LISTS = (1_000, 10_000)
 HIGHEST_VERSION = 17
+ALIKE = {(int(ApiKey.FETCH), 18): 17}
+"""What is served and kio does not know, and the version whose bytes it has."""
 
 
 class Sent(NamedTuple):
@@ -81,7 +83,7 @@ def versions() -> list[tuple[int, int]]:
             with contextlib.suppress(KioIndexError):
                 load_request_schema(api_key, version)
                 known.append((api_key, version))
-    return [*known, (ApiKey.MIRROR_APPEND, 0), (ApiKey.TRANSLATE_OFFSETS, 0), *_COPYING]
+    return [*known, *ALIKE, (ApiKey.MIRROR_APPEND, 0), (ApiKey.TRANSLATE_OFFSETS, 0), *_COPYING]
 
 
 def requests_for(
@@ -133,8 +135,12 @@ def frame(api_key: int, version: int, body: bytes) -> bytes:
 
 def _is_flexible(api_key: int, version: int) -> bool:
     with contextlib.suppress(KioIndexError):
-        return load_request_schema(api_key, version).__flexible__
+        return bool(_schema(api_key, version).__flexible__)
     return False
+
+
+def _schema(api_key: int, version: int) -> Any:
+    return load_request_schema(api_key, ALIKE.get((api_key, version), version))
 
 
 def _string(text: str) -> bytes:
@@ -166,7 +172,7 @@ def body_of(api_key: int, version: int, rng: random.Random, length: int = 0) -> 
         return encode_fetch(ReplicaFetchRequest(1, "0" * 16, True, 0, 1 << 20, wanted, ()))
     if api_key == ApiKey.REPLICA_ACK:
         return encode_ack(ReplicaAckRequest(1, "0" * 16, [Acked(place, 0, 1 << 40)] * length))
-    schema = load_request_schema(api_key, version)
+    schema = _schema(api_key, version)
     out = io.BytesIO()
     entity_writer(schema)(out, _entity(schema, rng, [length]))
     return out.getvalue()
