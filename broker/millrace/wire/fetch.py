@@ -39,6 +39,8 @@ _REQUEST = struct.Struct(">iiiib")
 _SESSION = struct.Struct(">ii")
 _FLEXIBLE, _BY_ID, _NO_REPLICA_ID = ApiKey.FETCH.flexible_since, 13, 15
 _ID_BYTES = 16
+_NO_SESSION_OR_RACK = b"\1\1\0"
+"""Behind the topics of nearly every flexible request: none to forget, no rack, no tagged fields."""
 _WANTED_12, _REQUEST_15 = struct.Struct(">iiqiqiB"), struct.Struct(">iiib")
 _WANTED_4, _WANTED_5, _WANTED_9 = struct.Struct(">iqi"), struct.Struct(">iqqi"), struct.Struct(">iiqqi")
 _PARTITION = struct.Struct(">ihqq")
@@ -158,13 +160,14 @@ def _decode_flexible(version: int, body: memoryview) -> FetchRequest:
             topic = reader.text()
         topics.append((topic, _wanted(reader, reader.count(reader.length()))))
         reader.skip_tagged_fields()
-    # Nobody reads what follows, but it must be there.
-    for _ in range(reader.count(reader.length())):
-        reader.part(_ID_BYTES) if version >= _BY_ID else reader.text()
-        reader.part(4 * max(0, reader.length()))
+    if body[reader.position :] != _NO_SESSION_OR_RACK:
+        # Nobody reads what follows, but it must be there.
+        for _ in range(reader.count(reader.length())):
+            reader.part(_ID_BYTES) if version >= _BY_ID else reader.text()
+            reader.part(4 * max(0, reader.length()))
+            reader.skip_tagged_fields()
+        reader.text()
         reader.skip_tagged_fields()
-    reader.text()
-    reader.skip_tagged_fields()
     return FetchRequest(max_wait, min_bytes, max_bytes, topics, ids)
 
 
