@@ -11,13 +11,14 @@ import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
-from tests.brokers import TestCluster
+from tests.brokers import TestCluster, read_partition
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, Reader, run, run_until_stored
 from tests.support import ROUNDS, Process, wait_until
@@ -189,3 +190,42 @@ def test_what_was_acknowledged_or_shown_survives_what_happens_to_leaders_and_fol
             world.until_in_sync()
             world.check(f"seed {seed}, round {number}: {strike.__name__} of broker {struck}")
         world.finish(reader)
+
+
+def test_a_mirror_goes_on_where_another_broker_leads_its_target(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    origin = TestCluster(start, f"origin-{tmp_path.name}", tmp_path, zookeeper).start_brokers(1)
+    with origin.client() as client:
+        client.create_topic("copied", 1, {"flush.ms": "5"})
+    mirror = f'[mirror.origin]\nbootstrap = "{origin.bootstrap}"\ntopics = ["copied"]\n'
+    name = f"target-{tmp_path.name}"
+    target = TestCluster(start, name, tmp_path, zookeeper, SETTINGS + mirror).start_brokers(*BROKERS)
+    ledger = Ledger("copied")
+    producer = NumberedProducer(origin.bootstrap, ledger, PLAIN, 1)
+    with Cluster.connect(zookeeper, name, create=False) as cluster:
+        leader = wait_until("the target is led", lambda: _leader_of(cluster, "copied"))
+        for _ in range(2):
+            run_until_stored([producer], 200)
+            target.brokers[leader].kill()
+            run_until_stored([producer], 200)
+            before = leader
+            leader = wait_until("another one leads", partial(_other_leader, cluster, before))
+            target.restart(before)
+            wait_until("all are in sync", lambda: len(cluster.topics["copied"].partitions[0].isr) == 3)
+    producer.finish()
+    with origin.client() as client:
+        sent = read_partition(client, "copied", 0).values
+    with target.client() as client:
+        wait_until("all is copied", lambda: len(read_partition(client, "copied", 0).values) >= len(sent))
+        assert read_partition(client, "copied", 0).values == sent
+
+
+def _leader_of(cluster: Cluster, topic: str) -> int:
+    state = cluster.topics.get(topic)
+    return max(0, state.partitions[0].leader) if state is not None and state.partitions else 0
+
+
+def _other_leader(cluster: Cluster, gone: int) -> int:
+    leader = _leader_of(cluster, "copied")
+    return 0 if leader == gone else leader
