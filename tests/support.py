@@ -46,15 +46,22 @@ def wait_until(what: str, condition: Callable[[], T], *, timeout_s: float = WAIT
 
 
 class Process:
-    """One `millrace` command, or another module, as a real process; its output is kept for the report."""
+    """One `millrace` command, or another module or program, as a real process; its output is kept for the
+    report."""
 
     def __init__(
-        self, arguments: Sequence[str], *, env: Mapping[str, str] | None = None, module: str = "millrace.cli"
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        module: str = "millrace.cli",
+        program: Sequence[str] = (),
     ) -> None:
         self.arguments = list(arguments)
+        command = [*(program or (sys.executable, "-m", module)), *self.arguments]
         self._process = start_for_the_test_run(
             lambda ends_with_us: subprocess.Popen(
-                [sys.executable, "-m", module, *self.arguments],
+                command,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ from typing import Any
 
 import confluent_kafka
 
+from tests.compat.programs import Program
 from tests.support import REPOSITORY, Process, wait_until
 
 Record = tuple[int, int, str]
@@ -68,15 +69,20 @@ class Members:
     group: str
     started: list[Member] = field(default_factory=list)
 
-    def add(self, client: str, **options: Any) -> Member:
-        """One more member."""
-        told = {"client": client, "bootstrap": self.bootstrap, "topic": self.topic, "group": self.group}
-        process = self.start(
-            json.dumps(told | options),
-            module="tests.compat.group_member",
-            env={"PYTHONPATH": str(REPOSITORY)},
-        )
-        member = Member(f"{client} {len(self.started)}", process)
+    def add(self, client: str | Program, **options: Any) -> Member:
+        """One more member: of a client of `group_member`, or of a program that takes the same options."""
+        told = {"bootstrap": self.bootstrap, "topic": self.topic, "group": self.group} | options
+        if isinstance(client, Program):
+            process = client.start(self.start, do="member", **told)
+            name = client.name
+        else:
+            name = client
+            process = self.start(
+                json.dumps(told | {"client": client}),
+                module="tests.compat.group_member",
+                env={"PYTHONPATH": str(REPOSITORY)},
+            )
+        member = Member(f"{name} {len(self.started)}", process)
         self.started.append(member)
         return member
 
