@@ -14,16 +14,26 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kio.index import load_response_schema
+from kio.serial import entity_reader
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import ErrorCode, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.handlers import all_apis
 from millrace.records import Message, build_batch, split_batches
-from millrace.wire.codec import decode
+from millrace.wire.codec import decode, encode
 from millrace.wire.group_messages import FindCoordinatorResponse
-from millrace.wire.messages import ApiKey, ApiVersionsResponse, InitProducerIdResponse
+from millrace.wire.messages import (
+    ApiKey,
+    ApiVersionsResponse,
+    InitProducerIdResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import BEGINNING, CONFLUENT
 from tests.support import Process, run_millrace, wait_until
+from tests.unit.broker.test_every_version import UNKNOWN_TO_KIO
 
 MAX_FRAME = 1 << 20
 
@@ -438,6 +448,34 @@ def test_a_body_that_does_not_fit_closes_the_connection_where_no_response_could_
     wait_until(
         "a line", lambda: f"{name} v{version} is refused with INVALID_REQUEST" in broker.process.output
     )
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_as_the_first_request_of_a_connection_names_the_broker(
+    broker: RunningBroker, raw: Raw, version: int
+) -> None:
+    header = b"\0" if version >= ApiKey.METADATA.flexible_since else b""
+    answer = raw.ask(
+        ApiKey.METADATA, version, header + encode(MetadataRequest(topics=()), ApiKey.METADATA, version)
+    )
+    told = decode(MetadataResponse, ApiKey.METADATA, version, answer[len(header) :])
+    assert [(one.node_id, f"{one.host}:{one.port}") for one in told.brokers] == [(1, broker.bootstrap)]
+
+
+def test_a_body_that_does_not_fit_gets_a_whole_answer_or_none_in_every_version(broker: RunningBroker) -> None:
+    for api in all_apis():
+        for version in api.versions:
+            if (api.key, version) in UNKNOWN_TO_KIO:
+                continue
+            raw, flexible = Raw(broker.bootstrap), version >= api.key.flexible_since
+            raw.send(api.key, version, b"\0" * flexible + MALFORMED)
+            size = raw.file.read(4)
+            answer = raw.file.read(int.from_bytes(size)) if size else b""
+            raw.close()
+            if answer:
+                start = 4 + (flexible and api.key != ApiKey.API_VERSIONS)
+                _, read = entity_reader(load_response_schema(api.key, version))(answer[start:], 0)
+                assert read == len(answer) - start, (api.key, version, answer)
 
 
 def test_transactions_are_refused_clearly(raw: Raw) -> None:
