@@ -195,7 +195,9 @@ class SchemaRegistryClient:
         fields = answer if isinstance(answer, dict) else {}
         if response.is_success and all(key in fields for key in expected):
             return answer
-        message = f"registry {self.url}: {fields.get('message', f'HTTP {response.status_code}')}"
+        # What a registry says ends with a full stop, and here it is the first half of a sentence.
+        said = str(fields.get("message", f"HTTP {response.status_code}")).removesuffix(".")
+        message = f"registry {self.url}: {said}"
         # 40401 and its neighbours are a registry's own word; a bare 404 is a wrong address or a proxy.
         if response.status_code == 404 and str(fields.get("error_code", "")).startswith("4040"):
             raise UnknownSchema(message)

@@ -43,3 +43,9 @@ def test_an_answer_without_the_id_it_was_asked_for_is_no_registrys() -> None:
         ):
             with pytest.raises(ours.RegistryUnavailable):
                 ask()
+
+
+def test_what_a_registry_says_can_be_gone_on_with() -> None:
+    answer = '{"error_code": 40401, "message": "Subject \'s\' not found."}'
+    with client_of(404, answer) as client, pytest.raises(ours.UnknownSchema, match=r"'s' not found$"):
+        client.latest("s")
