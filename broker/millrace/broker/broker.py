@@ -27,7 +27,7 @@ from millrace.broker.standstill import Standstill
 from millrace.broker.topic_settings import topic_log_config
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import TopicState
+from millrace.coordination.state import PartitionState, TopicState
 from millrace.mailbox import Mailbox
 from millrace.mirror.puller import TargetAppend
 from millrace.records import check_produced
@@ -227,13 +227,16 @@ class Broker:
 
     def _kept(self) -> dict[TopicPartition, TopicState]:
         """What this broker leads alone, or has one of several replicas of."""
-        broker = self.config.broker_id
         return {
             (topic.name, number): topic
             for topic in self.cluster.topics.values()
             for number, state in topic.partitions.items()
-            if (broker in state.replicas if state.is_replicated else state.leader == broker)
+            if self._keeps(state)
         }
+
+    def _keeps(self, state: PartitionState) -> bool:
+        broker = self.config.broker_id
+        return broker in state.replicas if state.is_replicated else state.leader == broker
 
     def _current(self, key: TopicPartition, topic_id: UUID) -> TopicState | None:
         """The topic that a partition belongs to, if the cluster still has both."""
@@ -253,6 +256,8 @@ class Broker:
                 self.refresh()  # it may be another topic's partition by now
             elif (current := self._current(key, topic.topic_id)) is None:
                 self._delete(key)
+            elif not self._keeps(current.partitions[key[1]]):
+                del self._hosted[key]  # other brokers got it meanwhile
             else:
                 try:
                     self._serve(key, current, future.result())

@@ -542,12 +542,15 @@ class Replicas:
             self._flush(one)
 
     def _cut(self, one: StoredReplica, copying: Copying, error: BaseException | None) -> None:
-        if one.copying is copying and error is None:
+        if one.copying is copying and isinstance(error, errors.MillraceError):
+            self._failed(one, copying, error)
+        elif one.copying is copying and error is None:
             self._events["cut"] += 1
             log.info("cut %s to %s, as broker %s has it", one.name, one.log.end, copying.following.leader)
             assert one.thread is not None, "it copies"
             one.thread.want(copying.wanted)
-        self._log_failed(one, error)
+        else:
+            self._log_failed(one, error)
         self._settle(one)
 
     def _failed(self, one: StoredReplica, copying: Copying, error: errors.MillraceError) -> None:

@@ -122,8 +122,12 @@ class LeaderThread(threading.Thread):
     def run(self) -> None:
         while not self._stopped:
             address = self._address() if self._wants else None
+            if address is None and not self._wants:
+                self._sleep()
+                continue
             if address is None:
-                time.sleep(RETRY_S) if self._wants else self._sleep()
+                self._failed(MillraceError("it is not registered, or not with a listener for brokers"))
+                time.sleep(RETRY_S)
                 continue
             try:
                 with Connection(
