@@ -16,6 +16,7 @@ from millrace.commands.topics import topics
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
 from millrace.errors import ErrorCode
+from millrace.storage.comparison import compare
 from millrace.wire import admin_messages as messages
 from millrace.wire.messages import ApiKey
 from tests.brokers import TestCluster
@@ -81,6 +82,13 @@ class World:
             producer.check(0, found[0])
         reader.wait_for(0, found[0])
         assert not reader.problems, reader.problems[0]
+        wait_until("all are in sync", lambda: len(self.state.isr) == len(self.state.replicas))
+        replicas = self.state.replicas
+        for broker in self.brokers.brokers.values():
+            broker.process.stop()
+        (compared,) = compare([self.brokers.folder / f"{self.name}-{broker}" for broker in replicas])
+        assert (compared.difference, len(compared.replicas)) == (None, len(replicas))
+        assert compared.compared > 0
 
 
 @pytest.fixture

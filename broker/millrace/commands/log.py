@@ -21,6 +21,8 @@ from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import MirrorPosition
+from millrace.storage.comparison import Comparison
+from millrace.storage.comparison import compare as compare_replicas
 from millrace.storage.inspection import Damage, Entry, Finding, inspect_partition, partition_directories
 from millrace.storage.log_directory import lock_directory
 from millrace.storage.repair import repair_partition
@@ -31,7 +33,7 @@ _JSON = json_option("Print one JSON object per line for a script.")
 
 @click.group(cls=Group, epilog="Example: millrace log verify data/broker-1")
 def log() -> None:
-    """List, check and repair record batches on disk. DIR is a broker's log_dir or one partition in it."""
+    """List, check, compare and repair batches on disk. DIR is a broker's log_dir or one partition in it."""
 
 
 @log.command(epilog="Example: millrace log dump data/broker-1 --json")
@@ -80,6 +82,53 @@ def verify(directory: Path, as_json: bool) -> None:
             f"{failures} damaged places beside {summary}: restore the files named above from a copy, or stop "
             f"the broker and run `millrace log repair {directory}`"
         )
+
+
+@log.command(epilog="Example: millrace log compare data/broker-1 data/broker-2")
+@click.argument("directories", metavar="DIR DIR...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@_JSON
+def compare(directories: Sequence[Path], as_json: bool) -> None:
+    """Compare the replicas that lie in two or more DIRs, byte by byte and file by file.
+
+    Compared is what all of them know to be committed. Exit 1 with file and position if replicas differ.
+    Works beside running brokers: what they have committed in the last seconds may be left out.
+    """
+    partitions = size = 0
+    differing = []
+    for found in compare_replicas(directories):
+        partitions += 1
+        size += found.compared
+        if found.difference is not None:
+            differing.append(found.partition)
+        if as_json:
+            click.echo(json.dumps(_comparison_json(found)))
+        elif (difference := found.difference) is not None:
+            where = " and ".join(f"{path}, byte {at}" for path, at in difference.files)
+            click.echo(f"{found.partition}, position {difference.position}: {difference.reason}: {where}")
+    if not as_json and not differing:
+        click.echo(f"{partitions} partitions, {size} bytes of each replica: all the same")
+    if differing:
+        raise MillraceError(
+            f"{len(differing)} of {partitions} partitions differ: keep the replica that leads; reassign the"
+            " partition without the broker of the other one, and then with it: it copies everything anew"
+        )
+
+
+def _comparison_json(found: Comparison) -> dict[str, Any]:
+    first = found.difference
+    return {
+        "partition": found.partition,
+        "replicas": [str(path) for path in found.replicas],
+        "start": found.start,
+        "end": found.end,
+        "difference": None
+        if first is None
+        else {
+            "position": first.position,
+            "reason": first.reason,
+            "files": [{"file": str(path), "byte": at} for path, at in first.files],
+        },
+    }
 
 
 @log.command(epilog="Example: millrace log repair data/broker-1")
