@@ -1,10 +1,11 @@
 """Rounds of SIGKILL among the programs of one warehouse; for a test.
 
-`python -m tests.kill_rounds WAREHOUSE CATALOG ROUNDS`: three publishers, two loaders, a compactor and an
-expirer work on one topic. A round kills one of them at a random moment, starts another in its place and looks
-at the table as a reader does: no row is there twice, and none is gone that was there before. Every tenth
-round, and the last, kills all of them at once and holds history and table against the log: each row once in
-both, and nothing for `verify` to say. Prints one line, what was killed and what was done.
+`python -m tests.kill_rounds WAREHOUSE CATALOG ROUNDS`: three publishers, two loaders, a compactor, an expirer
+and an eraser work on one topic. A round kills one of them at a random moment, starts another in its place and
+looks at the table as a reader does: no row is there twice, and none is gone that was there before and that
+nobody erases. Every tenth round, and the last, kills all of them at once, ends the erasures that were begun,
+and holds history and table against the log: each row that was not erased once in both, none that was, and
+nothing for `verify` to say. Prints one line, what was killed and what was done.
 
 Everything is forked from one process that has imported all and opened nothing: imports take longer than all
 the rest.
@@ -31,6 +32,8 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
+from millrace_warehouse.erase.erasing import erase_topic
+from millrace_warehouse.history.erasures import read_done, recorded
 from millrace_warehouse.history.layout import load_numbers, newest_load, read_checked
 from millrace_warehouse.history.manifest import UNASKED, Publication, Verdict
 from millrace_warehouse.load.load import load_topic
@@ -42,7 +45,7 @@ from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import Storage, open_storage
-from millrace_warehouse.verbs import Compact, Expire, Publish
+from millrace_warehouse.verbs import Compact, Erase, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.support import Process
 from tests.unit.warehouse.memory_log import HOUR, START, MemoryLog, load_run
@@ -54,6 +57,8 @@ PARTITIONS, BATCH = 2, 5
 EVENTS = PARTITIONS * BATCH
 """That each round adds to the log."""
 CHECK_EVERY = 10
+MOST_ERASED = 20
+"""Erasures that are recorded: each load and each check looks at all of them."""
 ERROR = "error: "
 GRACE_S = 10.0
 """Longer than any step of a program that reads a file, and than a look at the table."""
@@ -157,6 +162,33 @@ def expire(site: Site) -> None:
         site.note("expired files", expired.data_files + expired.compacted_files)
 
 
+def erased(storage: Storage) -> dict[str, int]:
+    """Every erasure that was recorded, and the sequence that it takes."""
+    return {each.id: int(each.id.rpartition("-")[2]) for each in recorded(storage, TOPIC)}
+
+
+def erase(site: Site, sequence: int | None = None) -> None:
+    """Erase one row, or go on with an erasure that was begun."""
+    with site.opened() as (storage, catalog):
+        ids = erased(storage)
+        begun = [number for id_, number in ids.items() if read_done(storage, TOPIC, id_) is None]
+        most = len(ids) >= MOST_ERASED
+        if sequence is None and (begun or most):
+            sequence = random.choice(begun or [*ids.values()])
+        number = random.randrange(EVENTS * site.rounds) if sequence is None else sequence
+        request = Erase(
+            topic=TOPIC,
+            warehouse=storage.root,
+            where=f"header.sequence = {number}",
+            reason="a test",
+            id=f"sequence-{number}",
+        )
+        at = At(storage=storage, catalog=catalog)
+        result = erase_topic(at, request, lambda topic, hour: Verdict(verdict=UNASKED), lambda: None)
+        if not result.message.startswith("nothing"):
+            site.note("erasures")
+
+
 WORKERS: Mapping[str, Callable[[Site], None]] = {
     "publisher 1": publish,
     "publisher 2": publish,
@@ -165,6 +197,7 @@ WORKERS: Mapping[str, Callable[[Site], None]] = {
     "loader 2": load,
     "compactor": compact,
     "expirer": expire,
+    "eraser": erase,
 }
 
 
@@ -179,7 +212,11 @@ def look(site: Site) -> None:
     with site.opened() as (storage, catalog):
         if (table := load_table(catalog, table_identifier(TOPIC))) is None or PATH not in table.properties:
             return
-        rows = sequences(table)
+        try:
+            rows = sequences(table)
+        except FileNotFoundError:  # an erasure leaves no query its files
+            site.note("queries without their files")
+            return
         stated = read_checked(storage, Publication, table.properties[PATH]).rows
     once = set(rows)
     twice = [row for row, times in Counter(rows).items() if times > 1]
@@ -187,6 +224,8 @@ def look(site: Site) -> None:
     assert len(rows) == stated, f"{len(rows)} rows, the publication states {stated}"
     assert once <= set(range(EVENTS * site.rounds)), "rows that nobody has sent"
     before = set(map(int, site.seen.read_text().split())) if site.seen.exists() else set()
+    with site.opened() as (storage, _):
+        before -= {*erased(storage).values()}  # recorded before a row of it goes
     assert before <= once, f"rows that are gone: {sorted(before - once)[:20]}"
     site.seen.write_text(" ".join(map(str, rows)))
 
@@ -194,6 +233,10 @@ def look(site: Site) -> None:
 def check(site: Site) -> None:
     """Each row once in history and in the table, once the next load and publication are through."""
     load(site, "checker")
+    with site.opened() as (storage, _):
+        ids = erased(storage)
+    for number in ids.values():
+        erase(site, number)
     publish(site, len(HOURS))
     look(site)
     sent = EVENTS * site.rounds
@@ -202,9 +245,14 @@ def check(site: Site) -> None:
         table = catalog.load_table(table_identifier(TOPIC))
         hours = catalog.load_table(hours_identifier(TOPIC)).scan().to_arrow().to_pylist()
         assert report.problems == [], report.problems
-        assert sequences(table) == list(range(sent)), "the table has not every row once"
-        assert (report.rows, report.published) == (sent, sent), (report.rows, report.published, sent)
-        assert sum(row["added"] - row["removed"] for row in hours) == sent, "the hours do not add up"
+        left = sorted({*range(sent)} - {*ids.values()})
+        assert sequences(table) == left, "the table has not every row once"
+        assert (report.rows, report.published) == (len(left), len(left)), (
+            report.rows,
+            report.published,
+            left,
+        )
+        assert sum(row["added"] - row["removed"] for row in hours) == len(left), "the hours do not add up"
     site.note("checks")
 
 

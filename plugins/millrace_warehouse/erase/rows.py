@@ -38,10 +38,12 @@ class Rows:
 
     def __init__(self, at: At, topic: str) -> None:
         self._at, self._topic = at, topic
-        self._sizes = {
-            f"{Folder.ROWS}/{file.path}": file.bytes for file in at.storage.files(Folder.ROWS.of(topic))
-        }
+        self._sizes = self._listed()
         self._known = KnownFiles(at.storage, topic)
+
+    def _listed(self) -> dict[str, int]:
+        files = self._at.storage.files(Folder.ROWS.of(self._topic))
+        return {f"{Folder.ROWS}/{file.path}": file.bytes for file in files}
 
     @cached_property
     def published(self) -> tuple[Table | None, Publication | None]:
@@ -55,6 +57,15 @@ class Rows:
 
     def are_own(self, manifest: LoadManifest, hour: str) -> bool:
         """True when all of the load's own files of that hour are there."""
+        if self._are_listed(manifest, hour):
+            return True
+        _, publication = self.published
+        editions = publication.loads.editions if publication is not None else {}
+        if publication is None or editions.get(str(manifest.load), 1) != manifest.edition:
+            self._sizes = self._listed()  # an edition that was made since
+        return self._are_listed(manifest, hour)
+
+    def _are_listed(self, manifest: LoadManifest, hour: str) -> bool:
         return all(self._sizes.get(f.path) == f.bytes for f in manifest.files if f.hour == hour)
 
     def schema(self, manifest: LoadManifest) -> int:
@@ -111,7 +122,7 @@ class Rows:
         if table is None or editions.get(str(manifest.load), 1) != manifest.edition:
             raise MillraceError(
                 f"files of load {manifest.load} of {self._topic} in {hour} are gone, and the table has not"
-                " its edition: run `millrace verify`"
+                " its edition: run again, then `millrace verify` if it stays so"
             )
         wanted = None if columns is None else [*dict.fromkeys([*columns, LOAD.name])]
         for file in self._head.get(hour, ()):

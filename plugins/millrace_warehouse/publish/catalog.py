@@ -11,8 +11,8 @@ makes it delete the manifests of the snapshot that is live: the table is broken 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -164,6 +164,18 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
         return asked(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
     except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
         return None
+
+
+@contextmanager
+def being_read(table: Table) -> Iterator[None]:
+    """Reads the table's manifests; MillraceError when one goes meanwhile, as in an erasure."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MillraceError(
+            f"a file of {'.'.join(table.name())} was deleted while it was read ({_first_line(error)}): run"
+            " again, then `millrace verify` if it stays so"
+        ) from error
 
 
 class _Careful:

@@ -30,7 +30,7 @@ from pyiceberg.types import IntegerType
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of, partition_of
-from millrace_warehouse.publish.catalog import Unsure, careful
+from millrace_warehouse.publish.catalog import Unsure, being_read, careful
 
 MANIFEST_FILES = 256
 """Most files that a manifest of a commit names. A reader of one day reads one or two: some 50 us a file."""
@@ -185,12 +185,13 @@ def live_files(table: Table, hours: Collection[str] | None = None) -> Iterator[D
     """The entries of the data files that main has, in all hours or in these."""
     partitions = None if hours is None else {partition_of(hour) for hour in hours}
     snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
-    for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
-        if manifest.content != ManifestContent.DATA or not _may_have(table, manifest, partitions):
-            continue
-        for entry in manifest.fetch_manifest_entry(table.io):
-            if partitions is None or entry.data_file.partition[0] in partitions:
-                yield entry.data_file
+    with being_read(table):
+        for manifest in snapshot.manifests(table.io) if snapshot is not None else ():
+            if manifest.content != ManifestContent.DATA or not _may_have(table, manifest, partitions):
+                continue
+            for entry in manifest.fetch_manifest_entry(table.io):
+                if partitions is None or entry.data_file.partition[0] in partitions:
+                    yield entry.data_file
 
 
 def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int | None] | None) -> bool:

@@ -19,6 +19,7 @@ from pyiceberg.types import LongType
 
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.layout import attempted
+from millrace_warehouse.publish.catalog import being_read
 
 RowsByLoad = Counter[int | None]
 """Load -> rows; None for rows without one."""
@@ -47,13 +48,14 @@ def named_files(table: Table, topic: str) -> set[str]:
     named = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     for statistics in (*metadata.statistics, *metadata.partition_statistics):
         named.add(statistics.statistics_path)
-    for snapshot in metadata.snapshots:
-        named.add(snapshot.manifest_list)
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in named:
-                named.add(manifest.manifest_path)
-                entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-                named |= {entry.data_file.file_path for entry in entries}
+    with being_read(table):
+        for snapshot in metadata.snapshots:
+            named.add(snapshot.manifest_list)
+            for manifest in snapshot.manifests(table.io):
+                if manifest.manifest_path not in named:
+                    named.add(manifest.manifest_path)
+                    entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+                    named |= {entry.data_file.file_path for entry in entries}
     paths = (path_in_topic(uri, topic) for uri in named)
     return {path for path in paths if path is not None}
 

@@ -50,6 +50,7 @@ from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, State
 from millrace_warehouse.publish.table import (
     PATH,
     commit_publication,
+    find_table,
     make_table,
     published_table,
     require_loads,
@@ -112,6 +113,8 @@ class _Attempts:
         self._at, self._request, self._topic, self._verdict_of = at, request, topic, verdict_of
         self._verdicts: dict[str, Verdict] = {}
         self._to_rebuild = request.rebuild
+        self._read = ""
+        """Where the metadata of the table lies that this run has read last."""
         self._made: set[str] = set()
         """Paths of the records that commits were tried with: the table may turn out to name any of them."""
 
@@ -131,6 +134,10 @@ class _Attempts:
                 raise CatalogError(
                     f"whether {self._topic} was published is not known ({cause}), and {error}"
                 ) from error
+            except MillraceError as error:  # an erasure leaves nobody the files of the snapshot before
+                if not self._is_another_table():
+                    raise
+                cause = error
         raise MillraceError(
             f"{self._topic} was not published: {TRIES} commits failed, the last one with {cause}; see that"
             " the catalog works and that not too many publish at once, then run again"
@@ -141,6 +148,7 @@ class _Attempts:
         if self._to_rebuild:
             self._rebuild()
         table, before = published_table(at.catalog, at.storage, topic)
+        self._read = "" if table is None else table.metadata_location
         at.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)
@@ -157,6 +165,11 @@ class _Attempts:
         if not state.changes and state.through.load - caught_up < CATCH_UP:
             return self._unchanged(table, before, state)
         return self._commit(table, before, state)
+
+    def _is_another_table(self) -> bool:
+        """True when somebody has committed since this run read the table."""
+        table = find_table(self._at.catalog, self._topic)
+        return bool(self._read) and table is not None and table.metadata_location != self._read
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
         """Nothing to publish, or nothing more than was made again; what a run before has left is done."""

@@ -108,9 +108,11 @@ def _may_be_gone(
 
 
 def _was_erased(manifest: LoadManifest, history: History) -> bool:
-    """True when an erasure has made a later edition: it deletes the files of those before."""
-    later = range(manifest.edition + 1, history.editions[manifest.load][-1] + 1)
-    return any(edition.erases for each in later if (edition := history.manifests.get((manifest.load, each))))
+    """True for a replaced edition of a load of which rows were erased: its files are deleted at once."""
+    editions = history.editions[manifest.load]
+    return manifest.edition < editions[-1] and any(
+        each.erases for number in editions if (each := history.manifests.get((manifest.load, number)))
+    )
 
 
 def _is_in_table(manifest: LoadManifest, file: DataFile, replay: Replay) -> bool:
