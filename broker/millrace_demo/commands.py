@@ -57,6 +57,8 @@ def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
     ready = False
     try:
         with interruptible():
+            if sys.stderr.isatty():
+                click.echo("starting everything, which takes half a minute", err=True)
             _echo(*_addresses(config, Deployment(config, supervisor).start()))
             ready = True
             supervisor.watch(_echo)

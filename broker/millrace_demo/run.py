@@ -95,6 +95,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     def print_step(step: str) -> None:
         console.print(f"{time.monotonic() - began:6.1f} s  {step}", highlight=False, markup=False)
 
+    print_step("starting everything")
     with _everything_up(options) as endpoints:
         print_step(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
         register_schemas(endpoints, options.schemas)
