@@ -224,7 +224,7 @@ RUNS: Mapping[tuple[str, str], Sequence[Run]] = {
             *("--controller-directory-id", "AAAAAAAAAAAAAAAAAAAAAQ"),
         ),
     ],
-    ("kafka-leader-election", ""): [
+    ("kafka-leader-election", "`--election-type preferred`"): [
         run("LeaderElectionCommand", "--election-type", "preferred", "--all-topic-partitions")
     ],
     ("kafka-reassign-partitions", "`--list`, `--execute`, `--verify`, `--cancel`"): [
@@ -282,7 +282,7 @@ def test_the_page_has_a_row_for_every_run_and_no_other() -> None:
     assert list(TOLD) == list(RUNS)
     assert list(TOLD_OF_KAFKA) == list(OF_KAFKA)
     traced = {tool for (tool, _), (outcome, _) in TOLD.items() if "trace" in outcome}
-    alone = {"kafka-console-share-consumer", "kafka-leader-election", "kafka-reassign-partitions"}
+    alone = {"kafka-console-share-consumer"}
     assert traced - {tool for tool, _ in OF_KAFKA} == alone, "each of the others is shown with Kafka, too"
 
 
