@@ -450,9 +450,11 @@ class Server:
                 request = self._serve_next(connection, connection.framer)
                 if request is None:
                     break
+                self.statistics.served(request, self.now)
+                if request.client.closed:
+                    break  # by who served it; nothing may hold both any more, or they wait for the collector
                 connection.requests.append(request)
                 connection.unanswered += request.count
-                self.statistics.served(request, self.now)
                 late = served and time.monotonic() - self._looked_at > self._share_s
                 served = True
                 if late or not connection.framer.waiting:

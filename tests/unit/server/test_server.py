@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import ssl
@@ -17,6 +18,7 @@ from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
 from millrace.records.file_slice import FileSlice
 from millrace.security.certificates import client_context
+from millrace.server.connection import ClientConnection
 from millrace.server.loop import Server
 from millrace.server.request import Request
 from millrace.server.transport import PlainTransport
@@ -269,6 +271,26 @@ def test_a_connection_is_closed_once_however_often_it_is_asked_for(
     client.send(1)
     assert client.at_end()
     assert [line.message.endswith("a reason") for line in caplog.records] == [True]
+
+
+def test_what_a_closed_connection_held_does_not_wait_for_the_garbage_collector(running: Running) -> None:
+    def connections() -> int:
+        return sum(isinstance(item, ClientConnection) for item in gc.get_objects())
+
+    running.serve = lambda request, _: request.client.abort("as the test wants it")
+    gc.collect()
+    gc.disable()
+    try:
+        before = connections()
+        for number in range(10):
+            client = running.client()
+            client.send(number)
+            assert client.at_end()
+        running.requests.clear()
+        # The statistics may still look at the last one.
+        wait_until("they are freed", lambda: connections() <= before + 1)
+    finally:
+        gc.enable()
 
 
 def test_clients_are_refused_until_the_server_listens() -> None:
