@@ -47,6 +47,8 @@ REFUSED = {
     **dict.fromkeys(("DescribeACLs", "CreateACLs", "DeleteACLs"), NO_AUTHORIZER),
     **dict.fromkeys(("AlterClientQuotas", "AlterUserSCRAMCredentials"), NO_AUTHORIZER),
     "UnregisterBroker": NO_SUCH_BROKER,
+    "ElectLeaders": [84],  # not needed: the preferred one leads
+    "AlterPartitionAssignments": [85],  # none is under way that could be cancelled
     **dict.fromkeys(("SASLHandshake", "SASLAuthenticate"), NO_LOGIN),
     "Metadata after": [3],
 }

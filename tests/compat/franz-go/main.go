@@ -326,6 +326,13 @@ func others(group, topic string) (asked []kmsg.Request) {
 	transactions := kmsg.NewPtrListTransactionsRequest()
 	transactions.DurationFilterMillis = -1
 	add(transactions)
+	elect := kmsg.NewPtrElectLeadersRequest()
+	elect.Topics = []kmsg.ElectLeadersRequestTopic{{Topic: topic, Partitions: []int32{0}}}
+	add(elect)
+	cancel := kmsg.NewPtrAlterPartitionAssignmentsRequest()
+	cancel.Topics = []kmsg.AlterPartitionAssignmentsRequestTopic{{Topic: topic, Partitions: []kmsg.AlterPartitionAssignmentsRequestTopicPartition{{Partition: 0}}}}
+	add(cancel)
+	add(kmsg.NewPtrListPartitionReassignmentsRequest())
 	gone := kmsg.NewPtrUnregisterBrokerRequest()
 	gone.BrokerID = 7
 	add(gone)
