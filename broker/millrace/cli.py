@@ -28,6 +28,7 @@ COMMANDS = {
     "access": "millrace.commands.access:access",
     "acls": "millrace.commands.acls:acls",
     "broker": "millrace.commands.broker:broker",
+    "brokers": "millrace.commands.brokers:brokers",
     "consume": "millrace.commands.clients:consume",
     "groups": "millrace.commands.groups:groups",
     "log": "millrace.commands.log:log",

@@ -5,6 +5,7 @@ Promised is what a delivery report of an acks=all producer or a consumer was tol
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from millrace.commands.brokers import brokers
 from millrace.commands.topics import topics
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
@@ -153,3 +155,19 @@ def test_a_partition_whose_disks_are_gone_goes_on_when_an_operator_names_a_repli
     logs = "".join(broker.process.output for broker in world.brokers.brokers.values())
     assert f"has broker {other} lead traffic-0, which may lose committed messages" in logs
     assert "Reason: its disk is gone" in logs
+
+
+def test_a_broker_is_drained_under_traffic_and_listed_without_anything(world: World) -> None:
+    world.create(3)
+    leaving = wait_until("there is a leader", lambda: max(0, world.state.leader))
+    with Reader(world.brokers.bootstrap, world.ledger, 1) as reader:
+        run_until_stored(world.producers, 100)
+        at = ("--bootstrap", world.brokers.bootstrap)
+        done = CliRunner().invoke(brokers, ["drain", str(leaving), *at])
+        assert f"broker {leaving} stores nothing any more; 1 partitions have moved" in done.output
+        listed = json.loads(CliRunner().invoke(brokers, ["list", "--json", *at]).output)
+        stored = {row["broker"]: row["stored"] for row in listed}
+        assert stored == {broker: int(broker != leaving) for broker in BROKERS}
+        assert listed[0]["directory"].endswith(f"{world.name}-1")
+        run_until_stored(world.producers, 100)
+        world.finish(reader)

@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from typing import TypeAlias
 
+from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
+
 Replicas: TypeAlias = tuple[int, ...]
 """The brokers of a partition's replicas; the first is the preferred leader."""
 
@@ -57,6 +60,36 @@ def place(
         stores.update(chosen)
         placed.append(tuple(chosen))
     return placed
+
+
+def drained(
+    placed: Mapping[TopicPartition, Replicas], leaving: int, racks: Mapping[int, str]
+) -> dict[TopicPartition, Replicas]:
+    """The partitions with a replica on `leaving`, each with another broker of `racks` in its place.
+
+    That is in the rack with the fewest replicas of the partition; of several, who stores the fewest.
+    MillraceError when a partition has a replica on each broker already.
+    """
+    racks = {
+        broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items()) if broker != leaving
+    }
+    stores = Counter(chain.from_iterable(placed.values()))
+    plan = {}
+    for (topic, number), replicas in sorted(placed.items()):
+        if leaving not in replicas:
+            continue
+        used = Counter(racks.get(broker) for broker in replicas)
+        free = [
+            (used[rack], stores[broker], broker) for broker, rack in racks.items() if broker not in replicas
+        ]
+        if not free:
+            raise MillraceError(
+                f"no other broker is alive to take {topic}-{number} from broker {leaving}: start one"
+            )
+        *_, taking = min(free)
+        stores[taking] += 1
+        plan[topic, number] = tuple(taking if broker == leaving else broker for broker in replicas)
+    return plan
 
 
 def _firsts(placed: Iterable[Replicas]) -> Counter[int]:

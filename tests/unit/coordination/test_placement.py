@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.coordination.placement import Replicas, place
+from millrace.coordination.placement import Replicas, drained, place
+from millrace.errors import MillraceError
 
 RACKS = st.dictionaries(st.integers(0, 99), st.sampled_from(["", "a", "b", "c"]), min_size=1, max_size=9)
 PLACED = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True).map(tuple), max_size=9)
@@ -68,3 +70,22 @@ def test_racks_alternate() -> None:
 def test_a_broker_that_joined_lately_gets_what_comes_next() -> None:
     here = [(1, 2), (2, 1), (1, 2), (2, 1)]
     assert place(3, 2, {1: "", 2: "", 3: ""}, here, here) == [(3, 1), (3, 2), (1, 3)]
+
+
+@given(RACKS.filter(lambda racks: len(racks) > 1), st.integers(1, 20), st.data())
+def test_a_drained_broker_has_nothing_and_the_others_keep_what_they_have(
+    racks: dict[int, str], count: int, data: st.DataObject
+) -> None:
+    replicas = data.draw(st.integers(1, len(racks) - 1))
+    placed = {("t", number): found for number, found in enumerate(place(count, replicas, racks, (), ()))}
+    leaving = data.draw(st.sampled_from(sorted(racks)))
+    plan = drained(placed, leaving, racks)
+    assert plan.keys() == {key for key, found in placed.items() if leaving in found}
+    for key, found in plan.items():
+        before = placed[key]
+        assert leaving not in found
+        assert set(found) <= racks.keys()
+        assert len(set(found)) == len(before)
+        assert sum(old != new for old, new in zip(before, found, strict=True)) == 1
+    with pytest.raises(MillraceError, match="no other broker is alive to take t-0"):
+        drained({("t", 0): tuple(racks)}, leaving, racks)

@@ -1,0 +1,97 @@
+"""`millrace brokers`: what each broker of a cluster has, and taking everything off one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import click
+
+from millrace.client.broker_admin import broker_directories, broker_racks, count_moving, move_replicas
+from millrace.client.cluster_client import ClusterClient
+from millrace.commands.help_texts import Group
+from millrace.commands.printing import json_option, print_records
+from millrace.commands.topics import TIMEOUT_S, bootstrap_option
+from millrace.coordination.placement import Replicas, drained
+from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
+
+_LOOK_AGAIN_S = 0.5
+
+
+@click.group(cls=Group)
+def brokers() -> None:
+    """List brokers with what they store, and take everything off one of them.
+
+    Example: millrace brokers list --bootstrap 127.0.0.1:9092
+    """
+
+
+@brokers.command("list")
+@json_option()
+@bootstrap_option
+def list_(as_json: bool, bootstrap: str) -> None:
+    """List live brokers: rack, log directory, partitions led and stored, and how many lack replicas.
+
+    Example: millrace brokers list --json
+    """
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        racks, topics = broker_racks(client), client.topics().values()
+        directories = broker_directories(client, racks)
+    led = Counter(leader for topic in topics for leader in topic.partitions.values())
+    copies = [each for topic in topics for each in topic.copies.values()]
+    stored = Counter(broker for each in copies for broker in each.replicas)
+    lacking = Counter(
+        broker for each in copies for broker in each.replicas if len(each.isr) < len(each.replicas)
+    )
+    records = [
+        {
+            "broker": broker,
+            "rack": rack,
+            "directory": directories[broker],
+            "led": led[broker],
+            "stored": stored[broker],
+            "under_replicated": lacking[broker],
+        }
+        for broker, rack in sorted(racks.items())
+    ]
+    print_records(records, as_json=as_json, none="no brokers")
+
+
+@brokers.command()
+@click.argument("broker", type=click.IntRange(0))
+@bootstrap_option
+def drain(broker: int, bootstrap: str) -> None:
+    """Move every replica off BROKER to the other brokers, and wait until it stores none.
+
+    The number of each partition's replicas stays. New partitions still go to BROKER as long as it runs. The
+    command may be stopped: what it has begun goes on, and the next call begins where it stands.
+
+    Example: millrace brokers drain 3
+    """
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        _wait_for_moves(client, _placed(client))  # what is on its way has replicas that are to go
+        plan = drained(_placed(client), broker, broker_racks(client))
+        move_replicas(client, plan)
+        _wait_for_moves(client, plan)
+        if still := [f"{t}-{n}" for (t, n), replicas in _placed(client).items() if broker in replicas]:
+            raise MillraceError(f"broker {broker} has {still[0]} yet, which came meanwhile: call it again")
+    click.echo(f"broker {broker} stores nothing any more; {len(plan)} partitions have moved")
+
+
+def _wait_for_moves(client: ClusterClient, partitions: Collection[TopicPartition]) -> None:
+    said = 0
+    while (left := count_moving(client, partitions)) > 0:
+        if left != said:
+            click.echo(f"{left} of {len(partitions)} partitions are on their way", err=True)
+        said = left
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _placed(client: ClusterClient) -> Mapping[TopicPartition, Replicas]:
+    return {
+        (name, number): copies.replicas
+        for name, topic in client.topics().items()
+        for number, copies in topic.copies.items()
+    }
