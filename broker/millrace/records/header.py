@@ -146,7 +146,7 @@ def check_produced(batch: Buffer) -> BatchHeader:
 
     Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, control or transactional bit). A
     forged count would cost what so many records take: offsets are byte positions, and a filler makes up for
-    the bytes that are missing.
+    the bytes that are missing. `scan` of `records.runs` has the same rules for what comes in runs.
     """
     header = BatchHeader.parse(batch)
     if header is None or header.size != len(batch):

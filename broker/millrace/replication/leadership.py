@@ -115,8 +115,8 @@ class Leadership:
     def is_serving(self) -> bool:
         """True once every in-sync replica has flushed what the log held when this epoch began.
 
-        Before, this leader does not know how much of that is committed. It takes writes, and shows nothing: a
-        high watermark below the one its predecessor told would send readers back.
+        Before, this leader does not know how much of that is committed. It shows nothing, and its broker
+        takes no writes: a high watermark below the one its predecessor told would send readers back.
         """
         return self.committed >= self.start
 

@@ -1,6 +1,6 @@
 """One partition's log: a list of segments, the last of them open for appends.
 
-Knows bytes and offsets. Does not know topics, replicas, sockets or Kafka's API numbers.
+Knows bytes and offsets. Does not know topics, who leads, sockets or Kafka's API numbers.
 
 Three snapshots say what there is: as appended, as flushed and as visible. Readers see the visible one.
 Appends and changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds
