@@ -4,7 +4,7 @@ BIN := .venv/bin
 ROUNDS ?= 10
 # The newest of every minor version that pyproject.toml allows, but for the one in .venv.
 PYSPARKS := 4.0.5 4.1.4 4.2.1
-DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,)
+DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,) $(if $(REPLICAS),--replicas $(REPLICAS),)
 
 # Images of containers often switch it off; every process that a test starts would then compile Millrace again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1]
+demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1] [REPLICAS=3]
 	$(BIN)/millrace demo $(DEMO)
 
 # Three at a time also on two cores: tests wait more than they compute. The long files come first.

@@ -138,6 +138,12 @@ class Child:
             else f"exit code {self.exit_code}, no output"
         )
 
+    def kill(self) -> None:
+        """SIGKILL; returns once it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(1)
+
     def stop(self, timeout_s: float) -> None:
         """SIGTERM, then SIGKILL when it has not ended in time; returns once it is gone."""
         end(self._process, timeout_s)

@@ -125,6 +125,13 @@ def _echo(*lines: str) -> None:
     show_default=_OURS,
     help="What to run: a file of `millrace up`; its ports are not used.",
 )
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 5),
+    default=1,
+    show_default=True,
+    help="Of each partition; from 2 on a broker of each cluster is killed for good meanwhile, with its disk.",
+)
 @click.option("--dags", type=_FOLDER, default=shipped("dags"), show_default=_OURS, help="Where the DAG is.")
 @click.option(
     "--schemas", type=_FOLDER, default=shipped("schemas"), show_default=_OURS, help="The schemas to register."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import cycle
@@ -32,18 +32,33 @@ def register_schemas(endpoints: Endpoints, schemas: Path) -> None:
             registry.register(topic, json.loads((schemas / f"{topic}.avsc").read_text()))
 
 
-def publish_made_events(count: int, span: Span, endpoints: Endpoints, console: Console) -> list[Published]:
-    """`count` made events of the hours in `span`, spread over two servers in each datacenter."""
+def publish_made_events(
+    count: int, span: Span, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
+) -> list[Published]:
+    """`count` made events of the hours in `span`, spread over two servers in each datacenter.
+
+    `halfway` is called while the others are still to be sent.
+    """
     start_ms, hours = int(span[0].timestamp() * 1000), (span[1] - span[0]) // timedelta(hours=1)
     events = made_events(count, start_ms=start_ms, hours=hours, seed=count)
-    return _publish(events, count, endpoints, ("web-1", "web-2"), console)
+    return _publish(_calling(halfway, events, count // 2), count, endpoints, ("web-1", "web-2"), console)
 
 
-def publish_access_log(log: Path, endpoints: Endpoints, console: Console) -> list[Published]:
+def publish_access_log(
+    log: Path, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
+) -> list[Published]:
     """The lines of a web server's log, dealt out to the datacenters in turn; every line must be readable."""
     total = sum(1 for _ in read_log(log))
     events = (MadeEvent("PageView", event.time_ms, event.fields) for event in read_log(log))
-    return _publish(events, total, endpoints, ("web-1",), console)
+    return _publish(_calling(halfway, events, total // 2), total, endpoints, ("web-1",), console)
+
+
+def _calling(function: Callable[[], None], events: Iterable[MadeEvent], before: int) -> Iterator[MadeEvent]:
+    """The events; the function is called before that one of them."""
+    for index, event in enumerate(events):
+        if index == before:
+            function()
+        yield event
 
 
 def _publish(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -63,6 +64,8 @@ class DemoOptions:
     dags: Path
     schemas: Path
     scratch: Path
+    replicas: int
+    """From 2 on: of each partition in each cluster, which loses a broker and its disk meanwhile."""
     secure: bool
     """With TLS and logins, whatever the deployment's file says."""
 
@@ -96,10 +99,16 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
         console.print(f"{time.monotonic() - began:6.1f} s  {step}", highlight=False, markup=False)
 
     print_step("starting everything")
-    with _everything_up(options) as endpoints:
+    with _everything_up(options) as (endpoints, supervisor):
         print_step(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
         register_schemas(endpoints, options.schemas)
-        published, span = _publish(options, endpoints, console)
+
+        def halfway() -> None:
+            if options.replicas > 1:
+                lost = _lose_brokers(options, endpoints, supervisor)
+                print_step(f"killed for good, with their disks: the brokers {', '.join(lost)}")
+
+        published, span = _publish(options, endpoints, console, halfway)
         topics = sorted({entry.topic for entry in published})
         print_step(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
         print_step("running the DAG warehouse_load through Airflow")
@@ -129,14 +138,25 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     return Outcome(proof=proof, mirrored=mirrored, hours=hours, failures=failures)
 
 
-def _publish(options: DemoOptions, endpoints: Endpoints, console: Console) -> tuple[list[Published], Span]:
+def _lose_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Supervisor) -> list[str]:
+    """Kill the first broker of each cluster started here, and delete its log directory; their names."""
+    lost = [f"{name}-1" for name in endpoints.bootstraps if name not in options.kafka]
+    for broker in lost:
+        supervisor.lose(broker)
+        shutil.rmtree(options.scratch / broker)
+    return lost
+
+
+def _publish(
+    options: DemoOptions, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
+) -> tuple[list[Published], Span]:
     """What was acknowledged, and the whole hours that it lies in: of the log, or the last ones."""
     if options.access_log is not None:
         span = span_of_log(options.access_log)
-        return publish_access_log(options.access_log, endpoints, console), span
+        return publish_access_log(options.access_log, endpoints, console, halfway), span
     end = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     span = (end - timedelta(hours=options.hours), end)
-    return publish_made_events(options.events, span, endpoints, console), span
+    return publish_made_events(options.events, span, endpoints, console, halfway), span
 
 
 def _failures(
@@ -175,9 +195,11 @@ def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
 
 
 @contextmanager
-def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
+def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor]]:
     """The deployment on free ports in the scratch folder; stopped again in any case."""
     config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
+    if options.replicas > 1:
+        config = replace(config, clusters=with_replicas(config.clusters, options.replicas))
     if options.fault and any(cluster.mirror and cluster.bootstrap for cluster in config.clusters.values()):
         raise ConfigError("--fault is a fault of Millrace's own offline brokers: leave their --kafka out")
     faulty = (sys.executable, "-m", "millrace_demo.faulty_broker", options.fault) if options.fault else ()
@@ -192,7 +214,7 @@ def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
     try:
         for name in options.kafka:
             _prepare(config.clusters[name], name, security)
-        yield Deployment(config, supervisor, faulty).start()
+        yield Deployment(config, supervisor, faulty).start(), supervisor
         supervisor.check()
     finally:
         supervisor.stop()
@@ -240,6 +262,20 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
         grace_s=0,
         clusters=clusters,
     )
+
+
+def with_replicas(clusters: Mapping[str, ClusterConfig], replicas: int) -> dict[str, ClusterConfig]:
+    """The same clusters; those that are started, with so many replicas and at least as many brokers."""
+    return {
+        name: replace(
+            cluster,
+            replicas=replicas,
+            brokers=[*cluster.brokers, *["127.0.0.1:0"] * (replicas - len(cluster.brokers))],
+        )
+        if cluster.brokers
+        else cluster
+        for name, cluster in clusters.items()
+    }
 
 
 def _filled_by_process(cluster: ClusterConfig, config: UpConfig) -> ClusterConfig:

@@ -56,6 +56,8 @@ class ClusterConfig:
     bootstrap: str = ""
     """Instead of `brokers`: HOST:PORT[,HOST:PORT...] of a cluster that runs already, of Apache Kafka for
     example. Nothing of it is started or stopped."""
+    replicas: int = 1
+    """Of each partition of a new topic; at most as many as there are `brokers`."""
     topics: Mapping[str, int] = field(default_factory=dict)
     """Topics to create at the start, with their number of partitions."""
     log: LogConfig = field(default_factory=LogConfig)
@@ -149,6 +151,12 @@ class Supervisor:
         child = Child(name, command, self._logs / f"{name}.log", environment)
         self._children.append(_Supervised(child, command, again, environment or {}))
         return child
+
+    def lose(self, name: str) -> None:
+        """Kill a child for good: it is not started again, and has not failed."""
+        (lost,) = (supervised for supervised in self._children if supervised.child.name == name)
+        self._children.remove(lost)
+        lost.child.kill()
 
     def check(self) -> None:
         """MillraceError naming the first child that has ended."""
@@ -259,6 +267,8 @@ class Deployment:
                 key = "listeners.clients.listen"
                 listener = ["[listeners.clients]", *listener, *_toml(protocol="SASL_SSL"), "[tls]", *tls]
                 listener += ["[security]", *_toml(authorizer=True)]
+                if cluster.replicas > 1:
+                    listener += ["[replica_client]", *_toml(**asdict(self._security.client("broker")))]
             else:
                 own, listener = [*own, *listener], []
             file.write_text("\n".join([*own, *shared, *listener]) + "\n")
@@ -272,7 +282,8 @@ class Deployment:
         """The lines of a broker's file that all brokers of the cluster share."""
         cluster = self._config.clusters[name]
         log = {key: -1 if value is None else value for key, value in asdict(cluster.log).items()}
-        lines = [*_toml(cluster=name, zookeeper=zookeeper), "[log]", *_toml(**log)]
+        own = _toml(cluster=name, zookeeper=zookeeper, default_replicas=cluster.replicas)
+        lines = [*own, "[log]", *_toml(**log)]
         return lines if cluster.mirror is None else [*lines, *self._origin_lines(cluster.mirror)]
 
     def _origin_lines(self, mirror: MirrorConfig) -> list[str]:
@@ -353,6 +364,11 @@ def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
     if len(elsewhere) > len(set(elsewhere)):
         raise ConfigError("two clusters have one `bootstrap`: its messages would be counted twice")
     for name, cluster in clusters.items():
+        if cluster.brokers and not 1 <= cluster.replicas <= len(cluster.brokers):
+            raise ConfigError(
+                f"clusters.{name}.replicas = {cluster.replicas} needs as many `brokers`, and there are"
+                f" {len(cluster.brokers)}"
+            )
         if cluster.metrics and len(cluster.metrics) != len(cluster.brokers):
             raise ConfigError(f"clusters.{name}.metrics needs an address for each of its brokers, or none")
 

@@ -39,6 +39,17 @@ def test_every_line_of_an_access_log_arrives_once_and_in_its_hour(
 
 
 @pytest.mark.long
+def test_nothing_is_lost_with_a_broker_of_each_cluster_and_its_disk(tmp_path: Path) -> None:
+    code, last, output = demo(tmp_path, "--events", "20000", "--hours", "2", "--replicas", "3")
+    assert last == (
+        "DEMO OK: published=20000 mirrored=20000 loaded=20000 lost=0 duplicated=0 hours_complete=4/4"
+    ), output
+    assert code == 0
+    assert "killed for good, with their disks: the brokers dc1-1, dc2-1, offline-1" in output
+    assert [(tmp_path / f"{name}-1").exists() for name in ("dc1", "dc2", "offline")] == [False] * 3
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("fault", "finding"), [("drop", "lost"), ("duplicate", "duplicated")])
 def test_a_batch_that_the_mirror_withholds_or_repeats_is_named(
     tmp_path: Path, fault: str, finding: str

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, Producer
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.confluent import librdkafka_settings
 from millrace.config import ClientSecurity
+from millrace.coordination.cluster import Cluster
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import Origin
 from millrace.security.folder import SecurityFolder
@@ -136,7 +137,9 @@ def refused_to_write(bootstrap: str, security: ClientSecurity, topic: str) -> bo
 def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stops_every_child(
     start: Start, tmp_path: Path
 ) -> None:
-    process = start("up", str(REPOSITORY / "deploy" / "local.toml"), "--secure", *overrides(tmp_path))
+    replicas = ("--set", "clusters.offline.replicas=2")
+    file = str(REPOSITORY / "deploy" / "local.toml")
+    process = start("up", file, "--secure", *overrides(tmp_path), *replicas)
     process.ready()
     addresses = dict(line.split() for line in process.lines if len(line.split()) == 2)
     folder = SecurityFolder(tmp_path / "security")
@@ -154,6 +157,8 @@ def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stop
 
         wait_until("the mirrors have copied both", copied)
         wait_until("the readers have counted", lambda: "audit-counts" in client.topics())
+    with Cluster.connect(addresses["zookeeper"], "offline", create=False) as cluster:
+        assert {len(one.isr) for one in cluster.topics["PageView"].partitions.values()} == {2}
     assert not refusals(tmp_path / "logs")
     for user, topic in (("producer", "audit-counts"), ("reader", "PageView"), ("consumer", "PageView")):
         assert refused_to_write(addresses["dc1"], folder.client(user), topic), (user, topic)

@@ -33,6 +33,7 @@ USERS: Mapping[str, str] = {
     "admin": "creates topics and sets offsets",
     "producer": "publishes events and reports",
     "consumer": "reads events",
+    "broker": "copies replicas from the other brokers of its cluster",
     "mirror": "the aggregate cluster's brokers, in the clusters that they mirror",
     "reader": "counts for the audit",
     "auditor": "reads what producers and readers say",

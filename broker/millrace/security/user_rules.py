@@ -16,6 +16,7 @@ _ALLOWED = {
     "admin": [(Operation.ALL, _TOPICS), (Operation.ALL, _GROUPS), (Operation.ALL, CLUSTER)],
     "producer": [(Operation.WRITE, _TOPICS)],
     "consumer": [(Operation.READ, _TOPICS), (Operation.READ, _GROUPS)],
+    "broker": [(Operation.CLUSTER_ACTION, CLUSTER)],
     "mirror": [(operation, _TOPICS) for operation in _READS],
     "reader": [
         *((operation, _TOPICS) for operation in _READS),

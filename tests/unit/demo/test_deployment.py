@@ -8,7 +8,7 @@ import pytest
 
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
-from millrace_demo.run import on_free_ports
+from millrace_demo.run import on_free_ports, with_replicas
 from millrace_demo.up import Deployment, Supervisor, UpConfig
 
 CLUSTERS = {
@@ -46,9 +46,19 @@ def test_an_aggregate_cluster_elsewhere_has_a_partition_for_each_of_its_origins_
     assert ([*offline.mirror.topics], [*offline.mirror.batch_topics]) == (["*", "B"], [])
 
 
+def test_with_replicas_a_cluster_gets_the_brokers_that_it_lacks_unless_it_runs_already() -> None:
+    clusters = with_replicas(deployment(dc2={"bootstrap": "kafka:9092"}).clusters, 3)
+    assert {name: (cluster.replicas, len(cluster.brokers)) for name, cluster in clusters.items()} == {
+        "dc1": (3, 3),
+        "dc2": (1, 0),
+        "offline": (3, 3),
+    }
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
+        ({"dc2": {"brokers": ["a:1"], "replicas": 2}}, "clusters.dc2.replicas = 2 needs as many `brokers`"),
         ({"dc1": {}}, "clusters.dc1 needs `brokers` to start, or `bootstrap`"),
         ({"dc1": {"brokers": ["a:1"], "bootstrap": "b:2"}}, "clusters.dc1 needs `brokers` to start, or"),
         (
