@@ -48,6 +48,8 @@ CAMPAIGN_TICK_S = 0.1
 GATHER_S = 0.02
 """Changes of one topic that come within this time are one write."""
 WRITE_AGAIN_S = 0.5
+CAMPAIGN_AGAIN_S = 5.0
+"""When a replica campaigns again whose log could not be cut: the disk may have room by then."""
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
 """When a leader is asked again that does not know yet that it leads, and one after any other failure."""
 HAND_OVER_S = 0.5
@@ -106,6 +108,8 @@ class StoredReplica:
     is_changing: bool = False
     """True while a thread cuts the log: nobody else may use it then."""
     is_flushing: bool = False
+    campaign_from: float = 0.0
+    """No campaign before this time: the last one could not be brought to its end."""
     closing: int = 0
     """Partitions of former leaderships whose flush is not done."""
     stopped: str = ""
@@ -222,6 +226,8 @@ class Replicas:
         one.replica.observe(snapshot, self._mailbox.now())
         one.replica.see_brokers(self._live, self._mailbox.now())
         self._settle(one)
+        if one in self._leaderless:
+            self._maybe_campaign(one)  # at once, where a leader has just resigned
 
     # Roles
 
@@ -307,15 +313,18 @@ class Replicas:
         self._mailbox.after(min(1.0, self._lag_s / 10), self._tick)
 
     def _campaign_who_is_due(self) -> None:
-        now = self._mailbox.now()
         for one in list(self._leaderless):
-            if one.replica.is_due(now) and not one.is_changing:
-                self._campaign(one)
+            self._maybe_campaign(one)
         self._is_campaigning = bool(self._leaderless)
         if self._is_campaigning:
             self._mailbox.after(CAMPAIGN_TICK_S, self._campaign_who_is_due)
 
     # Elections
+
+    def _maybe_campaign(self, one: StoredReplica) -> None:
+        now = self._mailbox.now()
+        if one.replica.is_due(now) and now >= one.campaign_from and not one.is_changing:
+            self._campaign(one)
 
     def _campaign(self, one: StoredReplica) -> None:
         """Cut what is no whole append, then be elected over the state that made it this replica's turn."""
@@ -335,11 +344,15 @@ class Replicas:
             if error is None and one.id in self._stored:
                 self._write(one, apply, lambda newest, wrote: self._elected(one, newest, wrote))
             else:
+                one.campaign_from = self._mailbox.now() + CAMPAIGN_AGAIN_S
                 replica.not_won(self._mailbox.now())
                 self._log_failed(one, error)
                 self._settle(one)
 
-        self._change_log(one, lambda: one.log.cut(one.log.whole_end), cut)
+        if one.log.end == one.log.whole_end:
+            cut(None)  # nothing is to be cut, of nearly every log
+        else:
+            self._change_log(one, lambda: one.log.cut(one.log.whole_end), cut)
 
     def _elected(self, one: StoredReplica, newest: Snapshot | None, wrote: bool) -> None:
         replica, now = one.replica, self._mailbox.now()
@@ -348,9 +361,11 @@ class Replicas:
             if leading is not None:
                 self._lead(one, leading)
         else:
-            replica.not_won(now)
             if newest is not None:
                 replica.observe(newest, now)
+            else:
+                one.campaign_from = now + WRITE_AGAIN_S
+            replica.not_won(now)
         self._settle(one)
 
     def _propose(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace.broker import replicas
 from millrace.broker.fetch import Reads
 from millrace.config import LogConfig
 from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState, TopicState
@@ -20,8 +22,10 @@ from millrace.errors import (
     NotEnoughReplicasAfterAppend,
     NotLeader,
     RequestTimedOut,
+    StorageError,
 )
 from millrace.records.file_slice import FileSlice
+from millrace.storage.partition_log import PartitionLog
 from millrace.wire.fetch import FetchRequest
 from millrace.wire.replica import (
     Acked,
@@ -135,6 +139,43 @@ def test_a_new_leader_serves_once_its_replicas_in_sync_have_what_it_began_with(b
         return ("t", 0) in running.broker.partitions
 
     running.until("it serves", serves)
+
+
+def test_a_replica_whose_turn_it_is_is_elected_at_once_and_its_whole_log_is_not_cut(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(log: PartitionLog, position: int) -> None:
+        raise AssertionError("there is nothing to cut")
+
+    monkeypatch.setattr(PartitionLog, "cut", cut)
+    monkeypatch.setattr(replicas, "CAMPAIGN_TICK_S", 3600.0)
+    running, cluster, _ = serving(begin)
+    before = cluster.topics["t"]
+    for leader, epoch in ((2, 2), (NO_LEADER, 2)):
+        state = dataclasses.replace(before.partitions[0], leader=leader, leader_epoch=epoch)
+        version = cluster.topics["t"].version + 1
+        cluster.set(dataclasses.replace(before, partitions={0: state}, version=version))
+        running.turn()
+    running.until("it is elected again", lambda: cluster.state.leader == 1)
+    assert cluster.state.leader_epoch == 3
+
+
+def test_a_replica_whose_log_cannot_be_cut_does_not_campaign_over_and_over(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts: list[float] = []
+
+    def cut(log: PartitionLog, position: int) -> None:
+        cuts.append(time.monotonic())
+        if len(cuts) == 1:
+            raise StorageError("No space left on device")
+
+    monkeypatch.setattr(PartitionLog, "cut", cut)
+    monkeypatch.setattr(PartitionLog, "whole_end", property(lambda log: log.end - 1))
+    monkeypatch.setattr(replicas, "CAMPAIGN_AGAIN_S", 0.5)
+    begin()
+    failed, tried_again = cuts
+    assert tried_again - failed >= 0.4
 
 
 def test_acks_all_is_answered_and_a_message_shown_once_both_disks_have_it(begin: Begin) -> None:
