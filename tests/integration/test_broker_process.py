@@ -405,7 +405,7 @@ def test_a_frame_just_below_the_limit_is_served(broker: RunningBroker, raw: Raw)
 
 
 @pytest.mark.parametrize(
-    ("api_key", "version"), [(999, 3), (60, 3), (1, 0), (1, 3), (1, 18), (2, 0), (3, 14)]
+    ("api_key", "version"), [(999, 3), (60, 3), (1, 0), (1, 3), (1, 19), (2, 0), (3, 14)]
 )
 def test_what_is_not_offered_closes_the_connection_and_the_log_says_so(
     broker: RunningBroker, raw: Raw, api_key: int, version: int

@@ -275,7 +275,7 @@ def test_a_connection_is_closed_once_however_often_it_is_asked_for(
 
 def test_what_a_closed_connection_held_does_not_wait_for_the_garbage_collector(running: Running) -> None:
     def connections() -> int:
-        return sum(isinstance(item, ClientConnection) for item in gc.get_objects())
+        return sum(type(item) is ClientConnection for item in gc.get_objects())
 
     running.serve = lambda request, _: request.client.abort("as the test wants it")
     gc.collect()
