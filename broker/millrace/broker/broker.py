@@ -126,7 +126,7 @@ class Broker:
                 self._serve(key, topic, opened.result())
             except (errors.MillraceError, OSError) as error:
                 self._fail(key, topic, error)
-        self.cluster.store(self._stored)
+        self.cluster.store(self.logs)
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
         self._standstill.watch()
 
@@ -171,9 +171,15 @@ class Broker:
         return {key: hosted.partition for key, hosted in every if hosted.partition is not None}
 
     @property
-    def _stored(self) -> list[TopicPartition]:
-        """Every partition of which there is an open log here, served or not."""
-        return [key for key, hosted in self._hosted.items() if hosted.partition or hosted.replica]
+    def logs(self) -> Mapping[TopicPartition, PartitionLog]:
+        """Every open log, served or not. From any thread."""
+        logs: dict[TopicPartition, PartitionLog] = {}
+        for key, hosted in list(self._hosted.items()):
+            if hosted.replica is not None:
+                logs[key] = hosted.replica
+            elif hosted.partition is not None:
+                logs[key] = hosted.partition.log
+        return logs
 
     @property
     def failed(self) -> Mapping[TopicPartition, str]:
@@ -402,7 +408,7 @@ class Broker:
 
         def record() -> None:
             self._recording = False
-            self.cluster.store(self._stored)
+            self.cluster.store(self.logs)
 
         if not self._recording:
             self._recording = True

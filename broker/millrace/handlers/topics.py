@@ -225,8 +225,8 @@ def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.Describ
     named, broker = call.request.topics, call.broker
     wanted = None if named is None else {(topic.topic, n) for topic in named for n in topic.partitions}
     sizes = group_by_topic(
-        (name, Result.Partition(partition_index=number, partition_size=partition.log.size))
-        for (name, number), partition in sorted(broker.partitions.items())
+        (name, Result.Partition(partition_index=number, partition_size=log.size))
+        for (name, number), log in sorted(broker.logs.items())
         if wanted is None or (name, number) in wanted
     )
     try:

@@ -542,7 +542,7 @@ def test_a_topic_that_many_ask_for_is_created_once(running: Setup, monkeypatch: 
 # Sizes
 
 
-def test_sizes_on_the_disk_are_told_of_what_is_led_here(running: Setup) -> None:
+def test_sizes_on_the_disk_are_told_of_what_is_stored_here(running: Setup) -> None:
     batch = bytearray(build_batch([Message(1, None, b"x" * 500)]))
     running.broker.produce("t", 1, memoryview(batch), Outcome(), 0)
     running.turn()

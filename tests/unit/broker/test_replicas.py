@@ -27,6 +27,7 @@ from millrace.errors import (
 from millrace.records.file_slice import FileSlice
 from millrace.storage.partition_log import PartitionLog
 from millrace.wire.fetch import FetchRequest
+from millrace.wire.messages import ApiKey
 from millrace.wire.replica import (
     Acked,
     Copied,
@@ -35,6 +36,7 @@ from millrace.wire.replica import (
     ReplicaPartition,
     Wanted,
 )
+from tests.unit.broker.asking import ask
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running
 
 OURS, THEIRS = "a" * 16, "b" * 16
@@ -311,6 +313,22 @@ def test_a_reader_with_another_epoch_hears_that_its_leader_is_another_one(begin:
         request = FetchRequest(0, 1, 1 << 20, [("t", [(0, 0, 1 << 20, epoch)])])
         running.broker.fetch(request, answers.append, running.aborted_fetches.append)
         assert [read.error for _, reads in answers[0] for read in reads] == [code]
+
+
+def test_sizes_on_the_disk_are_told_of_what_another_broker_leads(begin: Begin) -> None:
+    running, cluster, _ = serving(begin)
+    running.produce()
+    running.turn()
+    size = running.broker.partition("t", 0).log.size
+    before = cluster.topics["t"]
+    elsewhere = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
+    cluster.set(dataclasses.replace(before, partitions={0: elsewhere}, version=before.version + 1))
+    running.until("another broker leads", lambda: not running.broker.partitions)
+    (directory,) = ask(running, ApiKey.DESCRIBE_LOG_DIRS, 1, {"topics": None}).results
+    (told,) = directory.topics
+    assert told.name == "t"
+    assert [(one.partition_index, one.partition_size) for one in told.partitions] == [(0, size)]
+    assert size > 0
 
 
 def test_the_log_of_a_replica_that_was_moved_away_is_put_aside_and_begun_anew(
