@@ -1,4 +1,4 @@
-"""Apache Kafka's own tools for rights and settings against an authorizer: kafka-acls.sh, kafka-configs.sh."""
+"""Apache Kafka's own tools for rights and settings by TLS and logins: kafka-acls.sh, kafka-configs.sh."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.security.scram import make_credential
 from tests.brokers import free_port
+from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.peers.kafka import kafka_tool
 from tests.support import Process, wait_until
@@ -19,7 +20,9 @@ from tests.support import Process, wait_until
 PASSWORD = "long enough"
 USERS = ("admin", "web", "stranger")
 _SETTINGS = """\
-security.protocol=SASL_PLAINTEXT
+security.protocol=SASL_SSL
+ssl.truststore.type=PEM
+ssl.truststore.location={ca}
 sasl.mechanism=SCRAM-SHA-512
 sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \
 username="{user}" password="{password}";
@@ -29,10 +32,10 @@ username="{user}" password="{password}";
 class Guarded:
     """A broker that asks for logins and rights; admin is its super user."""
 
-    def __init__(self, broker: RunningBroker, logins: str, folder: Path) -> None:
+    def __init__(self, broker: RunningBroker, logins: str, folder: Path, ca: str) -> None:
         self.broker, self.logins, self._folder = broker, logins, folder
         for user in USERS:
-            self.properties(user).write_text(_SETTINGS.format(user=user, password=PASSWORD))
+            self.properties(user).write_text(_SETTINGS.format(user=user, password=PASSWORD, ca=ca))
 
     def properties(self, user: str) -> Path:
         return self._folder / f"{user}.properties"
@@ -63,7 +66,9 @@ def guarded(
     for user in USERS:
         users.put(user, "SCRAM-SHA-512", make_credential("SCRAM-SHA-512", PASSWORD, 4096))
     session.close()
-    plain, logins = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    plain, logins = (f"localhost:{free_port()}" for _ in range(2))
+    authority = Authority(folder)
+    issued = authority.issue("broker")
     broker = start_broker(
         start_for_module,
         zookeeper,
@@ -74,12 +79,14 @@ def guarded(
             "listen": None,
             "listeners.plain.listen": plain,
             "listeners.logins.listen": logins,
-            "listeners.logins.protocol": "SASL_PLAINTEXT",
+            "listeners.logins.protocol": "SASL_SSL",
+            "tls.certificate": issued.certificate,
+            "tls.key": issued.key,
             "security.authorizer": True,
             "security.super_users": ["User:admin", "User:ANONYMOUS"],
         },
     )
-    return Guarded(broker, logins, folder)
+    return Guarded(broker, logins, folder, authority.ca)
 
 
 def test_kafka_acls_gives_producers_and_consumers_what_they_need(guarded: Guarded) -> None:
