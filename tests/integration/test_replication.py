@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import confluent_kafka
+import confluent_kafka.admin
 import pytest
 
+from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import PartitionState
+from millrace.coordination.state import NO_LEADER, PartitionState
 from tests.brokers import TestCluster, read_partition
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, Reader, run, run_until_stored
@@ -219,6 +222,27 @@ def test_a_mirror_goes_on_where_another_broker_leads_its_target(
     with target.client() as client:
         wait_until("all is copied", lambda: len(read_partition(client, "copied", 0).values) >= len(sent))
         assert read_partition(client, "copied", 0).values == sent
+
+
+def test_records_that_were_deleted_stay_so_when_another_replica_leads(world: World, tmp_path: Path) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": world.brokers.bootstrap, "acks": "all"})
+    for _ in range(3):
+        producer.produce("traffic", b"x" * 100, partition=0)
+        assert producer.flush(60) == 0
+    with world.brokers.client() as client:
+        end = client.list_offsets("traffic", LATEST)[0]
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": world.brokers.bootstrap})
+    (deleted,) = admin.delete_records([confluent_kafka.TopicPartition("traffic", 0, end)]).values()
+    assert deleted.result().low_watermark == end
+    wait_until(
+        "the followers have noted it",
+        lambda: len(list(tmp_path.glob(f"{world.name}-*/traffic-0-*/start"))) == len(BROKERS),
+    )
+    leader = world.leader()
+    world.brokers.brokers[leader].kill()
+    wait_until("another one leads", lambda: world.state().leader not in (leader, NO_LEADER))
+    with world.brokers.client() as client:
+        assert client.list_offsets("traffic", EARLIEST)[0] == end
 
 
 def _leader_of(cluster: Cluster, topic: str) -> int:

@@ -108,6 +108,8 @@ class StoredReplica:
     is_changing: bool = False
     """True while a thread cuts the log: nobody else may use it then."""
     is_flushing: bool = False
+    is_deleting: bool = False
+    """True while a thread gives up the records that its leader has given up."""
     campaign_from: float = 0.0
     """No campaign before this time: the last one could not be brought to its end."""
     closing: int = 0
@@ -123,7 +125,7 @@ class StoredReplica:
 
     @property
     def is_busy(self) -> bool:
-        return self.is_changing or self.is_flushing or self.closing > 0
+        return self.is_changing or self.is_flushing or self.is_deleting or self.closing > 0
 
 
 class Replicas:
@@ -555,6 +557,22 @@ class Replicas:
         else:
             thread.want(copying.wanted)
             self._flush(one)
+            self._delete_records(one, copying)
+
+    def _delete_records(self, one: StoredReplica, copying: Copying) -> None:
+        """Give up what the leader has given up, so that it stays so when this replica leads."""
+        before = copying.to_delete
+        if before is None or one.is_deleting:
+            return
+        one.is_deleting = True
+
+        def deleted(future: Future[int]) -> None:
+            one.is_deleting = False
+            if future.exception() is not None:  # the leader says it again, some time
+                log.warning("%s still begins where it did: %s", one.name, future.exception())
+            self._maybe_free(one)
+
+        self._in_thread(partial(one.log.delete_records, before), deleted)
 
     def _cut(self, one: StoredReplica, copying: Copying, error: BaseException | None) -> None:
         if one.copying is copying and isinstance(error, errors.MillraceError):

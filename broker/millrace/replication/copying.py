@@ -45,6 +45,7 @@ class Copying:
         self.partition, self.following, self.log = partition, following, log
         self.leader_start = log.start
         """Where the leader's log begins: what lies below may go here, too."""
+        self._start_offset = -1
         self._states = CommittedStates(log)
 
     @property
@@ -76,8 +77,14 @@ class Copying:
             self.log.append_copied(answer.headers, answer.batches, copied.segment)
             self._states.appended(self.log.whole)
         self._states.publish(self.following.accepted(copied.committed))
-        self.leader_start = copied.log_start
+        self.leader_start, self._start_offset = copied.log_start, copied.start_offset
         return None
+
+    @property
+    def to_delete(self) -> int | None:
+        """Before which offset the leader has given up its records, if they are still here."""
+        start, log = self._start_offset, self.log
+        return start if log.log_start_offset < start <= log.high_watermark else None
 
     def _cut(self, kept: int | None, anew_at: int) -> None:
         if kept is None:

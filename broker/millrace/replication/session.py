@@ -38,8 +38,8 @@ def check_epoch(leading: Leadership, known: int) -> None:
 @dataclass(slots=True)
 class _Place:
     wanted: Wanted
-    heard_start: int = -1
-    """The start of the leader's log, as last told."""
+    heard_starts: tuple[int, int] = (-1, -1)
+    """The start of the leader's log, and of what may be read of it, as last told."""
     heard_committed: int = -1
     is_answered: bool = False
     """True from an answer on until the follower says where it stands then."""
@@ -147,12 +147,13 @@ class ReplicaSession:
             leading, log = self._led(wanted)
         except BrokerError:
             return None
-        heard = place.heard_start, place.heard_committed
-        if wanted.flushed < 0 or heard == (log.start, leading.committed):
+        heard = place.heard_starts, place.heard_committed
+        if wanted.flushed < 0 or heard == ((log.start, log.log_start_offset), leading.committed):
             return None
         return _said(place, leading, log)
 
 
 def _said(place: _Place, leading: Leadership, log: PartitionLog) -> Copied:
-    place.heard_start, place.heard_committed = log.start, leading.committed
-    return Copied(place.wanted.partition, ErrorCode.NONE, committed=leading.committed, log_start=log.start)
+    starts, committed = (log.start, log.log_start_offset), leading.committed
+    place.heard_starts, place.heard_committed = starts, committed
+    return Copied(place.wanted.partition, ErrorCode.NONE, committed, *starts)

@@ -10,12 +10,14 @@ so a request names only those that changed, and an answer only those of which th
     forgotten       := topic id 16 bytes, partition int32
     answer          := error int16, [copied]
     copied          := topic id 16 bytes, partition int32, error int16, committed int64, log_start int64,
-                       segment int64, diverging_epoch int32, diverging_end int64, records bytes
+                       start_offset int64, segment int64, diverging_epoch int32, diverging_end int64,
+                       records bytes
     ReplicaAck v0   := follower int32, directory 8 bytes, [acked]; it has no answer
     acked           := topic id 16 bytes, partition int32, epoch int32, flushed int64
 
 `records` are the log's bytes from `position` on, of one file, which begins at `segment`; the last batch may
-be cut off. `diverging_end` is -1 where the follower's log is the beginning of the leader's.
+be cut off. The leader's first file begins at `log_start`; below `start_offset` its records are given up.
+`diverging_end` is -1 where the follower's log is the beginning of the leader's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _ACK = struct.Struct(">i8s")
 _WANTED = struct.Struct(">16siiqiq")
 _ACKED = struct.Struct(">16siiq")
 _PARTITION = struct.Struct(">16si")
-_FETCHED = struct.Struct(">16sihqqqiqi")
+_FETCHED = struct.Struct(">16sihqqqqiqi")
 MAX_PARTITIONS = 20_000
 """Most partitions of one request, each a microsecond or two of the event loop."""
 NOT_DIVERGING = -1
@@ -92,6 +94,7 @@ class Copied(NamedTuple):
     error: int
     committed: int = -1
     log_start: int = -1
+    start_offset: int = -1
     segment: int = -1
     diverging_epoch: int = -1
     diverging_end: int = NOT_DIVERGING
@@ -161,9 +164,9 @@ def decode_answer(body: memoryview) -> tuple[int, list[Copied]]:
     error = reader.number(INT16)
     copied = []
     for _ in range(reader.number(INT32)):
-        topic_id, number, error_code, committed, start, segment, epoch, end, size = reader.unpack(_FETCHED)
-        partition, records = _partition(topic_id, number), reader.part(size)
-        copied.append(Copied(partition, error_code, committed, start, segment, epoch, end, records))
+        topic_id, number, *fields, size = reader.unpack(_FETCHED)
+        told = Copied(_partition(topic_id, number), *fields)
+        copied.append(told._replace(records=reader.part(size)))
     reader.end()
     return error, copied
 
