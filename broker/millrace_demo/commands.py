@@ -21,6 +21,7 @@ from millrace import config as settings
 from millrace.errors import ConfigError, MillraceError
 from millrace.installation import require, shipped
 from millrace.signals import interruptible
+from millrace.urls import without_secret
 
 if TYPE_CHECKING:
     from millrace_demo.up import Endpoints, UpConfig
@@ -44,7 +45,8 @@ def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
     A process that dies is reported and started again; one that dies again and again ends the run with exit
     code 1.
 
-    With --secure brokers use TLS, and every process logs in as a user of its own.
+    With --secure everything but ZooKeeper uses TLS, every process logs in as a user of its own, and registry
+    and auditor ask for tokens.
 
     Example: millrace up --set data_dir=/tmp/millrace
     """
@@ -82,9 +84,11 @@ def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
             yield f"metrics    http://{address}/metrics of {name}"
     if endpoints.security is not None:
         yield f"clients    MILLRACE_CLIENT={endpoints.security.client_file('admin')}, and others beside it"
-    yield f"registry   {endpoints.registry_url}"
-    yield f"auditor    {endpoints.auditor_url}"
-    yield f"console    {endpoints.auditor_url}/console"
+        yield f"authority  SSL_CERT_FILE={endpoints.security.ca}"
+        yield f"tokens     {endpoints.security.token_file('registry')}, auditor.token beside it"
+    yield f"registry   {without_secret(endpoints.registry_url)}"
+    yield f"auditor    {without_secret(endpoints.auditor_url)}"
+    yield f"console    {without_secret(endpoints.auditor_url)}/console"
     yield f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}"
 
 

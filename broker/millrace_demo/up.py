@@ -7,6 +7,7 @@ the ordinary commands: whatever runs here runs as well by hand, on machines of i
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,11 @@ from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, pars
 from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
+from millrace.security.certificates import read_secret
 from millrace.security.client import VARIABLE
 from millrace.security.folder import HOSTS, SecurityFolder
+from millrace.service.access import add_entry
+from millrace.urls import with_password
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
 
@@ -31,6 +35,11 @@ RESTARTS_WITHIN_S = 60.0
 """A child that ends more often in this time will not stay by being started once more."""
 _MILLRACE = (sys.executable, "-m", "millrace.cli")
 _LISTEN = ("--listen", "{address}")
+AUTHORITY = "SSL_CERT_FILE"
+"""The variable of the authority that HTTP clients trust."""
+_TOKEN_NAME = "millrace"
+_ROLES = {"registry": ("read", "register", "admin"), "auditor": ("read", "metrics", "accept")}
+"""What the token of each service allows: the deployment has one operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +87,9 @@ class UpConfig:
     registry: str = "127.0.0.1:8081"
     auditor: str = "127.0.0.1:8082"
     security: str = ""
-    """A folder of `millrace security init`, which is made where it is missing: brokers use TLS, every process
-    logs in as a user of its own, and may do what it has to. Empty: none of it."""
+    """A folder of `millrace security init`, which is made where it is missing: everything but ZooKeeper uses
+    TLS, every process logs in as a user of its own, and may do what it has to; registry and auditor ask for
+    a token. Empty: none of it."""
     warehouse: str = ""
     """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
@@ -96,6 +106,7 @@ class Endpoints:
 
     zookeeper: str
     registry_url: str
+    """With its token, if it asks for one, and the same of the auditor's: not to be shown."""
     auditor_url: str
     bootstraps: Mapping[str, str]
     """HOST:PORT[,HOST:PORT] by cluster name."""
@@ -221,11 +232,12 @@ class Deployment:
         self._data.mkdir(parents=True, exist_ok=True)
         if self._security is not None:
             self._security.make(_hosts(self._config))
+            os.environ[AUTHORITY] = str(self._security.ca)  # for this process and all that it starts
         _, port = parse_address(self._config.zookeeper, "zookeeper")
         options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
         zookeeper = self._run("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
         options = ("--listen", self._config.registry, "--database-url", self._database("registry"))
-        registry = self._run("registry", "registry", *options, again=_LISTEN)
+        registry = self._run("registry", "registry", *options, *self._guard("registry"), again=_LISTEN)
         zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
         for name, cluster in self._config.clusters.items():
             bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
@@ -233,18 +245,39 @@ class Deployment:
             _create_topics(bootstrap, cluster, self._security)
             if cluster.mirror is not None and cluster.bootstrap:
                 self._start_mirror(name, cluster.mirror, zookeeper_address)
-        registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
+        registry_url = self._url("registry", registry.wait_until_ready(READY_TIMEOUT_S))
         auditor_url = self._start_audit(registry_url, zookeeper_address)
         return Endpoints(
             zookeeper_address, registry_url, auditor_url, self._bootstraps, self._aggregate, self._security
         )
 
     def _run(
-        self, name: str, command: str, *options: str, again: Sequence[str] = (), user: str = ""
+        self,
+        name: str,
+        command: str,
+        *options: str,
+        again: Sequence[str] = (),
+        user: str = "",
+        registry_url: str = "",
     ) -> Child:
         """Start a command of ours; one that connects to brokers does so as `user`."""
-        client = {VARIABLE: str(self._security.client_file(user))} if self._security and user else {}
-        return self._supervisor.start(name, [*_MILLRACE, command, *options], again, client)
+        environment = {"MILLRACE_REGISTRY": registry_url} if registry_url else {}
+        if self._security and user:
+            environment[VARIABLE] = str(self._security.client_file(user))
+        return self._supervisor.start(name, [*_MILLRACE, command, *options], again, environment)
+
+    def _guard(self, service: str) -> Sequence[str]:
+        """The options by which a service uses TLS and asks for its token, which is made if it is missing."""
+        if self._security is None:
+            return ()
+        access = make_token(self._security, service)
+        return ("--access", str(access), "--certificate", str(self._security.broker))
+
+    def _url(self, service: str, address: str) -> str:
+        if self._security is None:
+            return f"http://{address}"
+        token = read_secret(str(self._security.token_file(service)), "the token")
+        return with_password(f"https://{_TOKEN_NAME}@{address}", token)
 
     def _database(self, service: str) -> str:
         return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
@@ -310,20 +343,35 @@ class Deployment:
 
     def _start_audit(self, registry_url: str, zookeeper: str) -> str:
         """Start the auditor and an auditing reader for each cluster and the warehouse; the auditor's URL."""
-        config, registry = self._config, ("--registry", registry_url, "--zookeeper", zookeeper)
-        options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *registry]
+        config, zookeeper_at = self._config, ("--zookeeper", zookeeper)
+        options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *zookeeper_at]
+        options += self._guard("auditor")
         options += ["--bootstrap", self._bootstraps[self._aggregate], "--grace-s", str(config.grace_s)]
         options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
-        auditor = self._run("auditor", "auditor", *options, again=_LISTEN, user="auditor")
+        auditor = self._run(
+            "auditor", "auditor", *options, again=_LISTEN, user="auditor", registry_url=registry_url
+        )
         for name, bootstrap in self._bootstraps.items():
-            options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name, *registry]
+            options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name]
+            options += zookeeper_at
             options += ["--bootstrap", bootstrap, "--interval-ms", str(config.audit_interval_ms)]
-            self._run(f"{name}-reader", "audit-reader", *options, user="reader")
+            self._run(f"{name}-reader", "audit-reader", *options, user="reader", registry_url=registry_url)
         if config.warehouse:
             options = ["--warehouse", config.warehouse, "--bootstrap", self._bootstraps[self._aggregate]]
-            options += [*registry, "--interval-ms", str(config.audit_interval_ms)]
-            self._run("warehouse-reader", "audit-warehouse", *options, user="reader")
-        return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
+            options += [*zookeeper_at, "--interval-ms", str(config.audit_interval_ms)]
+            self._run(
+                "warehouse-reader", "audit-warehouse", *options, user="reader", registry_url=registry_url
+            )
+        return self._url("auditor", auditor.wait_until_ready(READY_TIMEOUT_S))
+
+
+def make_token(security: SecurityFolder, service: str) -> Path:
+    """Make a service's token and the file by which it knows it, where one is missing; the latter file."""
+    access = security.path / f"{service}-access.toml"
+    if not (access.exists() and security.token_file(service).exists()):
+        access.unlink(missing_ok=True)
+        security.write_token(service, add_entry(access, _TOKEN_NAME, _ROLES[service]))
+    return access
 
 
 def _toml(**values: object) -> list[str]:
@@ -374,9 +422,10 @@ def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
 
 
 def _hosts(config: UpConfig) -> list[str]:
-    """The names by which brokers of the deployment are found, each once."""
-    brokers = [parse_address(one)[0] for cluster in config.clusters.values() for one in cluster.brokers]
-    return list(dict.fromkeys([*HOSTS, *brokers]))
+    """The names by which brokers and services of the deployment are found, each once."""
+    brokers = [one for cluster in config.clusters.values() for one in cluster.brokers]
+    places = [parse_address(one)[0] for one in (*brokers, config.registry, config.auditor)]
+    return list(dict.fromkeys([*HOSTS, *places]))
 
 
 def _create_users(security: SecurityFolder, zookeeper: str, cluster: str) -> None:

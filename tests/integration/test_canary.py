@@ -27,6 +27,7 @@ from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.coordination.node_rights import load_identity
 from millrace.security.client import load_client
 from millrace.security.folder import SecurityFolder
+from millrace_demo.up import make_token
 from tests import postgres
 from tests.brokers import free_port
 from tests.canary import Secrets, Watch, files_with
@@ -475,7 +476,11 @@ def test_no_secret_of_the_secure_demo_leaves_its_file(tmp_path: Path) -> None:
     deployment = tmp_path / "deployment.toml"
     given = (REPOSITORY / "deploy" / "local.toml").read_text()
     deployment.write_text(f"security = {json.dumps(str(made.path))}\n{given}")
-    may_know: dict[str, str] = {"loads": "run_once"}
+    for service in ("registry", "auditor"):
+        make_token(made, service)
+        secrets.know(f"{service}-token", made.token_file(service).read_text().strip())
+    asks = rf"{CLIENTS}|pyspark\.daemon|SparkSubmit|audit-(reader|warehouse)"
+    may_know: dict[str, str] = {"loads": "run_once", "registry-token": asks, "auditor-token": asks}
     with Watch(secrets, tmp_path, may_know, []) as watch:
         done = run_millrace(
             *("demo", "--secure", "--events", "20000", "--hours", "2", "--keep", str(folder)),
@@ -487,5 +492,6 @@ def test_no_secret_of_the_secure_demo_leaves_its_file(tmp_path: Path) -> None:
     assert not watch.sightings
     assert not secrets.within((done.stdout + done.stderr).encode())
     kept = {made.path / f"{user}.password" for user in made.passwords()} | {made.path / "ca.key"}
+    kept |= set(made.path.glob("*.token"))
     assert files_with(secrets, tmp_path).keys() <= kept
     assert not [path for path in kept if path.stat().st_mode & 0o077]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 from pathlib import Path
 
+import httpx
 import pytest
 from confluent_kafka import KafkaError, Producer
 
@@ -177,14 +179,24 @@ def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stop
     refused = run_millrace("topics", "list", "--bootstrap", addresses["dc1"])
     assert (refused.returncode, refused.stdout) == (1, "")
 
+    registry = addresses["registry"].replace("***@", "")
+    context = ssl.create_default_context(cafile=str(folder.ca))
+    assert httpx.get(f"{registry}/subjects", verify=context).status_code == 401
+    tokens = {name: folder.token_file(name).read_text().strip() for name in ("registry", "auditor")}
+    for name, path in (("registry", "/subjects"), ("auditor", "/v1/topics")):
+        url = addresses[name].replace("***", f"millrace:{tokens[name]}")
+        assert httpx.get(url + path, verify=context).status_code == 200
+
     children = children_of(process.pid)
     environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in children]
     secrets = [*folder.passwords().values(), "PRIVATE KEY"]
     kept = {folder.broker, tmp_path / "security" / "ca.key", *folder.path.glob("*.password")}
-    for secret in secrets:
+    kept |= set(folder.path.glob("*.token"))
+    for secret in (*secrets, *tokens.values()):
         assert secret not in process.output
         assert not [command for command in children.values() if secret in command]
-        assert not [one for one in environments if secret.encode() in one]
+        # Who asks the registry has its token in the environment; nobody asks the auditor here.
+        assert secret == tokens["registry"] or not [one for one in environments if secret.encode() in one]
         files = {path for path in tmp_path.rglob("*") if path.is_file()}
         assert {path for path in files if secret.encode() in path.read_bytes()} <= kept
     assert {path for path in kept if path.stat().st_mode & 0o077} == set()

@@ -5,6 +5,7 @@
     broker.pem       the brokers' certificate and key, 0600, in one file so that a renewal is one rename
     NAME.password    a user's password, 0600
     NAME.toml        the client file of that user
+    SERVICE.token    what its clients show a service of `millrace up`, 0600
 
 What is there stays, but for `renew`. Knows no brokers and no ZooKeeper.
 """
@@ -62,6 +63,12 @@ class SecurityFolder:
     def client(self, user: str) -> ClientSecurity:
         """How that user's processes connect."""
         return load_client(str(self.client_file(user)))
+
+    def token_file(self, service: str) -> Path:
+        return self.path / f"{service}.token"
+
+    def write_token(self, service: str, token: str) -> None:
+        _write(self.token_file(service), token.encode() + b"\n", 0o600)
 
     def passwords(self) -> dict[str, str]:
         """User -> password, of every user with a password file here."""
