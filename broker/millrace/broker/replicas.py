@@ -32,7 +32,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.replication.copying import Checked, Copying
 from millrace.replication.following import Following
 from millrace.replication.leader_thread import LeaderThread, Received
-from millrace.replication.leadership import Leadership, Snapshot
+from millrace.replication.leadership import Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
 from millrace.replication.session import Led, check_epoch
 from millrace.replication.state import Directories, elect, resign
@@ -377,7 +377,7 @@ class Replicas:
             if leading is not None and one.partition is not None:
                 proposal = leading.propose(self._live, self._mailbox.now())
                 if proposal is not None:
-                    log.info("%s: %s", one.name, _words(proposal.joining, proposal.leaving))
+                    log.info("%s: %s", one.name, _words(proposal))
                     self._write_proposal(one, leading)
 
     def _write_proposal(self, one: StoredReplica, leading: Leadership) -> None:
@@ -747,7 +747,9 @@ def _write(
     return cluster.change_topic(name, change), made
 
 
-def _words(joining: Mapping[int, str], leaving: Iterable[int]) -> str:
-    come = [f"broker {broker} is in sync" for broker in joining]
-    go = [f"broker {broker} is not in sync any more" for broker in leaving]
+def _words(proposal: Proposal) -> str:
+    if proposal.finishes:
+        return "the replicas that were to come are in sync, so the others go"
+    come = [f"broker {broker} is in sync" for broker in proposal.joining]
+    go = [f"broker {broker} is not in sync any more" for broker in proposal.leaving]
     return ", ".join(come + go)
