@@ -171,6 +171,25 @@ def produce(
         )
 
 
+def acknowledged_ms(address: str, topic: str, *, requests: int, pause_s: float) -> list[float]:
+    """How long each of some produce requests of one message took until acks=all; one is under way at a time.
+
+    `pause_s` passes from each answer to the next request.
+    """
+    request = produce_request(topic, {0: batch_of(1)}, -1)
+    taken, answer = [], bytearray(_produced_bytes(topic))
+    with connect(address) as connection:
+        for _ in range(requests):
+            time.sleep(pause_s)
+            began = time.perf_counter()
+            connection.sendall(request)
+            _receive(connection, answer, len(answer))
+            taken.append((time.perf_counter() - began) * 1000)
+            if answer[-30:-28] != b"\0\0":
+                raise ConnectionError(f"the broker refused a request: {answer.hex()}")
+    return taken
+
+
 def _produced_bytes(topic: str) -> int:
     """Size of the answer for one partition, length included."""
     return 4 + 4 + 4 + 2 + len(topic) + 4 + (4 + 2 + 8 + 8 + 8) + 4

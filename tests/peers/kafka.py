@@ -1,4 +1,4 @@
-"""A real Apache Kafka: one broker in KRaft mode, and the Java tools that come with it.
+"""A real Apache Kafka: brokers in KRaft mode, and the Java tools that come with it.
 
 Everything runs as plain Java processes on loopback addresses, from the jars that `tests.peers.maven` fetched;
 they end by their own id, and with the test run. Which settings a comparison wants is its own business.
@@ -109,7 +109,8 @@ class KafkaBroker:
     """One broker that is its own controller; `folder` keeps its data and log over restarts.
 
     `settings` are added to its server.properties, `java_options` to its command line. Without an `address` it
-    listens on a free port; `listeners` are more of them, as NAME://HOST:PORT. Ready when made.
+    listens on a free port; `listeners` are more of them, as NAME://HOST:PORT. With `first` it joins that
+    broker's cluster, and takes its controller, under a `node_id` of its own. Ready when made.
     """
 
     def __init__(
@@ -121,9 +122,13 @@ class KafkaBroker:
         java_options: Sequence[str] = (),
         address: str | None = None,
         listeners: Sequence[str] = (),
+        first: KafkaBroker | None = None,
+        node_id: int = 1,
     ) -> None:
         self.folder = folder
         self.address = address or f"127.0.0.1:{free_port()}"
+        self.controller = first.controller if first else f"127.0.0.1:{free_port()}"
+        self.cluster_id = first.cluster_id if first else _new_cluster_id()
         self._command = [
             find_java(),
             f"-Xmx{heap_mb}m",
@@ -136,7 +141,11 @@ class KafkaBroker:
         self._properties = folder / "server.properties"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        lines = _server_properties(self.address, folder / "data", listeners) | dict(settings or {})
+        own = [f"PLAINTEXT://{self.address}", *([] if first else [f"CONTROLLER://{self.controller}"])]
+        lines = _server_properties(self.controller, folder / "data", [*own, *listeners])
+        if first:
+            lines |= {"process.roles": "broker", "node.id": str(node_id)}
+        lines |= dict(settings or {})
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         self._format()
         self.start()
@@ -194,8 +203,7 @@ class KafkaBroker:
     def _format(self) -> None:
         if (self.folder / "data" / "meta.properties").exists():
             return
-        cluster_id = base64.urlsafe_b64encode(b"millrace" + os.urandom(8)).decode().rstrip("=")
-        done = kafka_tool("StorageTool", "format", "-t", cluster_id, "-c", str(self._properties))
+        done = kafka_tool("StorageTool", "format", "-t", self.cluster_id, "-c", str(self._properties))
         assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
     def _answers(self) -> bool:
@@ -211,13 +219,16 @@ class KafkaBroker:
         return True
 
 
-def _server_properties(address: str, data: Path, listeners: Sequence[str]) -> dict[str, str]:
-    controller = f"127.0.0.1:{free_port()}"
+def _new_cluster_id() -> str:
+    return base64.urlsafe_b64encode(b"millrace" + os.urandom(8)).decode().rstrip("=")
+
+
+def _server_properties(controller: str, data: Path, listeners: Sequence[str]) -> dict[str, str]:
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@{controller}",
-        "listeners": ",".join([f"PLAINTEXT://{address}", f"CONTROLLER://{controller}", *listeners]),
+        "listeners": ",".join(listeners),
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",

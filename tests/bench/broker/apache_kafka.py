@@ -11,7 +11,14 @@ from tests.bench.broker.system import Client, missing_without_jars
 from tests.peers import maven
 from tests.peers.kafka import POM, KafkaBroker
 
-_SETTINGS = {"log.segment.delete.delay.ms": "0", "num.network.threads": "3", "num.io.threads": "8"}
+SETTINGS = {"log.segment.delete.delay.ms": "0", "num.network.threads": "3", "num.io.threads": "8"}
+FLUSHED = {
+    "log.flush.interval.messages": "10000",
+    "log.flush.interval.ms": "100",
+    # The time is looked at by a scheduler that runs this often, too.
+    "log.flush.scheduler.interval.ms": "100",
+}
+"""Millrace's flush settings."""
 
 
 class ApacheKafka:
@@ -28,14 +35,7 @@ class ApacheKafka:
         self.version = "?"
         self.address = ""
         self.clients: Sequence[Client] = ()
-        self._settings = dict(_SETTINGS)
-        if flushed:
-            # The time is looked at by a scheduler that runs this often, too.
-            self._settings |= {
-                "log.flush.interval.messages": "10000",
-                "log.flush.interval.ms": "100",
-                "log.flush.scheduler.interval.ms": "100",
-            }
+        self._settings = SETTINGS | FLUSHED if flushed else dict(SETTINGS)
         self._listeners: Sequence[str] = ()
         self._broker: KafkaBroker | None = None
 
