@@ -154,3 +154,32 @@ def _answers(running: Running) -> bool:
         return running.get("/healthz")[0] == 200
     except OSError:
         return False
+
+
+def test_partitions_without_a_leader_or_without_replicas_are_counted(
+    start: Start, zookeeper: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    cluster = TestCluster(start, "lacking", tmp_path, zookeeper, f'metrics_listen = "127.0.0.1:{port}"\n')
+    cluster.start_brokers(1)
+    cluster.settings = ""
+    cluster.start_brokers(2)
+    told = Running(cluster, port).numbers
+    with cluster.client() as client:
+        client.create_topic("copied", 2, replicas=2)
+        client.create_topic("alone", 2, replicas=1)
+    names = ("leaderless",), ("under_replicated",), ("under_min_isr",), ("moving_bytes",)
+    wait_until("both lead", lambda: told()["replicas", "leading"] == told()["replicas", "following"] == 1)
+    wait_until("all is there", lambda: [told()[name] for name in names] == [0, 0, 0, 0])
+    assert told()["replica_lag_bytes", "2"] == 0
+    cluster.brokers[2].kill()
+    wait_until("it is missed", lambda: [told()[name] for name in names] == [1, 2, 0, 0])
+    assert told()["replica_events_total", "elected"] == 2
+    assert told()["replica_events_total", "unclean"] == 0
+    address = cluster.brokers[1].address
+    wait_until("it leads both", lambda: told()["replicas", "leading"] == 2)
+    batch = build_batch([Message(1, None, b"x" * 100)])
+    with socket.create_connection(parse_address(address), timeout=10) as connection:
+        connection.sendall(produce_request("copied", {0: batch, 1: batch}, 1))
+        assert connection.recv(4)
+    wait_until("what it lacks is counted", lambda: told()["replica_lag_bytes", "2"] == 2 * len(batch))

@@ -171,3 +171,23 @@ def test_a_broker_is_drained_under_traffic_and_listed_without_anything(world: Wo
         assert listed[0]["directory"].endswith(f"{world.name}-1")
         run_until_stored(world.producers, 100)
         world.finish(reader)
+
+
+def test_what_a_dead_broker_shares_with_others_moves_and_what_it_alone_had_is_named(world: World) -> None:
+    world.create(2)
+    gone = wait_until("there is a leader", lambda: max(0, world.state.leader))
+    run_until_stored(world.producers, 50)
+    with world.brokers.client() as client:
+        client.create_topic("alone", len(BROKERS), replicas=1)
+        (lost,) = [number for number, leader in client.topic("alone").partitions.items() if leader == gone]
+    world.brokers.brokers[gone].kill()
+    wait_until("it is forgotten", lambda: gone not in world.cluster.brokers)
+    wait_until("another leads", lambda: world.state.leader not in (gone, -1))
+    at = ",".join(broker.address for number, broker in world.brokers.brokers.items() if number != gone)
+    done = CliRunner().invoke(brokers, ["drain", str(gone), "--bootstrap", at])
+    assert f"the only replica of alone-{lost}: start it" in str(done.exception)
+    assert "1 partitions have moved" in str(done.exception)
+    assert gone not in world.state.replicas
+    with Reader(world.brokers.bootstrap, world.ledger, 1) as reader:
+        run_until_stored(world.producers, 50)
+        world.finish(reader)

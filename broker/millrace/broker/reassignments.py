@@ -109,6 +109,7 @@ def elect_unclean(broker: Broker, name: str, number: int, replica: int, *, who: 
 
     for error in _change_each(broker, name, [number], elect).values():
         raise error
+    broker.mailbox.post(lambda: broker.replicas.count("unclean"))
     log.warning(
         "unclean election: %s has broker %s lead %s-%s, which may lose committed messages. Reason: %s",
         who,

@@ -57,6 +57,8 @@ HAND_OVER_S = 0.5
 RESIGN_S = 3.0
 """The longest that it then waits for ZooKeeper."""
 
+EVENTS = ("elected", "unclean", "in_sync", "out_of_sync", "cut")
+
 Apply: TypeAlias = Callable[[Snapshot], PartitionState | None]
 """What becomes of the newest state; None where nothing is to be written (any more)."""
 Then: TypeAlias = Callable[[Snapshot | None, bool], None]
@@ -82,6 +84,10 @@ class ReplicaNumbers:
     under_replicated: int
     """Led here, and not all replicas are in sync."""
     under_min_isr: int
+    lags: Mapping[int, int]
+    """Bytes of partitions led here that each follower is not known to have on its disk."""
+    moving_bytes: int
+    """Those of them that reassignments wait for."""
     events: Mapping[str, int]
 
 
@@ -152,7 +158,7 @@ class Replicas:
         self._writing: set[tuple[str, UUID]] = set()
         self.is_stopping = False
         """True while what is led here is handed over: it is not led again."""
-        self._events = Counter(dict.fromkeys(("elected", "in_sync", "out_of_sync", "cut"), 0))
+        self._events = Counter(dict.fromkeys(EVENTS, 0))
         self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="replicas")
         self._lag_s = config.replica_lag_ms / 1000
@@ -187,7 +193,8 @@ class Replicas:
     def numbers(self) -> ReplicaNumbers:
         """As of now; from any thread."""
         roles = Counter(dict.fromkeys(("leading", "following", "waiting", "stopped"), 0))
-        under_replicated = under_min_isr = 0
+        under_replicated = under_min_isr = moving = 0
+        lags = Counter[int]()
         for one in list(self._stored.values()):
             leading = one.replica.leading
             if one.stopped:
@@ -197,9 +204,16 @@ class Replicas:
                 state = leading.snapshot.state
                 under_replicated += len(state.isr) < len(state.replicas)
                 under_min_isr += not leading.has_enough
+                missing = leading.lags
+                lags.update(missing)
+                moving += sum(missing[broker] for broker in state.adding if broker in missing)
             else:
                 roles["following" if one.copying is not None else "waiting"] += 1
-        return ReplicaNumbers(roles, under_replicated, under_min_isr, self._events.copy())
+        return ReplicaNumbers(roles, under_replicated, under_min_isr, lags, moving, self._events.copy())
+
+    def count(self, event: str) -> None:
+        """One more of EVENTS, which somebody else has seen to."""
+        self._events[event] += 1
 
     @property
     def stopped(self) -> Mapping[TopicPartition, str]:

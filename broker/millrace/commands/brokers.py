@@ -72,11 +72,22 @@ def drain(broker: int, bootstrap: str) -> None:
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         _wait_for_moves(client, _placed(client))  # what is on its way has replicas that are to go
-        plan = drained(_placed(client), broker, broker_racks(client))
+        placed, racks = _placed(client), broker_racks(client)
+        plan = dict(drained(placed, broker, racks))
+        lost = [each for each in plan if broker not in racks and placed[each] == (broker,)]
+        for each in lost:
+            del plan[each]  # nobody can copy it
         move_replicas(client, plan)
         _wait_for_moves(client, plan)
-        if still := [f"{t}-{n}" for (t, n), replicas in _placed(client).items() if broker in replicas]:
+        stored = [each for each, replicas in _placed(client).items() if broker in replicas]
+        if still := [f"{t}-{n}" for t, n in stored if (t, n) not in lost]:
             raise MillraceError(f"broker {broker} has {still[0]} yet, which came meanwhile: call it again")
+        if lost:
+            names = ", ".join(f"{t}-{n}" for t, n in lost)
+            raise MillraceError(
+                f"{len(plan)} partitions have moved; broker {broker} is not alive and has the only replica of"
+                f" {names}: start it with its disk, or create these topics anew"
+            )
     click.echo(f"broker {broker} stores nothing any more; {len(plan)} partitions have moved")
 
 

@@ -71,9 +71,16 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "replicas": (_GAUGE, "Partitions with several replicas stored here, by what this one does.", ("role",)),
     "under_replicated": (_GAUGE, "Partitions led here of which not all replicas are in sync.", ()),
     "under_min_isr": (_GAUGE, "Those of them that commit nothing: fewer than min.insync.replicas.", ()),
+    "leaderless": (_GAUGE, "Partitions of the whole cluster that no live broker leads.", ()),
+    "replica_lag_bytes": (
+        _GAUGE,
+        "Bytes of partitions led here that a follower is not known to have on its disk.",
+        ("follower",),
+    ),
+    "moving_bytes": (_GAUGE, "Those of them that reassignments wait for.", ()),
     "replica_events": (
         _COUNTER,
-        "Elections won here, replicas that came in sync or went out, cuts of logs here.",
+        "Elections won and unclean ones asked for here, replicas that came in sync or went out, cut logs.",
         ("event",),
     ),
     "mirror_state": (_GAUGE, "1 for what a mirror does now.", ("origin", *_PARTITION, "state")),
@@ -210,6 +217,12 @@ class Numbers(Collector):
         yield _metrics("replicas", [((role,), count) for role, count in numbers.roles.items()])
         yield _metric("under_replicated", numbers.under_replicated)
         yield _metric("under_min_isr", numbers.under_min_isr)
+        cluster = self.broker.cluster
+        states = [state for topic in cluster.topics.values() for state in topic.partitions.values()]
+        yield _metric("leaderless", sum(state.leader not in cluster.brokers for state in states))
+        lags = [((str(follower),), lag) for follower, lag in sorted(numbers.lags.items())]
+        yield _metrics("replica_lag_bytes", lags)
+        yield _metric("moving_bytes", numbers.moving_bytes)
         yield _metrics("replica_events", [((event,), count) for event, count in numbers.events.items()])
 
     def _mirrors(self) -> Iterator[Metric]:

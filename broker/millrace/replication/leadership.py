@@ -132,6 +132,18 @@ class Leadership:
         """False while there are fewer in-sync replicas than the minimum: acks=all is refused then."""
         return len(self.snapshot.state.isr) >= self.snapshot.minimum
 
+    @property
+    def lags(self) -> dict[int, int]:
+        """Bytes of the log that each other replica is not known to have on its disk. From any thread."""
+        end, state, flushed = self._log.end, self.snapshot.state, dict[int, int]()
+        for (broker, _), follower in list(self._followers.items()):
+            flushed[broker] = max(follower.flushed, flushed.get(broker, -1))
+        return {
+            broker: max(0, end - max(flushed.get(broker, -1), self._log.start))
+            for broker in state.replicas
+            if broker != self.broker
+        }
+
     # What happens
 
     def appended(self) -> None:

@@ -265,8 +265,25 @@ def test_a_follower_that_hangs_up_is_out_and_comes_in_again(begin: Begin) -> Non
     running.until("it is in", lambda: set(cluster.state.isr) == {1, 2})
     running.until("it is counted", lambda: running.broker.replicas.numbers().under_replicated == 0)
     numbers = running.broker.replicas.numbers()
-    assert numbers.events == {"elected": 1, "in_sync": 1, "out_of_sync": 1, "cut": 0}
+    assert numbers.events == {"elected": 1, "unclean": 0, "in_sync": 1, "out_of_sync": 1, "cut": 0}
     assert numbers.roles["leading"] == 1
+
+
+def test_what_a_follower_has_not_flushed_is_counted_and_what_a_reassignment_waits_for(begin: Begin) -> None:
+    running, cluster, other = serving(begin, lag_ms=100_000)
+    numbers = running.broker.replicas.numbers
+    other.fetch(1, 0, flushed=0)
+    running.produce(acks_all=True)
+    running.turn()
+    log = running.broker.partition("t", 0).log
+    assert (numbers().lags, numbers().moving_bytes) == ({2: log.end}, 0)
+    other.ack(1, log.end)
+    assert numbers().lags == {2: 0}
+    topic = cluster.topics["t"]
+    moving = dataclasses.replace(cluster.state, replicas=(1, 2, 3), adding=(3,))
+    cluster.set(dataclasses.replace(topic, partitions={0: moving}, version=topic.version + 1))
+    running.broker.refresh()
+    assert (numbers().lags, numbers().moving_bytes) == ({2: 0, 3: log.end}, log.end)
 
 
 def test_a_follower_that_does_not_flush_is_out_after_the_lag(begin: Begin) -> None:
