@@ -35,7 +35,7 @@ from millrace_audit.answer import iso, to_json
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.acceptance import Acceptance, accept
 from millrace_audit.auditor.access import role_of
-from millrace_audit.auditor.console import GroupsLook, add_console
+from millrace_audit.auditor.console import ClusterLook, add_console
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.settling import settle
@@ -77,10 +77,10 @@ def build_app(
     store: AuditStore,
     rules: AuditRules,
     worker: Worker,
-    groups: GroupsLook | None = None,
+    cluster: ClusterLook | None = None,
     access: AccessList | None = None,
 ) -> FastAPI:
-    """The application on a database that a worker fills; the console shows `groups` where they are given.
+    """The application on a database that a worker fills; the console shows `cluster` where it is given.
 
     With `access` it answers who has the route's role only.
     """
@@ -89,7 +89,7 @@ def build_app(
     )
     _say_errors_in_one_line(app)
 
-    add_console(app, store, rules, worker.numbers, groups)
+    add_console(app, store, rules, worker.numbers, cluster)
 
     @app.get("/", response_model=None)
     def index(request: Request) -> dict[str, Any] | RedirectResponse:

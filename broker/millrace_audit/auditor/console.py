@@ -1,6 +1,6 @@
 """The console: one page for people, made from the database when somebody looks.
 
-    GET /console?days=2&until=ISO             topic x hour by verdict, topics, mirrors, loads, groups
+    GET /console?days=2&until=ISO             hours by verdict, topics, mirrors, loads, groups, replicas
     GET /console?...&topic=NAME&at=DATE[THH]  the same, and one day or hour of a topic before it
 
 Changes nothing, and knows no verdict by itself. All that producers wrote is text: the template escapes it,
@@ -45,6 +45,8 @@ DAY_MS = 24 * HOUR_MS
 DAYS = (2, 7, 30)
 """How much of the past a picture may show."""
 MOST_GROUPS = 100
+MOST_LACKING = 100
+"""Shown of the partitions that lack replicas."""
 _LOOKED_AT = 48
 """Newest windows of a topic among which the newest published hour is looked for."""
 MARKS: Mapping[Verdict | None, str] = {
@@ -67,7 +69,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _LOOK_AGAIN_S = 5.0
-_GROUPS_TIMEOUT_S = 3.0
+_BROKERS_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +84,59 @@ class GroupLag:
     """In offsets, over all partitions: bytes on Millrace, messages on Apache Kafka; None: nobody tells."""
 
 
-class GroupsLook:
-    """The aggregate cluster's groups as they were seconds ago: no page waits for a broker."""
+@dataclass(frozen=True, slots=True)
+class LackingPartition:
+    """A partition of the aggregate cluster that nobody leads, or of which not all replicas are in sync."""
+
+    name: str
+    leader: int
+    """-1: nobody."""
+    replicas: Sequence[int]
+    in_sync: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSeen:
+    """The aggregate cluster's groups and the partitions that lack something."""
+
+    groups: Sequence[GroupLag] = ()
+    lacking: Sequence[LackingPartition] = ()
+    is_known: bool = False
+    """False: nobody knows, and `trouble` says why."""
+    trouble: str = ""
+    """Why not more is said."""
+
+
+class ClusterLook:
+    """The aggregate cluster as it was seconds ago: no page waits for a broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._lock = threading.Lock()
         self._due = 0.0
-        self._found: Sequence[GroupLag] = ()
-        self._trouble: str | None = "the brokers are being asked: look again in a moment"
+        self._seen = ClusterSeen(trouble="the brokers are being asked: look again in a moment")
 
-    def found(self) -> tuple[Sequence[GroupLag], str | None]:
-        """What was found last, and why it is not more; asks again in a thread when that is old."""
+    def seen(self) -> ClusterSeen:
+        """What was seen last; asks again in a thread when that is old."""
         with self._lock:
             if time.monotonic() >= self._due:
                 self._due = float("inf")  # until this look is over
-                threading.Thread(target=self._look, name="console-groups", daemon=True).start()
-            return self._found, self._trouble
+                threading.Thread(target=self._look, name="console-cluster", daemon=True).start()
+            return self._seen
 
     def _look(self) -> None:
         try:
-            found, trouble = self._ask()
+            seen = self._ask()
         except (MillraceError, OSError) as error:
-            found, trouble = (), str(error)
+            seen = ClusterSeen(trouble=str(error))
         finally:
             with self._lock:
                 self._due = time.monotonic() + _LOOK_AGAIN_S
-        self._found, self._trouble = found, trouble
+        self._seen = seen
 
-    def _ask(self) -> tuple[Sequence[GroupLag], str | None]:
-        with ClusterClient(self._bootstrap, timeout_s=_GROUPS_TIMEOUT_S) as cluster:
+    def _ask(self) -> ClusterSeen:
+        with ClusterClient(self._bootstrap, timeout_s=_BROKERS_TIMEOUT_S) as cluster:
+            lacking = _lacking(cluster)
             client = GroupClient(cluster)
             groups = sorted(client.groups().items())
             lags = []
@@ -129,7 +154,17 @@ class GroupsLook:
                 if not topics:
                     lags.append(GroupLag(name, group.state, len(group.members), "", None))
         more = len(groups) - MOST_GROUPS
-        return lags, f"{more} more groups: see `millrace groups list`" if more > 0 else None
+        trouble = f"{more} more groups: see `millrace groups list`" if more > 0 else ""
+        return ClusterSeen(lags, lacking, is_known=True, trouble=trouble)
+
+
+def _lacking(cluster: ClusterClient) -> Sequence[LackingPartition]:
+    return [
+        LackingPartition(f"{name}-{number}", topic.partitions[number], copies.replicas, copies.isr)
+        for name, topic in sorted(cluster.topics().items())
+        for number, copies in topic.copies.items()
+        if topic.partitions[number] < 0 or len(copies.isr) < len(copies.replicas)
+    ]
 
 
 def _ends(cluster: ClusterClient, topic: str) -> Mapping[int, int]:
@@ -164,7 +199,7 @@ class PartitionLine:
 
 
 def add_console(
-    app: FastAPI, store: AuditStore, rules: AuditRules, numbers: AuditNumbers, groups: GroupsLook | None
+    app: FastAPI, store: AuditStore, rules: AuditRules, numbers: AuditNumbers, cluster: ClusterLook | None
 ) -> None:
     """Serve the page and its two files."""
     templates = Environment(
@@ -187,8 +222,8 @@ def add_console(
                 overview = shown.overview()
         except MillraceError as error:
             return HTMLResponse(page.render(error=str(error)), status_code=400, headers=_HEADERS)
-        found, trouble = groups.found() if groups else ((), "no broker is asked for them here")
-        text = page.render(error=None, detail=detail, groups=found, groups_trouble=trouble, **overview)
+        seen = cluster.seen() if cluster else ClusterSeen(trouble="no broker is asked here")
+        text = page.render(error=None, detail=detail, cluster=seen, most=MOST_LACKING, **overview)
         return HTMLResponse(text, headers=_HEADERS)
 
     for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):

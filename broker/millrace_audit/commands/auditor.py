@@ -102,7 +102,7 @@ def auditor(
     from millrace.service.web import WebServer
     from millrace_audit.auditor.app import build_app
     from millrace_audit.auditor.auditor import Auditor
-    from millrace_audit.auditor.console import GroupsLook
+    from millrace_audit.auditor.console import ClusterLook
     from millrace_audit.auditor.store import AuditStore
 
     rules = _rules(**words)
@@ -113,7 +113,7 @@ def auditor(
     ):
         worker.check()
         access = AccessList(access_file) if access_file else None
-        app = build_app(store, rules, worker, GroupsLook(bootstrap), access)
+        app = build_app(store, rules, worker, ClusterLook(bootstrap), access)
         server = WebServer(app, listen, "auditor", tls_of(certificate, key))
         # What is there by now stays. A collection that looked through it again took 70 ms of a page.
         gc.freeze()
