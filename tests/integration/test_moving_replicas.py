@@ -127,6 +127,25 @@ def test_the_first_replica_leads_again_when_an_operator_says_so(world: World) ->
         world.finish(reader)
 
 
+def test_the_first_replica_leads_again_by_itself_when_it_has_been_in_sync_for_a_while(world: World) -> None:
+    world.create(2)
+    first = wait_until("there is a leader", lambda: max(0, world.state.leader))
+    with Reader(world.brokers.bootstrap, world.ledger, 1) as reader:
+        run_until_stored(world.producers, 50)
+        world.brokers.brokers[first].kill()
+        wait_until("another leads", lambda: world.state.leader not in (first, -1))
+        epoch = world.state.leader_epoch
+        world.brokers.restart(first)
+        wait_until("all are in sync", lambda: len(world.state.isr) == 2)
+        wait_until("the first replica leads", lambda: world.state.leader == first)
+        assert world.state.leader_epoch == epoch + 1
+        assert len(world.state.isr) == 2, "who led before follows, and was not out of sync for it"
+        logs = "".join(broker.process.output for broker in world.brokers.brokers.values())
+        assert "traffic-0: the first replica is in sync again and is to lead" in logs
+        run_until_stored(world.producers, 50)
+        world.finish(reader)
+
+
 def test_a_partition_whose_disks_are_gone_goes_on_when_an_operator_names_a_replica(world: World) -> None:
     world.create(2)
     leader = wait_until("there is a leader", lambda: max(0, world.state.leader))

@@ -27,6 +27,8 @@ from tests.sim.ledger import Ledger
 from tests.sim.log import Batch, MemoryLog, Violation
 
 LAG_S = 2.0
+PREFER_AFTER_S = 2.0
+"""Much sooner than in a broker, so that first replicas get the lead back within a history."""
 SESSION_S = 1.0
 FETCH_TIMEOUT_S = 0.5
 ZOOKEEPER_TIMEOUT_S = 0.6
@@ -81,7 +83,7 @@ class Machine:
         return f"{self.broker}/{self.disks}"
 
     def _new_replica(self) -> Replica:
-        return Replica(self.broker, self.directory, self.log, lag_s=LAG_S)
+        return Replica(self.broker, self.directory, self.log, lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
 
     def begin_life(self) -> None:
         self.life += 1
@@ -553,6 +555,7 @@ class World:
         return (
             leading is not None
             and leading.is_serving
+            and leading.broker == self._node.state.replicas[0]
             and leading.committed >= self._ledger.end
             and len(self._node.state.isr) == self.history.replicas == len(self._node.state.target)
             and all(m.log.committed == m.log.end == leading.committed for m in self.machines.values())

@@ -82,7 +82,7 @@ def elect_preferred(broker: Broker, name: str, numbers: Iterable[int]) -> dict[i
         preferred = state.replicas[0]
         if state.leader == preferred:
             raise ElectionNotNeeded(f"broker {preferred} leads {name}-{number} already")
-        elected = prefer(state, _live(broker), topic.minimum(number))
+        elected = prefer(state, _live(broker))
         if elected is None:
             raise PreferredLeaderNotAvailable(
                 f"broker {preferred} does not live, or is not in sync in {name}-{number}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -52,8 +52,10 @@ CAMPAIGN_AGAIN_S = 5.0
 """When a replica campaigns again whose log could not be cut: the disk may have room by then."""
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
 """When a leader is asked again that does not know yet that it leads, and one after any other failure."""
+PREFER_AFTER_LAGS = 6
+"""How long the first replica must be in sync before it leads again, in `replica_lag_ms`: 60 s by default."""
 HAND_OVER_S = 0.5
-"""The longest that a broker which stops waits for its followers to have everything."""
+"""The longest that who is about to lead no more waits for the followers to have everything."""
 RESIGN_S = 3.0
 """The longest that it then waits for ZooKeeper."""
 
@@ -108,6 +110,8 @@ class StoredReplica:
     partition: ReplicatedPartition | None = None
     """Set while it is led here, served or not yet."""
     is_served: bool = False
+    gives_way: bool = False
+    """True while it is led here for its last moments: nothing is written then, so that nothing is lost."""
     copying: Copying | None = None
     """Set while it follows."""
     thread: LeaderThread | None = None
@@ -170,7 +174,13 @@ class Replicas:
         """Take part in a partition from now on; its log is open."""
         self._live = self._registered()
         partition = ReplicaPartition(topic.topic_id, key[1])
-        replica = Replica(self._config.broker_id, self._directory, log_, lag_s=self._lag_s)
+        replica = Replica(
+            self._config.broker_id,
+            self._directory,
+            log_,
+            lag_s=self._lag_s,
+            prefer_after_s=PREFER_AFTER_LAGS * self._lag_s,
+        )
         one = self._stored[partition] = StoredReplica(key, partition, log_, replica)
         self._see(one, topic)
         if not self._is_ticking:
@@ -254,7 +264,8 @@ class Replicas:
             self._end_leading(one, errors.NotLeader(f"another broker leads {one.name} now"))
         elif partition is not None:
             partition.show_committed()
-            if not one.is_served and partition.leading.is_serving and not self.is_stopping:
+            is_closed = one.gives_way or self.is_stopping
+            if not one.is_served and partition.leading.is_serving and not is_closed:
                 one.is_served = True
                 self._owner.replica_leads(one.key, partition)
         if one.copying is not None and one.copying.following is not replica.following:
@@ -295,9 +306,8 @@ class Replicas:
         partition, one.partition = one.partition, None
         assert partition is not None, "it was led here"
         log.info("leads %s no more", one.name)
-        if one.is_served:
-            one.is_served = False
-            self._owner.replica_leads_no_more(one.key, partition)
+        one.gives_way = False
+        self._serve_no_more(one, partition)
         one.closing += 1
 
         def idle() -> None:
@@ -306,6 +316,11 @@ class Replicas:
 
         partition.close(why, idle)
         self._followers.changed(one.id)
+
+    def _serve_no_more(self, one: StoredReplica, partition: ReplicatedPartition) -> None:
+        if one.is_served:
+            one.is_served = False
+            self._owner.replica_leads_no_more(one.key, partition)
 
     def _give_up(self, one: StoredReplica) -> None:
         """Nobody can tell what is on the disk: another replica leads from here on."""
@@ -392,7 +407,11 @@ class Replicas:
                 proposal = leading.propose(self._live, self._mailbox.now())
                 if proposal is not None:
                     log.info("%s: %s", one.name, _words(proposal))
-                    self._write_proposal(one, leading)
+                    if proposal.preferred:
+                        one.gives_way = True
+                        self._when_followed([one], partial(self._write_proposal, one, leading))
+                    else:
+                        self._write_proposal(one, leading)
 
     def _write_proposal(self, one: StoredReplica, leading: Leadership) -> None:
         """Until it is certain what became of it: who may be in already counts till then."""
@@ -408,6 +427,7 @@ class Replicas:
                 self._mailbox.after(WRITE_AGAIN_S, lambda: self._write_proposal(one, leading))
                 return
             leading.decided(newest)
+            one.gives_way = False
             self._events["in_sync"] += len(proposal.joining)
             self._events["out_of_sync"] += len(proposal.leaving)
             one.replica.observe(newest, self._mailbox.now())
@@ -439,11 +459,6 @@ class Replicas:
         """
         self.is_stopping = True
         led = [one for one in self._stored.values() if one.partition is not None]
-        for one in led:
-            if one.is_served and one.partition is not None:
-                one.is_served = False
-                self._owner.replica_leads_no_more(one.key, one.partition)
-        deadline = self._mailbox.now() + HAND_OVER_S
         missing = set(led)
         ended = False
 
@@ -458,22 +473,32 @@ class Replicas:
             if not missing:
                 end()
 
-        def look() -> None:
-            behind = [one for one in led if one.partition and one.partition.leading.committed < one.log.end]
-            if behind and self._mailbox.now() < deadline:
-                self._mailbox.after(0.01, look)
-                return
+        def resign_all() -> None:
             self._mailbox.after(RESIGN_S, end)
             for one in led:
                 self._resign(one, is_whole=True, then=partial(resigned, one))
 
-        for one in led:
-            if one.partition is not None:
-                one.partition.flush()
         if led:
-            look()
+            self._when_followed(led, resign_all)
         else:
             end()
+
+    def _when_followed(self, led: Sequence[StoredReplica], then: Callable[[], None]) -> None:
+        """Take no writes any more; call `then` once the followers have everything, or have had their time."""
+        deadline = self._mailbox.now() + HAND_OVER_S
+        for one in led:
+            if one.partition is not None:
+                self._serve_no_more(one, one.partition)
+                one.partition.flush()
+
+        def look() -> None:
+            behind = [one for one in led if one.partition and one.partition.leading.committed < one.log.end]
+            if behind and self._mailbox.now() < deadline:
+                self._mailbox.after(0.01, look)
+            else:
+                then()
+
+        look()
 
     # Compare-and-set
 
@@ -764,6 +789,8 @@ def _write(
 def _words(proposal: Proposal) -> str:
     if proposal.finishes:
         return "the replicas that were to come are in sync, so the others go"
+    if proposal.preferred:
+        return "the first replica is in sync again and is to lead"
     come = [f"broker {broker} is in sync" for broker in proposal.joining]
     go = [f"broker {broker} is not in sync any more" for broker in proposal.leaving]
     return ", ".join(come + go)

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from millrace.coordination.state import PartitionState
-from millrace.replication.state import Directories, expand, finish, shrink
+from millrace.replication.state import Directories, expand, finish, prefer, shrink
 from millrace.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 MAX_UNITS = 4096
@@ -67,18 +67,23 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the leader wants written: a change of the in-sync replicas, or the end of a reassignment."""
+    """What the leader wants written: who is in sync, the end of a reassignment, or that it leads no more."""
 
     joining: Directories = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
     finishes: bool = False
     """True: all that a reassignment adds are in sync; then nobody joins or leaves."""
+    preferred: Directories = field(default_factory=dict)
+    """The first replica, if it is to lead; then this is all."""
 
     def apply(self, snapshot: Snapshot, leader: int, epoch: int) -> PartitionState | None:
         """What the newest state becomes; None when there is nothing to write (any more)."""
         _, state, minimum = snapshot
         if self.finishes:
             return finish(state, leader, epoch, minimum)
+        if self.preferred:
+            leads = (state.leader, state.leader_epoch) == (leader, epoch)
+            return prefer(state, self.preferred) if leads else None
         if self.leaving:
             return shrink(state, leader, epoch, self.leaving, minimum)
         return expand(state, leader, epoch, self.joining, minimum)
@@ -94,10 +99,13 @@ class _Follower:
 class Leadership:
     """What the leader of one epoch knows and decides."""
 
-    def __init__(self, broker: int, won: Snapshot, log: ReplicaLog, now: float, *, lag_s: float) -> None:
+    def __init__(
+        self, broker: int, won: Snapshot, log: ReplicaLog, now: float, *, lag_s: float, prefer_after_s: float
+    ) -> None:
         """`won` is the state that the election wrote; the epoch starts where `log` ends.
 
         `lag_s`: a follower that has not flushed what the log held so long ago is out of the in-sync replicas.
+        `prefer_after_s`: so long the first replica must be in sync before it gets the lead.
         """
         self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
         self.snapshot = won
@@ -106,10 +114,11 @@ class Leadership:
         """Everything below it is committed; -1 until all that lies below `start` is known to be."""
         self.proposal: Proposal | None = None
         """What was handed out to be written, while nobody knows whether it was."""
-        self._log, self._lag_s = log, lag_s
+        self._log, self._lag_s, self._prefer_after_s = log, lag_s, prefer_after_s
         self._units = deque([self.start])
         self._followers: dict[tuple[int, str], _Follower] = {}
         self._ends = deque([(now, self.start)])
+        self._preferred_since: float | None = None
 
     @property
     def is_serving(self) -> bool:
@@ -203,6 +212,7 @@ class Leadership:
         Removals come first: commits wait for them.
         """
         self._note_end(now)
+        preferred = self._preferred(live, now)
         if self.proposal is None:
             leaving = self._leaving(live, now)
             joining = {} if leaving else self._joining(live)
@@ -213,7 +223,21 @@ class Leadership:
             if finish(state, self.broker, self.epoch, minimum) is not None:
                 self.proposal = Proposal(finishes=True)
                 return self.proposal
+            if preferred:
+                self.proposal = Proposal(preferred=preferred)
+                return self.proposal
         return None
+
+    def _preferred(self, live: Directories, now: float) -> Directories:
+        """The first replica, once it has been alive and in sync for long enough to lead again."""
+        state = self.snapshot.state
+        if prefer(state, live) is None or not self.is_serving or state.adding or state.removing:
+            self._preferred_since = None
+            return {}
+        if self._preferred_since is None:
+            self._preferred_since = now
+        first = state.replicas[0]
+        return {first: live[first]} if now - self._preferred_since >= self._prefer_after_s else {}
 
     def _leaving(self, live: Directories, now: float) -> frozenset[int]:
         return frozenset(

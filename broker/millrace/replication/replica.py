@@ -26,7 +26,9 @@ CAMPAIGN_STEP_S = 0.5
 class Replica:
     """The role of one broker's copy of one partition with several replicas."""
 
-    def __init__(self, broker: int, directory: str, log: ReplicaLog, *, lag_s: float) -> None:
+    def __init__(
+        self, broker: int, directory: str, log: ReplicaLog, *, lag_s: float, prefer_after_s: float
+    ) -> None:
         """`directory` is the id of the log directory that `log` lies in."""
         self.broker, self.directory, self.log = broker, directory, log
         self.leading: Leadership | None = None
@@ -34,7 +36,7 @@ class Replica:
         self.is_campaigning = False
         self.snapshot: Snapshot | None = None
         self.live: Directories = {}
-        self._lag_s = lag_s
+        self._lag_s, self._prefer_after_s = lag_s, prefer_after_s
         self._leaderless_since: float | None = None
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
@@ -122,7 +124,14 @@ class Replica:
             self.snapshot = snapshot
         newest, epoch = self.snapshot.state, snapshot.state.leader_epoch
         if (newest.leader, newest.leader_epoch) == (self.broker, epoch):
-            self.leading = Leadership(self.broker, self.snapshot, self.log, now, lag_s=self._lag_s)
+            self.leading = Leadership(
+                self.broker,
+                self.snapshot,
+                self.log,
+                now,
+                lag_s=self._lag_s,
+                prefer_after_s=self._prefer_after_s,
+            )
         self._take_role(now)
         return self.leading
 

@@ -153,17 +153,15 @@ def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> Part
     return done
 
 
-def prefer(state: PartitionState, live: Directories, minimum: int) -> PartitionState | None:
-    """The leader resigns in favour of the first replica; None unless that is alive, in sync and not leading.
+def prefer(state: PartitionState, live: Directories) -> PartitionState | None:
+    """Nobody leads, so that the first replica does next; None unless that is alive, in sync and not leading.
 
-    Anybody may do it: the leader hears of it.
+    Anybody may do it: the leader hears of it. It stays in sync: what it commits until then is flushed by all.
     """
     preferred = state.replicas[0]
     if state.leader == preferred or preferred not in _alive(state.isr, live):
         return None
-    if state.leader == NO_LEADER:
-        return state
-    return resign(state, state.leader, state.leader_epoch, minimum, is_whole=True)
+    return replace(state, leader=NO_LEADER)
 
 
 def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionState | None:

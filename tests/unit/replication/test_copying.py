@@ -50,7 +50,7 @@ class Node:
 
     def up(self) -> None:
         self.log = PartitionLog(self._folder, LogConfig(segment_bytes=3000), Clock(), is_replica=True)
-        self.replica = Replica(self.broker, DIRECTORIES[self.broker], self.log, lag_s=10)
+        self.replica = Replica(self.broker, DIRECTORIES[self.broker], self.log, lag_s=10, prefer_after_s=60)
         self.states = CommittedStates(self.log)
         self.copying: Copying | None = None
         self.sessions: dict[int, ReplicaSession] = {}

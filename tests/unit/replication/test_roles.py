@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from millrace.storage.epochs import NO_EPOCH, EpochEnd
 from tests.sim.log import MemoryLog
 
 LAG_S = 10.0
+PREFER_AFTER_S = 30.0
 LIVE = {1: "a", 2: "b", 3: "c"}
 LED = PartitionState(1, (1, 2, 3), LIVE, 7)
 
@@ -34,7 +36,7 @@ def write(log: MemoryLog, leading: Leadership, number: int) -> None:
 
 
 def leader(log: MemoryLog, state: PartitionState = LED, minimum: int = 2) -> Leadership:
-    return Leadership(1, Snapshot(1, state, minimum), log, 0.0, lag_s=LAG_S)
+    return Leadership(1, Snapshot(1, state, minimum), log, 0.0, lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
 
 
 def test_a_leader_shows_nothing_before_all_in_sync_replicas_have_what_it_began_with() -> None:
@@ -131,6 +133,24 @@ def test_a_replica_that_lacks_what_was_there_a_lag_ago_goes_out_and_an_idle_one_
     assert proposed == {70: {3}}
 
 
+def test_the_first_replica_leads_again_once_it_has_been_in_sync_for_a_while() -> None:
+    log = log_of((1, 1))
+    leading = leader(log, PartitionState(1, (2, 1, 3), {1: "a", 2: "b", 3: "c"}, 7))
+    for broker in (2, 3):
+        leading.reported(broker, LIVE[broker], 10)
+    assert leading.propose(LIVE, 10.0) is None
+    assert leading.propose({1: "a", 2: "new", 3: "c"}, 11.0) is not None, "it is gone"
+    leading.decided(Snapshot(2, leading.snapshot.state, 2))
+    assert leading.propose(LIVE, 12.0) is None, "it is back, and begins again"
+    assert leading.propose(LIVE, 11.0 + PREFER_AFTER_S) is None
+    proposal = leading.propose(LIVE, 12.0 + PREFER_AFTER_S)
+    assert proposal is not None
+    given = proposal.apply(leading.snapshot, 1, 7)
+    assert given == replace(leading.snapshot.state, leader=NO_LEADER)
+    led_since = Snapshot(3, replace(leading.snapshot.state, leader=3, leader_epoch=8), 2)
+    assert proposal.apply(led_since, 1, 7) is None
+
+
 def test_units_are_forgotten_before_they_are_too_many_and_the_last_one_stays() -> None:
     log = log_of((1, 1))
     leading = leader(log)
@@ -194,7 +214,10 @@ def test_what_a_follower_knows_as_committed_ends_with_a_unit() -> None:
 
 def test_replicas_campaign_one_after_the_other() -> None:
     state = Snapshot(1, PartitionState(1, (1, 2, 3), LIVE, 7), 2)
-    replicas = [Replica(broker, at, log_of((1, 1)), lag_s=LAG_S) for broker, at in LIVE.items()]
+    replicas = [
+        Replica(broker, at, log_of((1, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
+        for broker, at in LIVE.items()
+    ]
     for replica in replicas[1:]:
         replica.observe(state, 0.0)
         replica.see_brokers(LIVE, 0.0)
@@ -205,7 +228,7 @@ def test_replicas_campaign_one_after_the_other() -> None:
 
 
 def test_a_replica_leads_by_an_answer_it_heard_and_by_nothing_else() -> None:
-    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S)
+    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
     replica.see_brokers(LIVE, 0.0)
     replica.observe(Snapshot(4, LED, 2), 0.0)  # from its life before
     assert replica.leading is None
@@ -227,7 +250,7 @@ def test_a_replica_leads_by_an_answer_it_heard_and_by_nothing_else() -> None:
 
 
 def test_who_won_when_another_has_won_since_follows() -> None:
-    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S)
+    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
     replica.observe(Snapshot(4, PartitionState(NO_LEADER, (1, 2, 3), LIVE, 7), 2), 0.0)
     replica.campaign()
     _, elected = replica.election() or pytest.fail("it may lead")
@@ -238,7 +261,7 @@ def test_who_won_when_another_has_won_since_follows() -> None:
 
 
 def test_a_leader_stops_when_it_hears_of_a_newer_one() -> None:
-    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S)
+    replica = Replica(1, "a", log_of((1, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
     newer = Snapshot(9, PartitionState(2, (1, 2, 3), LIVE, 9), 2)
     for hear in (partial(replica.heard_of, 9), partial(replica.observe, newer, 1.0)):
         replica.snapshot = Snapshot(4, PartitionState(NO_LEADER, (1, 2, 3), LIVE, 7), 2)
