@@ -488,6 +488,7 @@ class Replicas:
         deadline = self._mailbox.now() + HAND_OVER_S
         for one in led:
             if one.partition is not None:
+                one.partition.write()  # what came in this turn: its bytes do not stay
                 self._serve_no_more(one, one.partition)
                 one.partition.flush()
 

@@ -264,9 +264,9 @@ def test_a_follower_that_hangs_up_is_out_and_comes_in_again(begin: Begin) -> Non
     again.fetch(1, 0, flushed=0)
     running.until("it is in", lambda: set(cluster.state.isr) == {1, 2})
     running.until("it is counted", lambda: running.broker.replicas.numbers().under_replicated == 0)
-    numbers = running.broker.replicas.numbers()
-    assert numbers.events == {"elected": 1, "unclean": 0, "in_sync": 1, "out_of_sync": 1, "cut": 0}
-    assert numbers.roles["leading"] == 1
+    events = {"elected": 1, "unclean": 0, "in_sync": 1, "out_of_sync": 1, "cut": 0}
+    running.until("both are counted", lambda: running.broker.replicas.numbers().events == events)
+    assert running.broker.replicas.numbers().roles["leading"] == 1
 
 
 def test_what_a_follower_has_not_flushed_is_counted_and_what_a_reassignment_waits_for(begin: Begin) -> None:
@@ -294,6 +294,50 @@ def test_a_follower_that_does_not_flush_is_out_after_the_lag(begin: Begin) -> No
     running.until("it is out", lambda: set(cluster.state.isr) == {1})
     running.until("the rest commit without it", lambda: outcome.heard)
     assert outcome.base_offset == 0
+
+
+def preferring_the_other(cluster: Registries, isr: dict[int, str]) -> None:
+    topic = cluster.topics["t"]
+    state = dataclasses.replace(cluster.state, replicas=(2, 1), isr=isr)
+    cluster.set(dataclasses.replace(topic, partitions={0: state}, version=topic.version + 1))
+
+
+def test_who_gives_way_to_the_first_replica_waits_for_what_is_written(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "PREFER_AFTER_LAGS", 0)
+    running, cluster, other = serving(begin, lag_ms=100_000)
+    other.fetch(1, 0, flushed=0)
+    written = running.produce(acks_all=True)
+    preferring_the_other(cluster, {1: OURS, 2: THEIRS})
+    running.broker.refresh()
+    with pytest.raises(LeaderNotAvailable):
+        running.broker.partition("t", 0)
+    assert cluster.state.leader == 1
+    other.ack(1, running.broker.replicas._stored[PLACE].log.end)
+    running.until("this disk has it", lambda: written.heard)
+    assert written.base_offset == 0
+    running.until("nobody leads", lambda: cluster.state.leader == NO_LEADER)
+    assert set(cluster.state.isr) == {1, 2}
+
+
+def test_who_gives_way_to_a_replica_that_is_gone_meanwhile_leads_on(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "PREFER_AFTER_LAGS", 0)
+    running, cluster, other = serving(begin, lag_ms=100_000)
+    other.fetch(1, 0, flushed=0)
+    waiting = running.produce(acks_all=True)
+    preferring_the_other(cluster, {1: OURS, 2: THEIRS})
+    running.broker.refresh()
+    preferring_the_other(cluster, {1: OURS})
+    running.until("it commits alone", lambda: waiting.heard)
+    assert waiting.base_offset == 0
+    running.until("it is served", lambda: ("t", 0) in running.broker.partitions)
+    assert cluster.state.leader == 1
+    again = running.produce(acks_all=True)
+    running.until("it takes writes", lambda: again.heard)
+    assert again.base_offset > 0
 
 
 def test_a_broker_that_stops_gives_up_what_it_leads_in_one_write(begin: Begin) -> None:
