@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from millrace.client.cluster_client import ClusterClient
 from tests.bench.broker import java
 from tests.bench.broker.apache_kafka import FLUSHED, SETTINGS
 from tests.bench.broker.millrace import Millrace
 from tests.brokers import TestCluster
 from tests.peers import maven
 from tests.peers.kafka import POM, KafkaBroker
-from tests.support import Process
+from tests.support import Process, wait_until
 
 BROKERS = (1, 2, 3)
 
@@ -84,6 +85,8 @@ class KafkaCluster:
                 node_id=number,
             )
         self.bootstrap = ",".join(broker.address for broker in self._brokers.values())
+        with ClusterClient(self.bootstrap) as client:
+            wait_until("all may store something", lambda: client.broker_ids() == [*BROKERS])
 
     def stop(self) -> None:
         for broker in self._brokers.values():
