@@ -127,8 +127,8 @@ class KafkaBroker:
     ) -> None:
         self.folder = folder
         self.address = address or f"127.0.0.1:{free_port()}"
-        self.controller = first.controller if first else f"127.0.0.1:{free_port()}"
-        self.cluster_id = first.cluster_id if first else _new_cluster_id()
+        self.controller: str = first.controller if first else f"127.0.0.1:{free_port()}"
+        self.cluster_id: str = first.cluster_id if first else _new_cluster_id()
         self._command = [
             find_java(),
             f"-Xmx{heap_mb}m",
