@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-from tests.brokers import free_port
+from millrace.client.broker_admin import count_moving, move_replicas
+from millrace.client.cluster_client import ClusterClient
+from millrace.coordination.cluster import Cluster
+from millrace.errors import InvalidReplicationFactor
+from tests.brokers import TestCluster, free_port
 from tests.conftest import Start
+from tests.integration.faults.ledger import Ledger
+from tests.integration.faults.traffic import PLAIN, NumberedProducer, Reader, run_until_stored
 from tests.support import REPOSITORY, run_millrace, wait_until
 
 BEFORE_THE_FIRST_TAG = "17a689c"
@@ -105,3 +113,52 @@ def test_this_version_goes_on_with_what_the_version_before_has_written(
     assert again.ready() == address
     read = run_millrace("consume", "Click", "--from-beginning", "--until-end", *bootstrap)
     assert sorted(read.stdout.split(), key=int) == [*first, "1000"]
+
+
+def test_brokers_are_upgraded_one_by_one_under_traffic_and_copy_once_all_are(
+    version_before: dict[str, str], start: Start, zookeeper: str, tmp_path: Path
+) -> None:
+    numbers = (1, 2, 3)
+    cluster = TestCluster(partial(start, env=version_before), "rolling", tmp_path, zookeeper)
+    cluster.start_brokers(*numbers)
+    create = ("topics", "create", "traffic", "--partitions", "3", "--bootstrap", cluster.bootstrap)
+    created = run_millrace(*create, env=version_before)
+    assert created.returncode == 0, created.stderr
+    ledger = Ledger("traffic")
+    producers = [NumberedProducer(cluster.bootstrap, ledger, PLAIN, 3)]
+    everywhere = {("traffic", number): numbers[number:] + numbers[:number] for number in range(3)}
+    with (
+        cluster.client() as client,
+        Cluster.connect(zookeeper, "rolling", create=False) as seen,
+        Reader(cluster.bootstrap, ledger, 3) as reader,
+    ):
+        cluster.start = start
+        for broker in numbers:
+            run_until_stored(producers, 100)
+            assert cluster.brokers[broker].process.stop() == 0
+            cluster.restart(broker)
+            run_until_stored(producers, 100)
+            ledger.check(client, range(3), f"broker {broker} is of this version")
+            if broker < numbers[-1]:
+                with ClusterClient(cluster.brokers[1].address, timeout_s=20) as newest:
+                    refused = pytest.raises(InvalidReplicationFactor, match=f"upgrade broker {broker + 1}")
+                    with refused:
+                        newest.create_topic("copied", 1, replicas=2)
+                    with refused:
+                        move_replicas(newest, everywhere)
+        move_replicas(client, everywhere)
+        wait_until("all have three replicas", lambda: count_moving(client, everywhere) == 0)
+        states = [state for _, state in sorted(seen.topics["traffic"].partitions.items())]
+        assert [state.replicas for state in states] == list(everywhere.values())
+        assert all(len(state.isr) == 3 for state in states)
+        run_until_stored(producers, 100)
+        cluster.brokers[2].kill()
+        shutil.rmtree(tmp_path / "rolling-2")
+        run_until_stored(producers, 100)
+        for producer in producers:
+            producer.finish()
+        found = ledger.check(client, range(3), "a broker is gone with its disk")
+        for number in range(3):
+            producers[0].check(number, found[number])
+            reader.wait_for(number, found[number])
+        assert not reader.problems
