@@ -364,7 +364,7 @@ class World:
         if leading is None or fetch.epoch != leading.epoch:
             machine.replica.heard_of(fetch.epoch)
             return
-        leading.connected(fetch.follower.broker, fetch.directory)
+        leading.connected(fetch.follower.broker, fetch.directory, fetch.position)
         diverging = leading.check(fetch.position, fetch.last_epoch)
         if diverging is not None:
             self._answer(machine, fetch, leading, diverging)

@@ -48,7 +48,7 @@ class Follower:
         """Answer with what is new, at once or later; True when more is committed by what it says."""
         if self._answer is not None:
             self._finish([])  # it has something to tell, and did not want to wait any more
-        grown = self.session.update(request)
+        grown = self.session.update(request, self._mailbox.now())
         self._answer, self._max_bytes = answer, min(request.max_bytes, MAX_BYTES)
         self._look()
         if self._answer is not None:

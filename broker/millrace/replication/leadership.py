@@ -186,16 +186,24 @@ class Leadership:
         follower.flushed, follower.closed_at = max(follower.flushed, flushed), None
         return self._commit()
 
-    def connected(self, broker: int, directory: str) -> None:
-        self._followers.setdefault((broker, directory), _Follower()).closed_at = None
+    def connected(self, broker: int, directory: str, position: int) -> None:
+        """A follower of this epoch copies, and its log ends at `position`.
+
+        That may be less than it had flushed: its log was put away and begun anew, or its disk lost a file.
+        """
+        follower = self._followers.setdefault((broker, directory), _Follower())
+        follower.flushed, follower.closed_at = min(follower.flushed, position), None
 
     def closed(self, broker: int, directory: str, now: float) -> None:
-        """The follower's connection ended."""
+        """The follower's connection ended, or it copies this partition no longer."""
         self._followers.setdefault((broker, directory), _Follower()).closed_at = now
 
     def observe(self, snapshot: Snapshot) -> bool:
         """Adopt a newer state in which this broker still leads in this epoch; True when more is committed."""
         if snapshot.version > self.snapshot.version:
+            moved_away = set(self.snapshot.state.replicas).difference(snapshot.state.replicas)
+            for replica in [one for one in self._followers if one[0] in moved_away]:
+                del self._followers[replica]  # should it come back, its log begins anew
             self.snapshot = snapshot
         return self._commit()
 

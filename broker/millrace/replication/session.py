@@ -6,6 +6,7 @@ On the loop only. Knows logs and leaderships; the broker brings both, and the re
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,13 +56,14 @@ class ReplicaSession:
         self._changed: dict[ReplicaPartition, None] = {}
         """Where there may be something to say, the longest waiting first."""
 
-    def update(self, request: ReplicaFetchRequest) -> bool:
+    def update(self, request: ReplicaFetchRequest, now: float) -> bool:
         """Take in where the follower stands; True when more is committed anywhere by that."""
         if request.anew:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:
-            self._places.pop(partition, None)
             self._changed.pop(partition, None)
+            if (place := self._places.pop(partition, None)) is not None:
+                self._end(place, now)
         grown = False
         for wanted in request.wanted:
             place = self._places.setdefault(wanted.partition, _Place(wanted))
@@ -71,7 +73,7 @@ class ReplicaSession:
                 leading = self._led(wanted).leading
             except BrokerError:
                 continue  # the answer says it
-            leading.connected(self.follower, self.directory)
+            leading.connected(self.follower, self.directory, wanted.position)
             if wanted.flushed >= 0:
                 grown |= leading.reported(self.follower, self.directory, wanted.flushed)
         return grown
@@ -85,11 +87,11 @@ class ReplicaSession:
     def closed(self, now: float) -> None:
         """The connection ended."""
         for place in self._places.values():
-            try:
-                leading = self._led(place.wanted).leading
-            except BrokerError:
-                continue
-            leading.closed(self.follower, self.directory, now)
+            self._end(place, now)
+
+    def _end(self, place: _Place, now: float) -> None:
+        with suppress(BrokerError):
+            self._led(place.wanted).leading.closed(self.follower, self.directory, now)
 
     def answer(self, max_bytes: int, *, final: bool = False) -> list[Copied]:
         """What there is to say, at most `max_bytes` of records but for the first; empty: nothing yet.
@@ -112,7 +114,8 @@ class ReplicaSession:
             places = [place for place in self._places.values() if not place.is_answered]
             copied += [one for place in places if (one := self._news(place)) is not None]
         for one in copied:
-            self._places[one.partition].is_answered = True
+            if (answered := self._places.get(one.partition)) is not None:
+                answered.is_answered = True
         return copied
 
     def _led(self, wanted: Wanted) -> Led:
@@ -124,6 +127,10 @@ class ReplicaSession:
         wanted = place.wanted
         try:
             leading, log = self._led(wanted)
+        except BrokerError as error:
+            del self._places[wanted.partition]  # else whatever a follower names would be remembered
+            return Copied(wanted.partition, error.code)
+        try:
             diverging = leading.check(wanted.position, wanted.last_epoch)
             if diverging is not None:
                 return Copied(

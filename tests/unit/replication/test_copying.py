@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from millrace.records import Message, build_batch
 from millrace.records.file_slice import FileSlice
 from millrace.replication.committed import CommittedStates
 from millrace.replication.copying import Copying, checked
-from millrace.replication.leadership import Snapshot
+from millrace.replication.leadership import CLOSED_GRACE_S, Snapshot
 from millrace.replication.replica import Replica
 from millrace.replication.session import Led, ReplicaSession
 from millrace.storage.partition_log import PartitionLog
@@ -136,7 +137,7 @@ class World:
             session = ReplicaSession(broker, DIRECTORIES[broker], leader.find)
             leader.sessions[broker] = session
         node.named = True
-        if session.update(decode_fetch(memoryview(encode_fetch(request)))):
+        if session.update(decode_fetch(memoryview(encode_fetch(request))), 0.0):
             leader.publish()
         parts = encode_answer(0, session.answer(rng.choice([1, 500, 5000]), final=rng.random() < 0.5))
         error, answers = decode_answer(memoryview(joined(parts)))
@@ -271,10 +272,10 @@ def test_a_partition_without_news_is_in_no_answer_and_an_answered_one_is_silent(
     world.elect(1)
     leader = world.nodes[1]
     session = follower_of(leader)
-    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True))
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True), 0.0)
     (first,) = session.answer(1000)  # it hears at once that its log is the beginning of the leader's
     assert (first.error, first.diverging_end, first.records) == (0, -1, None)
-    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, 0)))
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, 0)), 0.0)
     assert session.answer(1000) == []
     leader.append(Random(1))
     session.changed(PARTITION)
@@ -295,9 +296,46 @@ def test_a_follower_of_another_epoch_is_refused_and_a_newer_one_ends_the_leaders
     world = World(tmp_path)
     world.elect(1)
     session = follower_of(world.nodes[1])
-    session.update(fetch_request(Wanted(PARTITION, epoch, 0, -1, -1), anew=True))
+    session.update(fetch_request(Wanted(PARTITION, epoch, 0, -1, -1), anew=True), 0.0)
     assert [one.error for one in session.answer(1000)] == [code]
     assert (world.nodes[1].replica.leading is None) == (epoch == 2)
+    world.nodes[1].down()
+
+
+def test_a_replica_that_does_not_copy_any_more_is_out_of_sync_soon(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.elect(1)
+    leading = world.nodes[1].replica.leading
+    assert leading is not None
+    session = follower_of(world.nodes[1])
+    for broker in (2, 3):
+        leading.connected(broker, DIRECTORIES[broker], 0)
+        leading.reported(broker, DIRECTORIES[broker], 0)
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, 0), anew=True), 0.0)
+    assert leading.propose(DIRECTORIES, 5.0) is None
+    session.update(fetch_request()._replace(forgotten=[PARTITION]), 5.0)
+    assert leading.propose(DIRECTORIES, 5.0 + CLOSED_GRACE_S / 2) is None
+    proposal = leading.propose(DIRECTORIES, 5.0 + CLOSED_GRACE_S)
+    assert proposal is not None
+    assert proposal.leaving == {2}
+    world.nodes[1].down()
+
+
+def test_a_leader_remembers_of_a_follower_only_what_it_leads(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.elect(1)
+    session = follower_of(world.nodes[1])
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True), 0.0)
+    assert len(session.answer(1000)) == 1
+    tracemalloc.start()
+    for topic in range(6, 10):
+        strange = [Wanted(ReplicaPartition(UUID(int=topic), number), 1, 0, -1, -1) for number in range(2000)]
+        session.update(fetch_request(*strange), 0.0)
+        assert {one.error for one in session.answer(1000)} == {ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    del strange
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 500_000
     world.nodes[1].down()
 
 
@@ -327,7 +365,7 @@ def test_a_batch_may_be_larger_than_what_a_follower_asks_for(tmp_path: Path) -> 
     large = bytearray(build_batch([Message(1, None, b"x" * 5000)]))
     leader.log.append([large])
     session = follower_of(leader)
-    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True))
+    session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True), 0.0)
     (copied,) = session.answer(10)
     assert isinstance(copied.records, FileSlice)
     assert copied.records.length == len(large)

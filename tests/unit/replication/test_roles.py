@@ -151,6 +151,29 @@ def test_the_first_replica_leads_again_once_it_has_been_in_sync_for_a_while() ->
     assert proposal.apply(led_since, 1, 7) is None
 
 
+def test_a_replica_that_was_moved_away_and_comes_back_is_not_counted_for_what_it_had() -> None:
+    state = PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7)
+    leading = leader(log_of((1, 1)), state)
+    leading.reported(3, "c", 10)
+    leading.observe(Snapshot(2, replace(state, replicas=(1, 2)), 2))
+    leading.observe(Snapshot(3, state, 2))
+    assert leading.propose(LIVE, 0.1) is None
+    leading.connected(3, "c", 0)
+    assert leading.propose(LIVE, 0.2) is None
+    leading.reported(3, "c", 10)
+    assert leading.propose(LIVE, 0.3) is not None
+
+
+def test_a_replica_whose_log_is_shorter_than_it_was_is_not_counted_for_what_is_gone() -> None:
+    leading = leader(log_of((1, 1)), PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7))
+    leading.reported(3, "c", 10)
+    leading.connected(3, "c", 4)  # its broker came back, and its disk has lost a file
+    assert leading.propose(LIVE, 0.1) is None
+    leading.reported(3, "c", 10)
+    leading.connected(3, "c", 10)
+    assert leading.propose(LIVE, 0.2) is not None
+
+
 def test_units_are_forgotten_before_they_are_too_many_and_the_last_one_stays() -> None:
     log = log_of((1, 1))
     leading = leader(log)
