@@ -252,7 +252,10 @@ class Broker:
     def _open_log(self, key: TopicPartition, topic: TopicState) -> PartitionLog:
         config = topic_log_config(self.config, topic.settings)
         is_replica = topic.partitions[key[1]].is_replicated
-        return self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
+        opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
+        if not is_replica and opened.whole_end < opened.end:  # a copy, open since there were other replicas
+            opened.cut(opened.whole_end)
+        return opened
 
     def _open(self, key: TopicPartition, topic: TopicState) -> None:
         def opened(future: Future[PartitionLog]) -> None:

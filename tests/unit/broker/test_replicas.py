@@ -24,6 +24,7 @@ from millrace.errors import (
     RequestTimedOut,
     StorageError,
 )
+from millrace.records import split_batches
 from millrace.records.file_slice import FileSlice
 from millrace.storage.partition_log import PartitionLog
 from millrace.wire.fetch import FetchRequest
@@ -38,6 +39,7 @@ from millrace.wire.replica import (
 )
 from tests.unit.broker.asking import ask
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running
+from tests.unit.storage.logs import ORIGIN, batches_at, log_files, origin_batches, position
 
 OURS, THEIRS = "a" * 16, "b" * 16
 PLACE = ReplicaPartition(UUID(int=7), 0)
@@ -422,3 +424,36 @@ def test_a_log_stays_where_a_snapshot_alone_says_that_it_was_moved_away(begin: B
     running.until("ZooKeeper was asked", lambda: asked)
     running.until("it is let go of", lambda: ("t", 0) not in running.broker._hosted)
     assert not list(tmp_path.glob("t-0-*.foreign-*"))
+
+
+def test_a_copy_that_becomes_the_only_replica_gives_up_the_first_part_of_an_append(
+    begin: Begin, tmp_path: Path
+) -> None:
+    running, cluster, _ = serving(begin)
+    before = cluster.topics["t"]
+    led_by_2 = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2, origin=ORIGIN)
+    cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
+    running.until("it follows", lambda: not running.broker.partitions)
+    leader = PartitionLog(tmp_path / "leader", LogConfig(), time.time)
+    leader.lead(2)
+    leader.append_mirrored(ORIGIN, None, origin_batches([1]), position(1, batches=1, records=1))
+    leader.append_mirrored(ORIGIN, 1, origin_batches([1, 1], 1), position(3, batches=3, records=3))
+    leader.flush()
+    (file,) = log_files(leader.directory)
+    headers = [header for header, _ in split_batches(file.read_bytes())]
+    leader.close()
+    mirrored, cut_off = headers[:-2], headers[-2:]
+    assert [header.is_control for header in cut_off] == [False, True]
+    ours = running.broker.logs["t", 0]
+    end = sum(header.size for header in mirrored)
+    ours.append_copied(mirrored, memoryview(file.read_bytes())[:end], 0)
+    assert ours.whole_end < ours.end == end
+
+    alone = dataclasses.replace(led_by_2, replicas=(1,), leader=1, leader_epoch=3, isr={1: OURS})
+    cluster.set(dataclasses.replace(before, partitions={0: alone}, version=before.version + 2))
+    running.until("it serves alone", lambda: ("t", 0) in running.broker.partitions)
+    log = running.broker.partition("t", 0).log
+    log.append_mirrored(ORIGIN, 1, origin_batches([2], 1), position(3, batches=2, records=3))
+    log.publish(log.flush())
+    read = [header for header in batches_at(log, 0) if not header.is_control]
+    assert [header.records_count for header in read] == [1, 2]
