@@ -626,6 +626,19 @@ def test_who_may_not_describe_a_topic_gets_the_same_answer_whether_it_is_there_o
             assert without_names(there) == without_names(missing), right
 
 
+@pytest.mark.parametrize("api", [ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK])
+def test_nothing_is_read_of_a_replicas_request_before_it_is_known_to_be_a_brokers(
+    secured: Secured, api: ApiKey
+) -> None:
+    malformed = bytes(3)
+    stranger, broker = (
+        secured.granted.grant("x", set()),
+        secured.granted.grant("b", {(CLUSTER_ACTION, CLUSTER)}),
+    )
+    assert secured.codes(stranger, api, 0, malformed) == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+    assert secured.codes(broker, api, 0, malformed) == {ErrorCode.INVALID_REQUEST}
+
+
 def test_who_may_only_look_at_a_mirror_gives_no_partition_to_a_new_origin(secured: Secured) -> None:
     access = secured.granted.grant("looks", {(DESCRIBE, TOPIC)})
     other = Origin("dc9", "t", uuid.UUID(int=9), 0)
