@@ -444,9 +444,17 @@ class BrokerConfig(ClientLimits):
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of `HOST:PORT`; ConfigError when it is not one."""
     match = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", text.strip())
-    if match is None or "/" in match[1] or int(match[2]) > 65535:
+    if match is None or "/" in match[1] or not _is_name(match[1]) or int(match[2]) > 65535:
         raise ConfigError(f"{what} {text!r} is not HOST:PORT")
     return match[1], int(match[2])
+
+
+def _is_name(host: str) -> bool:
+    """False for what no DNS can be asked for: then Python raises what is no OSError."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def parse_addresses(text: str, what: str = "bootstrap") -> list[tuple[str, int]]:
@@ -525,7 +533,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     elif origin is types.UnionType:
         # `int | None`: TOML has no null, so -1 says "no limit", as in Kafka's own settings. JSON has one.
         return None if value is None or value == -1 else _convert(arguments[0], value, where)
-    elif type(value) is hint:
+    elif type(value) is hint and not (hint is str and "\0" in value):  # no path or name has a zero
         if hint is int and value < 0:
             raise ConfigError(
                 f"{where} is {value}: no setting is negative, but -1 where a limit may be absent"

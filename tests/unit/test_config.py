@@ -54,6 +54,7 @@ def test_a_file_is_read_and_overridden_key_by_key(file: Path) -> None:
         ('mirror.dc1 = {bootstrap = "a:1", topics = "all"}', "topics has the wrong type"),
         ("broker_id=-1", "broker_id is -1: no setting is negative"),
         ("log.retention_ms=-2", "retention_ms is -2: no setting is negative"),
+        (r'log_dir="a\u0000b"', r"log_dir has the wrong type: 'a\\x00b'"),
         ("nonsense", "is not key=value"),
         ("cluster.name=1", "cluster is not a table"),
     ],
@@ -80,7 +81,9 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load(BrokerConfig, broken)
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:99999", "host:port"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "host:99999", "host:port", "a..b:1", "x" * 64 + ":1"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
         parse_address(text)

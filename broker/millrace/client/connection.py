@@ -66,8 +66,8 @@ class Connection:
         self._failed = False
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, UnicodeError) as error:  # a broker may tell a name that cannot be one
+            reason = getattr(error, "strerror", None) or error
             raise ConnectionFailed(
                 f"cannot reach a broker at {self.address}: {reason}; start it or give another address"
             ) from error

@@ -66,3 +66,8 @@ def test_an_answer_of_any_size_comes_whole_into_the_buffer_or_beside_it(
     assert len(body) == size
     assert not any(body)
     assert (buffer[4] == 0) == (size <= 1000)
+
+
+def test_a_name_that_can_be_no_hosts_is_not_reached() -> None:
+    with pytest.raises(ConnectionFailed, match=r"cannot reach a broker at a\.\.b:9092: .*; start it"):
+        Connection("a..b", 9092, client_id="test", timeout_s=5)
