@@ -1,13 +1,14 @@
 """The `millrace` command: names every command, imports it when it is called, and prints errors.
 
 Commands of other packages, ours and plugins', join through the entry-point group `millrace.commands`. A
-MillraceError ends the process with exit code 1 and its one line, and so does a package that only an extra
-brings; a wrong option ends it with click's exit code 2.
+MillraceError ends the process with exit code 1 and its one line. So does a package that only an extra brings,
+and a path or a disk that cannot be used. A wrong option ends it with click's exit code 2.
 """
 
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import importlib.abc
 import importlib.util
@@ -106,6 +107,20 @@ def cli(client: str | None, log_format: str, verbose: bool) -> None:
         os.environ[VERBOSE] = "1"
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _unusable(error: OSError) -> MillraceError | None:
+    """What to say where a path or a disk is at fault; None for any other error, such as of a socket."""
+    if error.errno in _FULL:
+        place = f"{error.filename}: " if error.filename else ""
+        return MillraceError(f"{place}{error.strerror}: make room, then run it again")
+    if error.filename is None:
+        return None
+    reason = error.strerror
+    return MillraceError(f"cannot use {error.filename}: {reason}; give another path, or mend this one")
+
+
 def main() -> None:
     """Run the command line; a MillraceError becomes one line on standard error and exit code 1."""
     try:
@@ -113,6 +128,10 @@ def main() -> None:
             cli(prog_name="millrace")
         except ModuleNotFoundError as error:
             raise missing_extra(error) from error
+        except OSError as error:
+            if (refusal := _unusable(error)) is None:
+                raise
+            raise refusal from error
     except MillraceError as error:
         click.echo(f"millrace: {error}", err=True)
         sys.exit(1)

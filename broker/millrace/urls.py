@@ -28,6 +28,8 @@ def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError
+        parts.hostname.encode("ascii")
+        parts.hostname.encode("idna")  # what this refuses no HTTP client can look up
         _ = parts.port
     except ValueError:
         raise ConfigError(

@@ -95,8 +95,10 @@ def _ask(method: str, url: str, **options: Any) -> Any:
         response = httpx.request(method, address, auth=auth, timeout=TIMEOUT_S, **options)
         answer = response.json()
     except httpx.HTTPError as error:
+        reason = str(error) or type(error).__name__
         raise MillraceError(
-            f"no auditor answers at {without_secret(url)}: {error or type(error).__name__}"
+            f"no auditor answers at {without_secret(url)} ({reason}): start it with `millrace auditor`,"
+            " or give the right address"
         ) from error
     except ValueError:
         raise MillraceError(

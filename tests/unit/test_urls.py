@@ -42,7 +42,15 @@ def test_user_and_password_are_parted_from_the_address() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://key:s3cret/x@h", "key:s3cret@h", "http://u:s3cret@", "ftp://u:s3cret@h"]
+    "url",
+    [
+        "http://key:s3cret/x@h",
+        "key:s3cret@h",
+        "http://u:s3cret@",
+        "ftp://u:s3cret@h",
+        "http://u:s3cret@a..b",
+        "http://u:s3cret@h\N{SNOWMAN}:1",
+    ],
 )
 def test_what_is_no_url_is_refused_without_its_secret(url: str) -> None:
     for use in (address_and_auth, registry.SchemaRegistryClient, lambda url: accept(url, 1, "why")):

@@ -1,0 +1,43 @@
+"""A path or a disk that cannot be used ends every command with one line and exit code 1."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOT_MADE = "/proc/millrace"
+"""A path that nobody can make, root neither."""
+
+
+def run(folder: Path, *arguments: str, output: str | None = None) -> tuple[int, str]:
+    """The exit code, and all that the command says; its standard output may go to a file."""
+    command = [sys.executable, "-m", "millrace.cli", *arguments]
+    with open(output, "w") if output else open(folder / "output", "w+") as out:
+        done = subprocess.run(command, cwd=folder, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["zookeeper", "identities", NOT_MADE],
+        ["zookeeper", "--port", "0", "--data-dir", NOT_MADE],
+        ["access", "add", NOT_MADE, "web", "read"],
+    ],
+)
+def test_a_path_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    assert run(tmp_path, *arguments) == (
+        1,
+        f"millrace: cannot use {NOT_MADE}: No such file or directory; give another path, or mend this one\n",
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["topics", "--help"], ["init", "deployment"]])
+def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    assert run(tmp_path, *arguments, output="/dev/full") == (
+        1,
+        "millrace: No space left on device: make room, then run it again\n",
+    )
