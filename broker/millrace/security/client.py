@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 import os
 import ssl
 from functools import lru_cache
@@ -78,6 +79,8 @@ def token(security: ClientSecurity) -> tuple[str, float]:
     try:
         claims = text.split(".")[1]
         ends = float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
-    except (IndexError, ValueError, KeyError, TypeError):  # their texts would show the token
+        if not math.isfinite(ends):
+            raise ValueError
+    except (LookupError, ValueError, TypeError, OverflowError, RecursionError):  # their texts would show it
         raise ConfigError(f"{security.token_file} has no token (JWT) that says when it ends") from None
     return text, ends
