@@ -1,4 +1,4 @@
-"""A path or a disk that cannot be used ends every command with one line and exit code 1."""
+"""A path, a disk or a word that cannot be used ends a command with one line and exit code 1."""
 
 from __future__ import annotations
 
@@ -41,3 +41,12 @@ def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path, arguments: li
         1,
         "millrace: No space left on device: make room, then run it again\n",
     )
+
+
+def test_no_token_is_made_for_a_role_that_no_service_knows(tmp_path: Path) -> None:
+    assert run(tmp_path, "access", "add", "access.toml", "web", "read", "raed:web-*") == (
+        1,
+        "millrace: role 'raed:web-*' is none of read, register, admin, accept, write, metrics: no service"
+        " would let it in\n",
+    )
+    assert not (tmp_path / "access.toml").exists()

@@ -8,7 +8,11 @@ from pathlib import Path
 import click
 
 from millrace.commands.help_texts import Group
+from millrace.errors import ConfigError
 from millrace.service.access import add_entry
+
+ROLES = ("read", "register", "admin", "accept", "write", "metrics")
+"""What the routes of the services ask for."""
 
 
 @click.group(cls=Group)
@@ -32,4 +36,7 @@ def add(file: Path, name: str, roles: Sequence[str]) -> None:
 
     Example: millrace access add registry-access.toml web read "register:web-*"
     """
+    for role in roles:
+        if role.partition(":")[0] not in ROLES:
+            raise ConfigError(f"role {role!r} is none of {', '.join(ROLES)}: no service would let it in")
     click.echo(add_entry(file, name, roles))
