@@ -185,6 +185,7 @@ class KafkaMirrorConfig:
     """The clusters that are copied, by name."""
 
     def __post_init__(self) -> None:
+        check_cluster_name(self.cluster)
         for name, origin in self.mirror.items():
             if origin.batch_topics:
                 raise ConfigError(
@@ -341,9 +342,28 @@ class SecurityConfig:
                 raise ConfigError(f"super user {principal!r} is not User:NAME")
 
 
+_NOT_CLUSTERS = ("zookeeper", "audit")
+"""Nodes at the top of ZooKeeper that are no clusters: its own, and the auditor's."""
+
+
+def check_cluster_name(name: str) -> None:
+    """ConfigError unless a node of ZooKeeper, or a path to one, can have the name."""
+    nodes = name.split("/")
+    wrong = any(node in ("", ".", "..") or not node.isprintable() for node in nodes)
+    if wrong or nodes[0] in _NOT_CLUSTERS or len(name) > 200:
+        raise ConfigError(
+            f"cluster {name[:200]!r} is no name of a cluster: take one like dc1, of at most 200 letters,"
+            " digits, dots, underscores and hyphens"
+        )
+
+
 def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ConfigError(f"{key} {value!r} is none of {', '.join(choices)}")
+
+
+MAX_BROKER_ID = 2**31 - 1
+"""What Kafka's protocol has room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,6 +436,9 @@ class BrokerConfig(ClientLimits):
 
     def __post_init__(self) -> None:
         ClientLimits.__post_init__(self)
+        check_cluster_name(self.cluster)
+        if self.broker_id > MAX_BROKER_ID:
+            raise ConfigError(f"broker_id is {self.broker_id}: it is at most {MAX_BROKER_ID}")
         if self.default_replicas < 1:
             raise ConfigError("default_replicas must be at least 1")
         if self.listeners and self.listen != DEFAULT_LISTEN:

@@ -50,3 +50,10 @@ def test_no_token_is_made_for_a_role_that_no_service_knows(tmp_path: Path) -> No
         " would let it in\n",
     )
     assert not (tmp_path / "access.toml").exists()
+
+
+def test_a_name_that_no_cluster_has_is_refused_before_zookeeper_is_asked(tmp_path: Path) -> None:
+    for arguments in (["users", "list", "--cluster", ".."], ["users", "list", "--cluster", "audit"]):
+        code, said = run(tmp_path, *arguments, "--zookeeper", "127.0.0.1:1")
+        assert (code, said.count("\n")) == (1, 1)
+        assert f"cluster {arguments[-1]!r} is no name of a cluster" in said

@@ -43,6 +43,9 @@ def test_a_file_is_read_and_overridden_key_by_key(file: Path) -> None:
     assert config.mirror["dc2"].bootstrap == "a:1"
 
 
+NO_CLUSTERS = ["", "..", "a/../b", "/a", "a//b", "zookeeper", "audit", "x" * 201]
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
@@ -55,6 +58,8 @@ def test_a_file_is_read_and_overridden_key_by_key(file: Path) -> None:
         ("broker_id=-1", "broker_id is -1: no setting is negative"),
         ("log.retention_ms=-2", "retention_ms is -2: no setting is negative"),
         (r'log_dir="a\u0000b"', r"log_dir has the wrong type: 'a\\x00b'"),
+        ("broker_id=2147483648", "broker_id is 2147483648: it is at most 2147483647"),
+        *((f"cluster={name}", "is no name of a cluster: take one like dc1") for name in NO_CLUSTERS),
         ("nonsense", "is not key=value"),
         ("cluster.name=1", "cluster is not a table"),
     ],

@@ -9,6 +9,7 @@ import click
 
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_records
+from millrace.config import check_cluster_name
 from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.errors import MillraceError
@@ -111,6 +112,7 @@ def open_users(zookeeper: str, cluster: str) -> Iterator[Users]:
 @contextmanager
 def session_of(zookeeper: str, cluster: str) -> Iterator[Session]:
     """A session with the ensemble of a cluster that is there; MillraceError when none is."""
+    check_cluster_name(cluster)
     session = Session.connect(zookeeper)
     try:
         if session.get(f"/{cluster}/id") is None:

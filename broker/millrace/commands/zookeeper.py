@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from millrace.commands.help_texts import Group
+from millrace.config import check_cluster_name
 from millrace.coordination.embedded import ZooKeeper
 from millrace.coordination.node_rights import draw_identities, load_identity, node_acl
 from millrace.coordination.session import Session
@@ -101,6 +102,8 @@ def secure(identity: str, clusters: tuple[str, ...], address: str) -> None:
     Example: millrace zookeeper secure --identity zookeeper/brokers.toml --cluster dc1
     """
     loaded = load_identity(identity)
+    for cluster in clusters:
+        check_cluster_name(cluster)
     session = Session.connect(address, identity=identity)
     try:
         changed, failed = 0, list[str]()
