@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from millrace.records import BatchHeader, Message, build_batch
 from millrace.records.header import crc32c
 from millrace.records.runs import IS_COMPILED, scan, scan_in_python, stamp, stamp_in_python
+from millrace.wire.primitives import compact_length
 
 HEAD = (b"\0\0\0\7", b"client and topic", 4)
 
@@ -110,6 +111,68 @@ def test_both_forms_find_the_same_requests_in_any_bytes(
         found = scan(view, 0, HEAD, b"", largest, crc32c)
         assert found == scan_in_python(view, 0, HEAD, b"", largest, crc32c)
         assert scan(view, end, HEAD, b"", largest, crc32c) == ([], [], end)
+
+
+EXTREMES = [0, 1, -1, 7, 60, 61, 62, 127, 128, 16_383, 1 << 28, 2**31 - 13, 2**31 - 1, -(2**31)]
+VARINTS = [b"", b"\0", b"\x80\0", b"\xff\xff\xff\xff\x07", b"\x80\x80\x80\x80\x10", b"\xff" * 5]
+"""Sizes as a stranger may state them: none, overlong, near 2^31 and beyond, without an end."""
+RARELY = st.sampled_from([False] * 7 + [True])
+INT32S = st.one_of(st.sampled_from(EXTREMES), st.integers(-(2**31), 2**31 - 1))
+
+
+def int32(number: int) -> bytes:
+    return number.to_bytes(4, "big", signed=True)
+
+
+@st.composite
+def lying_batches(draw: st.DrawFn) -> bytes:
+    """A batch with fields of its header overwritten, mostly with the CRC of what it then holds."""
+    value = bytes(draw(st.sampled_from([0, 1, 40, 60, 300, 2100, 17_000])))
+    made = bytearray(build_batch([Message(0, None, value)] * draw(st.integers(1, 3))))
+    if draw(RARELY):
+        place = draw(st.sampled_from([8, 12, 16, 20, 23, 35, 43, 57]))
+        made[place : place + 4] = int32(draw(INT32S))
+    if draw(RARELY):
+        count = draw(INT32S)
+        made[57:61], made[23:27] = int32(count), int32(max(count - 1, -(2**31)))
+    if not draw(RARELY):
+        made[17:21] = crc32c(memoryview(made)[21:]).to_bytes(4, "big")
+    return bytes(made[: draw(st.sampled_from([0, 60, 61]))] if draw(RARELY) else made)
+
+
+@given(
+    batches=st.lists(lying_batches(), min_size=1, max_size=3),
+    tail=st.sampled_from([b"", b"\0\0\0", b"x"]),
+    stated=st.sampled_from([None] * 20 + VARINTS),
+    framed=st.sampled_from([None] * 30 + EXTREMES),
+    width=st.sampled_from([None] * 15 + [1, 2, 3, 4, 5]),
+    largest=st.sampled_from([-1, 60, 61, 400, *[2**31] * 6, 2**62]),
+    cut=st.integers(0, 10**5),
+    position=st.integers(0, 80),
+)
+def test_both_forms_find_the_same_requests_whatever_lengths_and_counts_they_state(
+    batches: list[bytes],
+    tail: bytes,
+    stated: bytes | None,
+    framed: int | None,
+    width: int | None,
+    largest: int,
+    cut: int,
+    position: int,
+) -> None:
+    data = b""
+    for content in batches:
+        size = compact_length(len(content)) if tail else int32(len(content))
+        size = size if stated is None else stated
+        width = width or (len(size) if tail else 4)
+        body = HEAD[0] + int32(5) + HEAD[1] + size + content + tail
+        data += int32(len(body) if framed is None else framed) + body
+    head = (*HEAD[:2], width or 1)
+    for end in (len(data), cut % (len(data) + 1)):
+        whole = memoryview(bytearray(data[:end]))  # of its own size, so that a sanitizer sees what is beyond
+        for start in (0, min(position, end)):
+            found = scan(whole, start, head, tail, largest, crc32c)
+            assert found == scan_in_python(whole, start, head, tail, largest, crc32c)
 
 
 def test_what_the_checksum_raises_is_raised() -> None:
