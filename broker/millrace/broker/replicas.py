@@ -230,6 +230,10 @@ class Replicas:
         """What takes no part any more, and why. From any thread."""
         return {one.key: one.stopped for one in list(self._stored.values()) if one.stopped}
 
+    def _is_stored(self, one: StoredReplica) -> bool:
+        """False once it is given up, also where its partition has come back since."""
+        return self._stored.get(one.id) is one
+
     def _maybe_free(self, one: StoredReplica) -> None:
         if one.when_free is not None and not one.is_busy:
             then, one.when_free = one.when_free, None
@@ -270,7 +274,7 @@ class Replicas:
                 self._owner.replica_leads(one.key, partition)
         if one.copying is not None and one.copying.following is not replica.following:
             self._stop_copying(one)
-        may_act = not (one.is_changing or one.stopped or self.is_stopping) and one.id in self._stored
+        may_act = not (one.is_changing or one.stopped or self.is_stopping) and self._is_stored(one)
         if may_act and replica.following is not None and one.copying is None:
             self._copy(one, replica.following)
         if may_act and replica.is_leaderless:
@@ -372,7 +376,7 @@ class Replicas:
             return elect(newest.state, replica.broker, replica.directory, live, newest.minimum)
 
         def cut(error: BaseException | None) -> None:
-            if error is None and one.id in self._stored:
+            if error is None and self._is_stored(one):
                 self._write(one, apply, lambda newest, wrote: self._elected(one, newest, wrote))
             else:
                 one.campaign_from = self._mailbox.now() + CAMPAIGN_AGAIN_S
@@ -387,7 +391,7 @@ class Replicas:
 
     def _elected(self, one: StoredReplica, newest: Snapshot | None, wrote: bool) -> None:
         replica, now = one.replica, self._mailbox.now()
-        if wrote and newest is not None and one.id in self._stored:
+        if wrote and newest is not None and self._is_stored(one):
             leading = replica.won(newest, now)
             if leading is not None:
                 self._lead(one, leading)
@@ -416,7 +420,7 @@ class Replicas:
     def _write_proposal(self, one: StoredReplica, leading: Leadership) -> None:
         """Until it is certain what became of it: who may be in already counts till then."""
         proposal = leading.proposal
-        if proposal is None or one.replica.leading is not leading or one.id not in self._stored:
+        if proposal is None or one.replica.leading is not leading or not self._is_stored(one):
             return
         broker, epoch = self._config.broker_id, leading.epoch
 
@@ -536,8 +540,13 @@ class Replicas:
     # Following
 
     def _copy(self, one: StoredReplica, following: Following) -> None:
+        try:
+            one.thread = self._thread(following.leader)
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
+            log.error("cannot copy %s: %s; trying again", one.name, error)
+            self._mailbox.after(COPY_AGAIN_S, lambda: self._settle(one))
+            return
         one.copying = Copying(one.id, following, one.log)
-        one.thread = self._thread(following.leader)
         one.thread.want(one.copying.wanted)
 
     def _stop_copying(self, one: StoredReplica) -> None:
@@ -556,6 +565,7 @@ class Replicas:
                 self._config.replica_client,
                 lambda thread, received: self._mailbox.post(lambda: self._take(thread, received)),
             )
+        if thread.ident is None:
             thread.start()
         return thread
 

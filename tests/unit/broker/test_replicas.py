@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -424,6 +427,58 @@ def test_a_log_stays_where_a_snapshot_alone_says_that_it_was_moved_away(begin: B
     running.until("ZooKeeper was asked", lambda: asked)
     running.until("it is let go of", lambda: ("t", 0) not in running.broker._hosted)
     assert not list(tmp_path.glob("t-0-*.foreign-*"))
+
+
+def test_an_election_that_is_answered_after_the_replica_was_moved_away_and_back_is_nobodys(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "GATHER_S", 1.0)
+    cluster = Registries(1)
+    running = Running(tmp_path, cluster, LogConfig(flush_ms=NEVER_MS), directory=OURS)
+    try:
+        before = cluster.topics["t"]
+        running.until("it campaigns", lambda: running.broker.replicas.numbers().roles["waiting"])
+        elsewhere = dataclasses.replace(before.partitions[0], replicas=(2, 3), isr={2: THEIRS})
+        cluster.set(dataclasses.replace(before, partitions={0: elsewhere}, version=2))
+        running.until("it is put aside", lambda: list(tmp_path.glob("t-0-*.foreign-*")))
+        cluster.set(dataclasses.replace(before, version=3))
+        running.until("it is back", lambda: running.broker.logs)
+        assert cluster.writes == 0
+        other = Other(running)
+
+        def serves() -> bool:
+            other.fetch(cluster.state.leader_epoch, 0, flushed=0)
+            return ("t", 0) in running.broker.partitions
+
+        running.until("it serves", serves)
+        assert running.broker.replicas.numbers().events["elected"] == 1
+        assert running.broker.partition("t", 0).log is running.broker.logs["t", 0]
+    finally:
+        running.stop()
+
+
+def test_a_replica_that_cannot_begin_to_copy_tries_again(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, cluster, _ = serving(begin)
+    tries: list[int] = []
+    real = os.pipe2
+
+    def pipe2(flags: int) -> tuple[int, int]:
+        tries.append(flags)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(flags)
+
+    monkeypatch.setattr(os, "pipe2", pipe2)
+    before = cluster.topics["t"]
+    led_by_2 = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
+    cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
+    running.until("it follows", lambda: running.broker.replicas.numbers().roles["following"])
+    running.until(
+        "it copies", lambda: any(thread.name == "copy from broker 2" for thread in threading.enumerate())
+    )
+    assert len(tries) == 2
 
 
 def test_a_copy_that_becomes_the_only_replica_gives_up_the_first_part_of_an_append(
