@@ -176,6 +176,18 @@ def test_mistakes_are_one_line_that_says_what_to_do(broker: RunningBroker) -> No
     assert "millrace topics describe once" in late
 
 
+def test_what_is_asked_of_a_partition_or_a_broker_that_is_not_there_fails(broker: RunningBroker) -> None:
+    assert refused(broker, "topics", "elect", "missing-0") == (
+        "1 of 1 elections failed, such as that of missing-0"
+    )
+    assert refused(broker, "brokers", "drain", "7") == (
+        "there is no broker 7, and nothing is stored on it: see `millrace brokers list --bootstrap"
+        f" {broker.bootstrap}`"
+    )
+    run(broker, "topics", "create", "single", "--partitions", "1")
+    assert "single-0" in run(broker, "topics", "elect", "single-0")  # it leads already, which is well
+
+
 def test_a_refusal_as_a_script_sees_it(broker: RunningBroker) -> None:
     done = run_millrace("produce", "nope", "--bootstrap", broker.bootstrap, stdin="x\n")
     assert (done.returncode, done.stdout) == (1, "")

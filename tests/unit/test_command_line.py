@@ -57,3 +57,11 @@ def test_a_name_that_no_cluster_has_is_refused_before_zookeeper_is_asked(tmp_pat
         code, said = run(tmp_path, *arguments, "--zookeeper", "127.0.0.1:1")
         assert (code, said.count("\n")) == (1, 1)
         assert f"cluster {arguments[-1]!r} is no name of a cluster" in said
+
+
+def test_a_folder_without_users_is_refused_before_zookeeper_is_asked(tmp_path: Path) -> None:
+    arguments = ["security", "users", "none", "--cluster", "dc1", "--zookeeper", "127.0.0.1:1"]
+    assert run(tmp_path, *arguments) == (
+        1,
+        "millrace: no user has a password in none: run `millrace security init none` first\n",
+    )

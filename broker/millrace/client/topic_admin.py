@@ -79,10 +79,12 @@ def elect_unclean(client: ClusterClient, topic: str, partition: int, replica: in
     raise_error(response.error_code, f"partition {topic}-{partition}", response.error_message)
 
 
-def elect_preferred(client: ClusterClient, partitions: Iterable[tuple[str, int]] | None) -> dict[str, str]:
+def elect_preferred(
+    client: ClusterClient, partitions: Iterable[tuple[str, int]] | None
+) -> dict[str, tuple[int, str]]:
     """Have leaders resign for the first replicas, of all partitions or of those named.
 
-    What is said of each partition that has changed or is refused: "" or the reason.
+    What is said of each partition that has changed or is refused: the error's code and reason, or (0, "").
     """
     asked = None
     if partitions is not None:
@@ -95,9 +97,10 @@ def elect_preferred(client: ClusterClient, partitions: Iterable[tuple[str, int]]
     response = client.call(None, ApiKey.ELECT_LEADERS, 2, request, messages.ElectLeadersResponse)
     raise_error(response.error_code, f"the leaders of {client.bootstrap}")
     return {
-        f"{result.topic}-{one.partition_id}": (one.error_message or error_name(one.error_code))
-        if one.error_code
-        else ""
+        f"{result.topic}-{one.partition_id}": (
+            one.error_code,
+            (one.error_message or error_name(one.error_code)) if one.error_code else "",
+        )
         for result in response.replica_election_results
         for one in result.partition_result
     }

@@ -71,6 +71,12 @@ def drain(broker: int, bootstrap: str) -> None:
     Example: millrace brokers drain 3
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        stored_on = {one for replicas in _placed(client).values() for one in replicas}
+        if broker not in stored_on and broker not in broker_racks(client):
+            raise MillraceError(
+                f"there is no broker {broker}, and nothing is stored on it: see `millrace brokers list"
+                f" --bootstrap {bootstrap}`"
+            )
         _wait_for_moves(client, _placed(client))  # what is on its way has replicas that are to go
         placed, racks = _placed(client), broker_racks(client)
         plan = dict(drained(placed, broker, racks))

@@ -12,6 +12,7 @@ from millrace.commands.users import cluster_option, session_of, zookeeper_option
 from millrace.coordination.acls import AclStore
 from millrace.coordination.session import Session
 from millrace.coordination.users import Users
+from millrace.errors import ConfigError
 from millrace.security.folder import DAYS, HOSTS, USERS, SecurityFolder
 from millrace.security.user_rules import rules_of_users
 
@@ -94,8 +95,11 @@ def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
 
     Example: millrace security users security --cluster dc1
     """
+    made = SecurityFolder(folder)
+    if not made.passwords():
+        raise ConfigError(f"no user has a password in {folder}: run `millrace security init {folder}` first")
     with session_of(zookeeper, cluster) as session:
-        for name in install(session, cluster, SecurityFolder(folder)):
+        for name in install(session, cluster, made):
             click.echo(f"user {name} of {cluster}")
 
 

@@ -210,10 +210,13 @@ def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason:
             click.echo(f"{partitions[0]} goes on with what broker {replica} has")
             return
         outcomes = elect_preferred(client, named or None)
-    for partition, refusal in outcomes.items():
+    for partition, (_, refusal) in outcomes.items():
         click.echo(f"{partition}: {refusal or 'its first replica leads from now on'}")
     if not outcomes:
         click.echo("the first replica of each partition leads already")
+    failed = [name for name, (code, _) in outcomes.items() if code not in (0, ErrorCode.ELECTION_NOT_NEEDED)]
+    if failed:
+        raise MillraceError(f"{len(failed)} of {len(outcomes)} elections failed, such as that of {failed[0]}")
 
 
 def _partition(text: str) -> tuple[str, int]:
