@@ -121,10 +121,10 @@ class LeaderThread(threading.Thread):
 
     def run(self) -> None:
         while not self._stopped:
-            address = self._address() if self._wants else None
-            if address is None and not self._wants:
+            if not self._wants:
                 self._sleep()
                 continue
+            address = self._address()
             if address is None:
                 self._failed(MillraceError("it is not registered, or not with a listener for brokers"))
                 time.sleep(RETRY_S)
