@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
+from millrace.client.broker_admin import count_moving, move_replicas
 from millrace_audit.answer import Verdict
 from millrace_audit.auditor.topic_view import STANDS_MS
 from millrace_audit.reports.messages import OFFLINE
 from tests.faultaudit.row import HOME, Row
 from tests.faultaudit.stage import Says, Stage
-from tests.support import WAIT_S, run_millrace
+from tests.support import WAIT_S, run_millrace, wait_until
 
 WELL = Says(verdict=Verdict.COMPLETE)
 _PENDING = Says(verdict=Verdict.PENDING, beside=Verdict.PENDING)
@@ -22,6 +24,12 @@ def rows() -> Iterator[Row]:
         name="reader-down",
         what="the reader of a datacenter is away for more than a minute",
         plant=_reader_down,
+        says=WELL,
+    )
+    yield Row(
+        name="broker-gone",
+        what="a broker of a datacenter is gone for good with its disk, and two others have copies",
+        plant=_broker_gone,
         says=WELL,
     )
     yield Row(
@@ -54,6 +62,35 @@ def _reader_down(stage: Stage) -> None:
         stage.traffic()
         stage.await_says(unknown, WAIT_S + STANDS_MS / 1000)
     stage.load()
+
+
+def _broker_gone(stage: Stage) -> None:
+    cluster, partition = stage.place.clusters[HOME], (stage.topic, 0)
+    cluster.start_brokers(2, 3)
+
+    def move(*replicas: int) -> None:
+        with cluster.client() as client:
+            move_replicas(client, {partition: replicas})
+            wait_until(f"{replicas} have it", lambda: count_moving(client, [partition]) == 0)
+
+    def is_led_by(broker: int) -> bool:
+        with cluster.client() as client:
+            return client.topic(stage.topic).partitions[0] == broker
+
+    move(2, 3)
+    move(2, 3, 1)
+    wait_until("broker 2 leads", lambda: is_led_by(2))
+    with stage.held():
+        stage.begin(batches=2)
+        cluster.brokers[2].kill()
+        shutil.rmtree(cluster.folder / f"{HOME}-2")
+        stage.go_on(2)
+        stage.end()
+    stage.load()
+    move(1)  # as it was before, for the rows behind
+    cluster.brokers[3].process.stop()
+    for broker in (2, 3):
+        del cluster.brokers[broker]
 
 
 def _auditor_down(stage: Stage) -> None:
