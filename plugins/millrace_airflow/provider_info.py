@@ -49,13 +49,13 @@ def _connection_type() -> dict[str, Any]:
             },
         },
         "conn-fields": {
-            "registry": _field("Schema registry", "URL of the schema registry."),
-            "auditor": _field("Auditor", "URL of the auditor."),
+            "registry": _required("Schema registry", "URL of the schema registry."),
+            "auditor": _required("Auditor", "URL of the auditor."),
             "registry_token": _secret(
                 "Registry's token", "Of the user that its URL names: https://NAME@HOST."
             ),
             "auditor_token": _secret("Auditor's token", "Of the user that its URL names: https://NAME@HOST."),
-            "warehouse": _field("Warehouse", "Path or URI of the folder that holds the tables."),
+            "warehouse": _required("Warehouse", "Path or URI of the folder that holds the tables."),
             "subjects": _field(
                 "Subjects", "How subjects are named: topic (default), topic-value, record, TOPIC=SUBJECT."
             ),
@@ -82,6 +82,11 @@ def _connection_type() -> dict[str, Any]:
 
 def _field(label: str, description: str) -> dict[str, Any]:
     return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}
+
+
+def _required(label: str, description: str) -> dict[str, Any]:
+    """Without null: Airflow's form does not save a connection that lacks it."""
+    return {"label": label, "description": description, "schema": {"type": "string"}}
 
 
 def _secret(label: str, description: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tests.audit_world import audit_of_one_origin
 from tests.conftest import Start
 from tests.integration.test_audit import World
 from tests.last_line import LastLine
+from tests.peers.spark_cluster import CONF, SparkCluster
 from tests.support import REPOSITORY
 
 _last_line = LastLine("AIRFLOW")
@@ -31,7 +32,9 @@ pytest_unconfigure = _last_line.pytest_unconfigure
 TEN = [f"Views{number}" for number in range(10)]
 MISSING = "Nowhere"
 """A topic that no cluster has: its load fails."""
-ALONE = [f"{name}Views" for name in ("Killed", "Deferred", "Cleared", "Twice", "Filled", "Proved")]
+ALONE = [
+    f"{name}Views" for name in ("Killed", "Elsewhere", "Deferred", "Cleared", "Twice", "Filled", "Proved")
+]
 """The topics of DAGs with one topic each, from `one_topic.py`."""
 
 
@@ -41,6 +44,7 @@ class Place:
 
     airflow: Airflow
     world: World
+    spark: SparkCluster
 
     def produce(self, topic: str, times_ms: list[int]) -> int:
         """One acknowledged event of dc1 at each time, by a producer that says that it has ended."""
@@ -81,8 +85,12 @@ def place(
     (dags / "warehouse_load.py").write_text(shipped.replace(hourly, 'CronDataIntervalTimetable("0 0 29 2 *"'))
     extra = {"registry": world.registry, "auditor": world.url, "warehouse": str(world.warehouse)}
     connection = {"conn_type": "millrace", "host": world.clusters["offline"].bootstrap, "extra": extra}
+    spark = SparkCluster(folder / "spark")
+    on_spark = {**connection, "extra": {**extra, "spark_master": spark.master}}
     environment = {
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection),
+        "AIRFLOW_CONN_ON_SPARK": json.dumps(on_spark),
+        "ON_SPARK": json.dumps({**CONF, **spark.cluster_mode}),
         "MILLRACE_TOPICS": ",".join([*TEN, MISSING]),
         "MILLRACE_ALONE": ",".join(ALONE),
         "MILLRACE_LOADS": "2",
@@ -90,9 +98,9 @@ def place(
         "MILLRACE_WAIT_MINUTES": "10",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
-    with postgres.postgresql() as database:
+    with spark, postgres.postgresql() as database:
         airflow = Airflow(folder, database, dags, environment)
         try:
-            yield Place(airflow, world)
+            yield Place(airflow, world, spark)
         finally:
             airflow.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +30,13 @@ for topic in os.environ["MILLRACE_ALONE"].split(","):
         params={"start": "2015-05-17T10:00:00Z", "end": "2015-05-18T10:00:00Z"},
         default_args={"retries": 3, "retry_delay": timedelta(seconds=1)},
     ):
-        load = LoadTopicOperator(task_id="load", topics=topic, deferrable=topic == "DeferredViews")
+        load = LoadTopicOperator(
+            task_id="load",
+            topics=topic,
+            deferrable=topic == "DeferredViews",
+            conn_id="on_spark" if topic == "ElsewhereViews" else "millrace_default",
+            spark_conf=json.loads(os.environ["ON_SPARK"]) if topic == "ElsewhereViews" else None,
+        )
         wait = CompletenessSensor(
             task_id="wait", topic=topic, deferrable=True, poke_interval=1, timeout=600, **HOURS
         )

@@ -6,6 +6,9 @@ Each test leaves its topics loaded and published; all of them together are prove
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -100,6 +103,26 @@ def test_a_scheduler_and_its_workers_killed_in_mid_load_do_not_start_the_load_ag
         "select try_number from task_instance where run_id = 'killed' and task_id = 'load'"
     )
     assert tries > 1, "another try has ended what the first began"
+    assert loads(place, topic) == 1
+
+
+def test_a_load_whose_driver_runs_on_a_cluster_goes_on_when_its_tasks_machine_is_lost(place: Place) -> None:
+    topic = "ElsewhereViews"
+    fill(place, topic)
+    place.airflow.trigger(topic, "elsewhere", **DAY)
+    job = wait_until("the driver is submitted", partial(running_job, place, topic), timeout_s=TASK_S)
+    assert job is not None
+    group, _ = (job.directory / "group").read_text().split()
+    place.airflow.kill("scheduler")
+    os.killpg(int(group), signal.SIGKILL)
+    shutil.rmtree(job.directory)
+    place.airflow.start("scheduler")
+    succeeded(place, "elsewhere")
+    [(tries,)] = place.airflow.query(
+        "select try_number from task_instance where run_id = 'elsewhere' and task_id = 'load'"
+    )
+    assert tries > 1, "another try has waited for what the first began"
+    assert [driver.split()[1] for driver in place.spark.drivers()] == ["FINISHED"]
     assert loads(place, topic) == 1
 
 

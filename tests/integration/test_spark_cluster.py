@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,6 +132,65 @@ def test_a_load_says_that_the_cluster_gives_it_no_executor_and_ends_after_its_bo
         wait_until("it says so", lambda: "no executor" in waiting.output, timeout_s=120)
     assert waiting.wait(timeout_s=120) == 0
     assert len(loaded_rows(tmp_path / "w", topic)) == 20
+
+
+def in_cluster_mode(cluster: SparkCluster) -> list[str]:
+    """The options for a driver on the cluster; it and the executor have a worker each."""
+    confs = cluster.cluster_mode
+    return [*command_options(cluster), *(w for pair in confs.items() for w in ("--conf", "=".join(pair)))]
+
+
+def test_a_driver_on_the_cluster_outlives_its_command_and_the_same_run_waits_for_it(
+    site: TestSite, cluster: SparkCluster, start: Start, tmp_path: Path
+) -> None:
+    topic, warehouse = site.topic("Elsewhere"), tmp_path / "w"
+    assert site.publish(topic, [START_MS + n * HOUR_MS // 500 for n in range(EVENTS)]) == EVENTS
+    run = ["load", topic, *site.load_options(warehouse), *in_cluster_mode(cluster), "--run-id", "the:run"]
+    before = cluster.drivers()
+
+    def since() -> list[str]:
+        return [driver for driver in cluster.drivers() if driver.split()[0] not in " ".join(before)]
+
+    killed = start(*run)
+    wait_until("the driver is submitted", lambda: "is submitted" in killed.output, timeout_s=120)
+    killed.kill()
+    (driver,) = (each.split()[0] for each in since())
+    waiting = start(*run)
+    assert waiting.wait(timeout_s=300) == 0, waiting.output
+    assert f"an earlier command has left driver {driver} (" in waiting.output
+    assert since() == [f"{driver} FINISHED"]
+    assert not [*(warehouse / ".drivers").glob("*/*")], "its answer was taken"
+    check(site, warehouse, topic)
+    # Once more: the run has ended, so a new driver finds that there is nothing left to do.
+    assert run_millrace(*run, timeout_s=300).returncode == 0
+    assert [each.split()[1] for each in since()] == ["FINISHED"] * 2
+    assert len(list((warehouse / topic / "loads").glob("[0-9]*.json"))) == 1
+
+
+def test_what_fails_in_a_driver_on_the_cluster_is_the_commands_own_line(
+    site: TestSite, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    topic = site.topic("Unreadable")
+    assert site.publish(topic, [START_MS]) == 1
+    load = ["load", topic, *site.load_options(tmp_path / "w"), *in_cluster_mode(cluster), "--run-id", "r"]
+    late = [*load, "--until", "1999-01-01"]
+    done = run_millrace(*load, "--conf", "spark.pyspark.python=/nowhere/python", timeout_s=300)
+    assert done.returncode == 1, done.stderr
+    assert "/nowhere/python" in done.stderr.splitlines()[-1]
+    assert run_millrace(*late, timeout_s=300).returncode == 0
+
+
+def test_a_command_that_is_told_to_stop_ends_its_driver(
+    site: TestSite, cluster: SparkCluster, start: Start, tmp_path: Path
+) -> None:
+    topic = site.topic("Stopped")
+    assert site.publish(topic, [START_MS]) == 1
+    stopped = start("load", topic, *site.load_options(tmp_path / "w"), *in_cluster_mode(cluster))
+    wait_until("the driver is submitted", lambda: "is submitted" in stopped.output, timeout_s=120)
+    stopped.signal(signal.SIGTERM)
+    assert stopped.wait(timeout_s=60) != 0
+    wait_until("the driver is gone", lambda: "KILLED" in " ".join(cluster.drivers()), timeout_s=60)
+    assert not [*(tmp_path / "w" / ".drivers").glob("*/*")]
 
 
 @pytest.mark.long

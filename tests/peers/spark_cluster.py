@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -66,12 +66,18 @@ class SparkCluster:
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._address = f"127.0.0.1:{free_port()}"
+        self._rest_port = free_port()
         self._page = f"http://127.0.0.1:{free_port()}/json/"
         folder.mkdir(parents=True, exist_ok=True)
         try:
             host, _, port = self._address.partition(":")
             page = self._page.split(":")[2].split("/")[0]
-            self._start("master", "master.Master", "--host", host, "--port", port, "--webui-port", page)
+            self._start(
+                "master",
+                "master.Master",
+                *("--host", host, "--port", port, "--webui-port", page),
+                settings=["-Dspark.master.rest.enabled=true", f"-Dspark.master.rest.port={self._rest_port}"],
+            )
             wait_until("the Spark master answers", self.state, timeout_s=START_TIMEOUT_S)
             for name in self._hosts:
                 self._start_worker(name)
@@ -86,6 +92,15 @@ class SparkCluster:
         return f"spark://{self._address}"
 
     @property
+    def cluster_mode(self) -> Mapping[str, str]:
+        """Settings for a small driver that runs on the cluster."""
+        return {
+            "spark.submit.deployMode": "cluster",
+            "spark.master.rest.port": str(self._rest_port),
+            "spark.driver.memory": "512m",
+        }
+
+    @property
     def workers(self) -> list[int]:
         """Process ids of the workers that run."""
         started = [self._processes[name] for name in self._hosts if name in self._processes]
@@ -95,6 +110,12 @@ class SparkCluster:
         """The URLs of the master's page and of the workers'."""
         workers = (self.state() or {}).get("workers", [])
         return [self._page.removesuffix("/json/"), *(worker["webuiaddress"] for worker in workers)]
+
+    def drivers(self) -> list[str]:
+        """Every driver that was submitted to the master, and what became of it: `driver-… RUNNING`."""
+        state = self.state() or {}
+        known = [*state.get("activedrivers", []), *state.get("completeddrivers", [])]
+        return sorted(f"{driver['id']} {driver['state']}" for driver in known)
 
     def executors(self) -> list[int]:
         """Process ids of the executors' JVMs."""
@@ -160,13 +181,13 @@ class SparkCluster:
         work = ["--work-dir", str(self.folder / name)]
         self._start(name, "worker.Worker", *address, *work, *self._size, self.master)
 
-    def _start(self, name: str, daemon: str, *arguments: str) -> None:
+    def _start(self, name: str, daemon: str, *arguments: str, settings: Sequence[str] = ()) -> None:
         java = find_java()
         classes = ["-cp", f"{self._home}/jars/*", f"org.apache.spark.deploy.{daemon}"]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = start_for_the_test_run(
                 lambda ends_with_us: subprocess.Popen(
-                    [java, *_DAEMON, *classes, *arguments],
+                    [java, *_DAEMON, *settings, *classes, *arguments],
                     env={
                         **os.environ,
                         "SPARK_HOME": str(self._home),

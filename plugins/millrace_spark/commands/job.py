@@ -75,15 +75,30 @@ class Invocation(Output):
 def run_job(name: str, request: Any, invocation: Invocation) -> Any:
     """The answer of a verb's job as JSON values, its steps shown; MillraceError with the job's own line."""
     check_master(invocation.master)
+    conf, settings = dict(invocation.conf), dataclasses.asdict(request)
+    elsewhere = conf.get(submit.DEPLOY_MODE) == "cluster"
     with steps(name) as on_line, _from_the_first_step(on_line) as on_line:
+        if elsewhere and "warehouse" not in settings:
+            on_line(f"step: {name}: the driver runs here: there is no warehouse to leave an answer in")
+            del conf[submit.DEPLOY_MODE]
+        elif elsewhere:
+            return _submit_elsewhere(name, settings, invocation, on_line)
         return submit.submit(
-            name,
-            dataclasses.asdict(request),
-            master=invocation.master,
-            on_line=on_line,
-            conf=invocation.conf,
-            archives=invocation.archives,
+            name, settings, master=invocation.master, on_line=on_line, conf=conf, archives=invocation.archives
         )
+
+
+def _submit_elsewhere(
+    name: str, settings: Mapping[str, Any], invocation: Invocation, on_line: submit.OnLine
+) -> Any:
+    from millrace_spark.jobs import elsewhere  # an HTTP client and the storage with it: not for --help
+
+    if invocation.archives:
+        raise ConfigError(
+            f"--archives does not go with {submit.DEPLOY_MODE}=cluster, whose driver would not have it:"
+            " install Millrace on every machine of the cluster, under the same path"
+        )
+    return elsewhere.submit(name, settings, master=invocation.master, on_line=on_line, conf=invocation.conf)
 
 
 @contextmanager

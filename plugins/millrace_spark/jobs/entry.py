@@ -58,25 +58,42 @@ def main() -> None:
     # a second of CPU, and no job has any for them.
     numpys = (NumpyArrayConverter, NumpyScalarConverter)
     INPUT_CONVERTER[:] = [converter for converter in INPUT_CONVERTER if not isinstance(converter, numpys)]
-    name, file = sys.argv[1:]
-    request: Any = from_mapping(JOBS[name][0], json.loads(Path(file).read_text()), "the job's settings")
+    name, *file = sys.argv[1:]
+    reply: Callable[[str], None] = partial(print, flush=True)
+    if file:
+        settings = json.loads(Path(*file).read_text())
+    else:
+        from millrace_spark.jobs.elsewhere import SentJob  # which a driver beside its command does not need
+
+        sent = SentJob.take()
+        settings, reply = sent.settings, sent.reply
+        _take_settings(sent.conf)
+    request: Any = from_mapping(JOBS[name][0], settings, "the job's settings")
     try:
-        answer: dict[str, Any] = {"result": _result(name, request)}
+        answer: dict[str, Any] = {"result": _result(name, request, partial(_give_up, reply))}
     except MillraceError as error:
         answer = {"error": str(error)}
     except Exception as error:
         traceback.print_exc()
         answer = {"error": said(error), "unforeseen": True}
-    print(json.dumps(answer, default=dataclasses.asdict), flush=True)
+    reply(json.dumps(answer, default=dataclasses.asdict))
     sys.exit(1 if "error" in answer else 0)
 
 
-def _result(name: str, request: Any) -> Any:
+def _take_settings(conf: Mapping[str, str]) -> None:
+    """Make them the JVM's: no command line shows them there."""
+    SparkContext._ensure_initialized()
+    system: Any = SparkContext._jvm.java.lang.System  # type: ignore[union-attr]
+    for key, value in conf.items():
+        system.setProperty(key, value)
+
+
+def _result(name: str, request: Any, give_up: Callable[[str], None]) -> Any:
     module, _, function = JOBS[name][1].partition(":")
     spark: SparkSession | None = None
     try:
         # The JVM makes the session while Python imports the job.
-        with ThreadPoolExecutor(1) as pool, ExecutorWatch(to_stderr(name), _give_up) as executors:
+        with ThreadPoolExecutor(1) as pool, ExecutorWatch(to_stderr(name), give_up) as executors:
             imported = pool.submit(import_module, module)
             spark = executors.session = _session()
             return getattr(imported.result(), function)(spark, request)
@@ -85,9 +102,9 @@ def _result(name: str, request: Any) -> Any:
             spark.stop()
 
 
-def _give_up(reason: str) -> None:
+def _give_up(reply: Callable[[str], None], reason: str) -> None:
     """End the driver from another thread than the job's, which waits for tasks that nobody runs."""
-    print(json.dumps({"error": reason}), flush=True)
+    reply(json.dumps({"error": reason}))
     os._exit(1)
 
 

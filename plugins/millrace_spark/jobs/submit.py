@@ -30,6 +30,7 @@ from millrace.process import start_child
 
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options: the JVM of a job only schedules. A third less CPU until the first task runs (measured)."""
+DEPLOY_MODE = "spark.submit.deployMode"
 LAST_LINES = 40
 JOIN_S = 10
 """For the last lines of a job that has ended; something it left running may hold the pipe open."""
@@ -63,10 +64,6 @@ def submit(
         path = folder / "settings.json"  # a year of hours to read again is too long for an argument
         _write_secret(path, json.dumps(dict(settings)))
         confs = _confs(job, master, archives) | dict(conf or {})
-        if confs.get("spark.submit.deployMode", "client") != "client":
-            raise ConfigError(
-                "spark.submit.deployMode must be client: the command waits for the driver's answer"
-            )
         # Not as --conf: every user of this machine reads command lines, and a setting may be a secret.
         properties = folder / "spark.properties"
         _write_secret(properties, "".join(map(_property, confs, confs.values())))

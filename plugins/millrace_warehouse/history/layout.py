@@ -1,6 +1,7 @@
 """Where things lie in a warehouse, and how the manifests of loads are found and read.
 
     <warehouse>/catalog.db                                   a local warehouse's SQLite catalog
+    <warehouse>/.drivers/<run id>/                           a run's Spark driver, and its answer
     <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
                  /_head                                      number of a load at which a listing may begin
     <topic>/editions/<10 digits>.<4 digits>.json             the same offsets read again

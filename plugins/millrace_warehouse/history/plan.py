@@ -54,11 +54,16 @@ class Plan:
 
 
 def plan_path(topic: str, run_id: str) -> str:
-    """The plan's path; a run id may hold any character (Airflow's hold colons and plus signs)."""
+    """The path of a run's plan."""
+    return f"{Folder.PLANS.of(topic)}/{name_of_run(run_id)}.json"
+
+
+def name_of_run(run_id: str) -> str:
+    """A run's name in paths; a run id may hold any character (Airflow's hold colons and plus signs)."""
     name = urllib.parse.quote(run_id, safe="")
     if len(name) > 200:
         name = f"{name[:130]}-{hashlib.sha256(run_id.encode()).hexdigest()}"
-    return f"{Folder.PLANS.of(topic)}/{name}.json"
+    return name
 
 
 def freeze(storage: Storage, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:

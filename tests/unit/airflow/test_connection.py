@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from urllib.parse import quote
@@ -12,6 +13,8 @@ from millrace.errors import ConfigError
 from millrace.security.client import load_client, password
 from millrace_airflow.hooks import millrace as hook
 from millrace_airflow.hooks.millrace import MillraceHook
+from millrace_airflow.provider_info import get_provider_info
+from millrace_airflow.settings import MillraceSettings
 
 EXTRA = {"registry": "http://r:1", "auditor": "http://a:2", "warehouse": "/w"}
 
@@ -29,6 +32,13 @@ def test_a_connection_in_json_holds_every_setting(monkeypatch: pytest.MonkeyPatc
     assert (settings.registry, settings.auditor, settings.warehouse) == ("http://r:1", "http://a:2", "/w")
     assert settings.origins == origins
     assert (settings.spark_master, settings.job_directory) == ("yarn", Path("/jobs"))
+
+
+def test_the_form_requires_what_has_no_default_and_nothing_else() -> None:
+    fields = get_provider_info()["connection-types"][0]["conn-fields"]
+    required = {name for name, field in fields.items() if "null" not in field["schema"]["type"]}
+    needed = {one.name for one in dataclasses.fields(MillraceSettings) if one.default is one.default_factory}
+    assert required == needed - {"bootstrap"}, "the brokers are the connection's host"
 
 
 def test_a_connection_as_a_uri_holds_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:

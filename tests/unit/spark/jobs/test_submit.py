@@ -168,7 +168,6 @@ def test_a_packed_environment_is_the_python_of_the_tasks_and_has_a_stand_in_besi
     [
         ({"archives": ["packed.tar.gz"]}, "is not FILE#NAME"),
         ({"archives": ["/no/such/file.tar.gz#env"]}, "no file /no/such/file.tar.gz"),
-        ({"conf": {"spark.submit.deployMode": "cluster"}}, "must be client"),
     ],
 )
 def test_what_cannot_be_submitted_is_one_clear_line(

@@ -1,0 +1,226 @@
+"""A job whose driver runs on a standalone cluster: submitted once, waited for by whoever comes back.
+
+Which driver a run has lies in the warehouse, under the run's name, and so does what the driver answers:
+
+    .drivers/<run id>/driver.json       the driver; made exclusively
+                      <attempt>.json    its answer
+
+A command that is killed leaves its driver alone. The same command with the same run id waits for it, on
+whatever machine. A command that is told to stop (SIGTERM, Ctrl-C) ends its driver. Both files go when the
+answer was taken. Knows no jobs.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import millrace_spark
+from millrace.errors import ConfigError, MillraceError
+from millrace.security.client import VARIABLE
+from millrace_spark.jobs.standalone import DriverState, Master
+from millrace_spark.jobs.submit import DEPLOY_MODE, FAST_START, JobRefused, OnLine
+from millrace_warehouse.history.manifest import decode, encode
+from millrace_warehouse.history.plan import name_of_run
+from millrace_warehouse.storage import Storage, open_storage
+
+SENT = "MILLRACE_SENT_JOB"
+"""The variable in a driver's environment that holds its job: it may hold passwords."""
+DRIVERS = ".drivers"
+"""The folder of the warehouse; what begins with a dot is no topic's."""
+KEEP_S = 7 * 24 * 3600.0
+"""How long a driver's files stay that nobody came back for."""
+POLL_S = 1.0
+PATIENCE_S = 300.0
+"""How long a master may not answer while a driver is waited for."""
+_TRAVEL = (VARIABLE, "MILLRACE_SUBJECTS", "HADOOP_USER_NAME", "AWS_", "GOOGLE_", "AZURE_")
+"""What the names of variables begin with that a driver is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """The driver of a run."""
+
+    driver: str
+    """The master's name for it."""
+    attempt: str
+    asked: str
+    """Hash of what the driver was asked to do, without URLs that may hold passwords."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentJob:
+    """What a driver finds in its environment."""
+
+    settings: Mapping[str, Any]
+    conf: Mapping[str, str]
+    answer: str
+    """Path of its answer in the warehouse of `settings`."""
+
+    @classmethod
+    def take(cls) -> SentJob:
+        """The job of this process, out of its environment: what it starts shall not have it."""
+        return cls(**json.loads(zlib.decompress(base64.b64decode(os.environ.pop(SENT)))))
+
+    def packed(self) -> str:
+        """As the variable holds it; a year of hours is too long for one otherwise."""
+        return base64.b64encode(zlib.compress(json.dumps(dataclasses.asdict(self)).encode())).decode()
+
+    def reply(self, line: str) -> None:
+        """Leave the answer for whoever waits."""
+        open_storage(self.settings["warehouse"]).create(self.answer, line.encode())
+
+
+def submit(
+    job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, conf: Mapping[str, str]
+) -> Any:
+    """As `submit.submit`, with the driver on the cluster; a run that has a driver there waits for that."""
+    if not master.startswith("spark://"):
+        raise ConfigError(
+            f"{DEPLOY_MODE}=cluster is for --master spark://HOST:PORT, not for {master}: leave it out,"
+            " then the driver runs where the command runs"
+        )
+    run = _Run(job, settings, Master(master, conf), on_line)
+    with _told_to_stop():
+        driver = run.resume() or run.begin({key: conf[key] for key in conf if key != DEPLOY_MODE})
+        return run.wait(driver)
+
+
+class _Run:
+    def __init__(self, job: str, settings: Mapping[str, Any], master: Master, on_line: OnLine) -> None:
+        self._job, self._settings, self._master = job, settings, master
+        self._on_line = on_line
+        self._storage: Storage = open_storage(settings["warehouse"])
+        self._folder = f"{DRIVERS}/{name_of_run(settings['run_id'])}"
+        asked = [job, {key: settings[key] for key in sorted(settings) if key != "registry"}]
+        self._asked = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+    def resume(self) -> Driver | None:
+        """The driver that an earlier command of this run has left and that runs or has ended well."""
+        path = f"{self._folder}/driver.json"
+        try:
+            left = decode(Driver, self._storage.read(path), path)
+        except FileNotFoundError:
+            return None
+        state = self._master.state(left.driver)
+        runs = not (state.ended or state.unknown)
+        if left.asked == self._asked and (runs or "result" in (self._answer(left) or ())):
+            self._say(f"an earlier command has left driver {left.driver} ({state.word}); waiting for it")
+            return left
+        self._storage.delete(self._folder)
+        return None
+
+    def begin(self, conf: Mapping[str, str]) -> Driver:
+        """Submit a driver, and note it; the one of another command of this run if that was first."""
+        _sweep(self._storage)
+        attempt = uuid.uuid4().hex[:12]
+        sent = SentJob(settings=self._settings, conf=conf, answer=f"{self._folder}/{attempt}.json")
+        name = self._master.submit(
+            f"millrace {self._job}",
+            [str(Path(millrace_spark.__path__[0], "jobs", "script.py")), self._job],
+            {"spark.driver.extraJavaOptions": FAST_START} | _of_the_driver(conf),
+            _environment(conf) | {SENT: sent.packed()},
+        )
+        driver = Driver(driver=name, attempt=attempt, asked=self._asked)
+        if not self._storage.create(f"{self._folder}/driver.json", encode(driver)):
+            self._master.kill(name)
+            raise MillraceError(
+                f"run {self._settings['run_id']} was begun by another command at this moment: run again to"
+                " wait for it"
+            )
+        self._say(f"driver {name} is submitted; --run-id {self._settings['run_id']} waits for it again")
+        return driver
+
+    def wait(self, driver: Driver) -> Any:
+        """The driver's result; JobRefused with its own line, MillraceError when it left none."""
+        try:
+            state = self._ended(driver)
+        except MillraceError as error:
+            raise MillraceError(
+                f"{error}; driver {driver.driver} may go on: run again with --run-id"
+                f" {self._settings['run_id']} to wait for it"
+            ) from None
+        except BaseException:  # told to stop
+            with suppress(MillraceError):
+                self._master.kill(driver.driver)
+                self._storage.delete(self._folder)
+            raise
+        answer = self._answer(driver)
+        self._storage.delete(self._folder)
+        if answer is None:
+            raise MillraceError(
+                f"driver {driver.driver} on {state.worker or 'a worker'} ended as {state.word} without a"
+                " word: see its standard error on that worker's page"
+            )
+        if "error" in answer:
+            raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])
+        return answer["result"]
+
+    def _ended(self, driver: Driver) -> DriverState:
+        heard = time.monotonic()
+        while True:
+            try:
+                state = self._master.state(driver.driver)
+            except MillraceError:
+                if time.monotonic() - heard > PATIENCE_S:
+                    raise
+            else:
+                heard = time.monotonic()
+                if state.ended or state.unknown:
+                    return state
+            time.sleep(POLL_S)
+
+    def _say(self, text: str) -> None:
+        self._on_line(f"step: {self._job}: {text}")
+
+    def _answer(self, driver: Driver) -> Any:
+        try:
+            return json.loads(self._storage.read(f"{self._folder}/{driver.attempt}.json"))
+        except FileNotFoundError:
+            return None
+
+
+def _of_the_driver(conf: Mapping[str, str]) -> dict[str, str]:
+    """The settings that a JVM must have before it starts: the worker puts them on its command line."""
+    return {key: value for key, value in conf.items() if key.startswith("spark.driver.")}
+
+
+def _environment(conf: Mapping[str, str]) -> dict[str, str]:
+    travel = {name: value for name, value in os.environ.items() if name.startswith(_TRAVEL)}
+    python = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
+    return {**travel, **python, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def _sweep(storage: Storage) -> None:
+    """Delete what drivers have left that nobody came back for."""
+    for file in storage.files(DRIVERS):
+        if time.time() - file.modified > KEEP_S:
+            storage.delete(f"{DRIVERS}/{file.path}")
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """SIGTERM, like Ctrl-C, is an exception meanwhile."""
+
+    def stop(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
