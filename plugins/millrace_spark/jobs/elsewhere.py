@@ -159,12 +159,13 @@ class _Run:
                 self._master.kill(driver.driver)
                 self._storage.delete(self._folder)
             raise
+        place = f"driver {driver.driver} on {state.worker or 'a worker'}"
+        self._say(f"{place} has ended as {state.word}: its output is on that worker's page")
         answer = self._answer(driver)
         self._storage.delete(self._folder)
         if answer is None:
             raise MillraceError(
-                f"driver {driver.driver} on {state.worker or 'a worker'} ended as {state.word} without a"
-                " word: see its standard error on that worker's page"
+                f"{place} ended as {state.word} without a word: see its output on that worker's page"
             )
         if "error" in answer:
             raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])
