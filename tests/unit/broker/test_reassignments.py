@@ -142,7 +142,7 @@ def test_a_leader_resigns_for_the_first_replica_where_that_can_lead(running: Mov
             2: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
             **(named if numbers else {}),
         }
-        resigned = dataclasses.replace(LED, leader=NO_LEADER, isr={2: "b"})
+        resigned = dataclasses.replace(LED, leader=NO_LEADER)
         assert [running.state(number) for number in range(3)] == [resigned, LED, behind]
 
 
