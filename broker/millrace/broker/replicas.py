@@ -427,11 +427,12 @@ class Replicas:
         def written(newest: Snapshot | None, _: bool) -> None:
             if one.replica.leading is not leading:
                 return
+            one.gives_way = False
             if newest is None:
                 self._mailbox.after(WRITE_AGAIN_S, lambda: self._write_proposal(one, leading))
+                self._settle(one)  # it is served until ZooKeeper answers
                 return
             leading.decided(newest)
-            one.gives_way = False
             self._events["in_sync"] += len(proposal.joining)
             self._events["out_of_sync"] += len(proposal.leaving)
             one.replica.observe(newest, self._mailbox.now())

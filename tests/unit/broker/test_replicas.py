@@ -345,6 +345,29 @@ def test_who_gives_way_to_a_replica_that_is_gone_meanwhile_leads_on(
     assert again.base_offset > 0
 
 
+def test_who_cannot_write_that_it_gives_way_serves_until_it_can(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "PREFER_AFTER_LAGS", 0)
+    running, cluster, other = serving(begin, lag_ms=100_000)
+    other.fetch(1, 0, flushed=0)
+    write = cluster.change_topic
+
+    def change_topic(name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
+        raise RequestTimedOut("ZooKeeper does not answer")
+
+    cluster.change_topic = change_topic  # type: ignore[method-assign]
+    preferring_the_other(cluster, {1: OURS, 2: THEIRS})
+    running.broker.refresh()
+    assert ("t", 0) not in running.broker.partitions
+    running.until("it is served again", lambda: ("t", 0) in running.broker.partitions)
+    taken = running.produce()
+    running.until("it takes writes", lambda: taken.heard)
+    assert taken.base_offset == 0
+    cluster.change_topic = write  # type: ignore[method-assign]
+    running.until("nobody leads", lambda: cluster.state.leader == NO_LEADER)
+
+
 def test_a_broker_that_stops_gives_up_what_it_leads_in_one_write(begin: Begin) -> None:
     running, cluster, _ = serving(begin)
     ended: list[bool] = []
