@@ -322,6 +322,7 @@ class Broker:
     def _fail(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
         before = self._hosted.get(key)
         self._hosted[key] = Hosted(topic.topic_id, State.FAILED, error=error)
+        self._let_others_lead(key, topic, error)
         if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
             return
         if isinstance(error, errors.StorageError):
@@ -329,13 +330,19 @@ class Broker:
         else:
             log.error("cannot serve %s-%s until a restart: %s", *key, error)
 
+    def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
+        """Want of room or of a right takes nothing from the disk; of any other error nobody can tell."""
+        self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, errors.StorageError))
+
     def _retry_failed(self) -> None:
         """Open what could not be opened for want of room, of descriptors or of a right."""
         for key, hosted in list(self._hosted.items()):
-            if hosted.state is State.FAILED and isinstance(hosted.error, errors.StorageError):
+            if hosted.state is State.FAILED and hosted.error is not None:
                 topic = self._current(key, hosted.topic_id)
-                if topic is not None:
+                if topic is not None and isinstance(hosted.error, errors.StorageError):
                     self._open(key, topic)
+                elif topic is not None:
+                    self._let_others_lead(key, topic, hosted.error)
 
     def _remove(self, key: TopicPartition, hosted: Hosted, partition: Partition) -> None:
         """Serve a partition no longer; its log goes only if the partition itself has gone."""

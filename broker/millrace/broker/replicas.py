@@ -263,6 +263,8 @@ class Replicas:
 
     def _settle(self, one: StoredReplica) -> None:
         """Do what the replica's role has become; to be called after everything that may change it."""
+        if one.log.refusal is not None:
+            self._maybe_give_up(one)
         replica, partition = one.replica, one.partition
         if partition is not None and replica.leading is not partition.leading:
             self._end_leading(one, errors.NotLeader(f"another broker leads {one.name} now"))
@@ -296,8 +298,9 @@ class Replicas:
             self._mailbox,
             self._flushes,
             self._doubtful,
+            cut_off=lambda: not self._cluster.is_connected,
             grown=lambda: self._followers.changed(one.id),
-            flush_failed=lambda: self._give_up(one),
+            flush_failed=lambda: self._settle(one),
         )
         one.is_served = False
         self._events["elected"] += 1
@@ -326,14 +329,40 @@ class Replicas:
             one.is_served = False
             self._owner.replica_leads_no_more(one.key, partition)
 
-    def _give_up(self, one: StoredReplica) -> None:
-        """Nobody can tell what is on the disk: another replica leads from here on."""
-        if not one.stopped:
-            one.stopped = one.log.flush_refusal or "its log takes nothing any more"
+    def _maybe_give_up(self, one: StoredReplica) -> None:
+        """The log takes nothing more: another replica leads from here on.
+
+        A leader that can still flush, and is the only replica in sync, is read and copied until it is not.
+        """
+        leading = one.replica.leading
+        is_needed = leading is not None and len(leading.snapshot.state.isr) == 1
+        if not one.stopped and not (is_needed and one.log.flush_refusal is None):
+            one.stopped = one.log.refusal or "its log takes nothing any more"
             log.error("%s takes no part in replication until a restart: %s", one.name, one.stopped)
             self._stop_copying(one)
-            self._resign(one, is_whole=False, then=lambda: None)
-            self._settle(one)
+            self._resign_stopped(one)
+
+    def _resign_stopped(self, one: StoredReplica) -> None:
+        """Until it is written: nobody else campaigns while this broker is named. What was flushed is there,
+        unless a flush failed: after that nobody can tell."""
+
+        def resigned() -> None:
+            if one.replica.leading is not None and one.id in self._stored:
+                self._mailbox.after(WRITE_AGAIN_S, lambda: self._resign_stopped(one))
+
+        self._resign(one, is_whole=one.log.flush_refusal is None, then=resigned)
+
+    def resign_unopened(self, key: TopicPartition, topic: TopicState, *, is_whole: bool) -> None:
+        """Give up the lead of a partition whose log cannot be opened: nobody else campaigns while this broker
+        is named. `is_whole` says that the disk has everything it flushed."""
+        broker, state = self._config.broker_id, topic.partitions[key[1]]
+        if state.is_replicated and state.leader == broker:
+            epoch = state.leader_epoch
+
+            def apply(newest: Snapshot) -> PartitionState | None:
+                return resign(newest.state, broker, epoch, newest.minimum, is_whole=is_whole)
+
+            self._write(key, topic.topic_id, apply, lambda newest, wrote: None)
 
     # Time
 
@@ -345,6 +374,8 @@ class Replicas:
         for one in self._stored.values():
             if one.partition is not None:
                 one.partition.refuse_late(now)
+            if one.log.refusal is not None:
+                self._settle(one)
         self._mailbox.after(min(1.0, self._lag_s / 10), self._tick)
 
     def _campaign_who_is_due(self) -> None:
@@ -375,9 +406,12 @@ class Replicas:
                 return None  # somebody was faster
             return elect(newest.state, replica.broker, replica.directory, live, newest.minimum)
 
+        def elected(newest: Snapshot | None, wrote: bool) -> None:
+            self._elected(one, newest, wrote)
+
         def cut(error: BaseException | None) -> None:
             if error is None and self._is_stored(one):
-                self._write(one, apply, lambda newest, wrote: self._elected(one, newest, wrote))
+                self._write(one.key, one.id.topic_id, apply, elected)
             else:
                 one.campaign_from = self._mailbox.now() + CAMPAIGN_AGAIN_S
                 replica.not_won(self._mailbox.now())
@@ -438,7 +472,7 @@ class Replicas:
             one.replica.observe(newest, self._mailbox.now())
             self._settle(one)
 
-        self._write(one, lambda newest: proposal.apply(newest, broker, epoch), written)
+        self._write(one.key, one.id.topic_id, lambda newest: proposal.apply(newest, broker, epoch), written)
 
     def _resign(self, one: StoredReplica, *, is_whole: bool, then: Callable[[], None]) -> None:
         leading = one.replica.leading
@@ -455,7 +489,7 @@ class Replicas:
                 self._settle(one)
             then()
 
-        self._write(one, apply, written)
+        self._write(one.key, one.id.topic_id, apply, written)
 
     def hand_over(self, then: Callable[[], None]) -> None:
         """Give up everything led here, as the broker stops; then call `then`. Followers get what is written.
@@ -508,12 +542,12 @@ class Replicas:
 
     # Compare-and-set
 
-    def _write(self, one: StoredReplica, apply: Apply, then: Then) -> None:
+    def _write(self, key: TopicPartition, topic_id: UUID, apply: Apply, then: Then) -> None:
         """Have a change written with others of its topic; `then` hears of it on the loop."""
-        topic = (one.key[0], one.id.topic_id)
+        topic = (key[0], topic_id)
         if topic not in self._changes and topic not in self._writing:
             self._mailbox.after(GATHER_S, lambda: self._write_topic(topic))
-        self._changes.setdefault(topic, []).append(_Change(one.key[1], apply, then))
+        self._changes.setdefault(topic, []).append(_Change(key[1], apply, then))
 
     def _write_topic(self, topic: tuple[str, UUID]) -> None:
         changes = self._changes.pop(topic)
@@ -647,8 +681,8 @@ class Replicas:
             self._stop_copying(one)
             log.error("%s takes no part in replication until a restart: %s", one.name, error)
             return
-        if one.log.flush_refusal is not None:
-            self._give_up(one)
+        if one.log.refusal is not None:
+            self._settle(one)
             return
         if not leader_says:
             log.warning("copying %s: %s; trying again", one.name, error)
@@ -671,7 +705,7 @@ class Replicas:
             if error is not None:
                 log.error("flush of %s failed: %s", one.name, error)
                 if one.log.flush_refusal is not None:
-                    self._give_up(one)
+                    self._settle(one)
                 else:
                     self._mailbox.after(COPY_AGAIN_S, lambda: self._flush(one))
             elif one.copying is copying and one.thread is not None and not one.is_changing:
@@ -700,8 +734,6 @@ class Replicas:
     def _log_failed(self, one: StoredReplica, error: BaseException | None) -> None:
         if error is not None:
             log.error("the log of %s: %s", one.name, error)
-            if one.log.flush_refusal is not None:
-                self._give_up(one)
 
     def retentions(self) -> list[tuple[str, PartitionLog, int | None]]:
         """What retention is applied to: a leader's own, a follower's as its leader says."""

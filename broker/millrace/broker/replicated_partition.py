@@ -12,7 +12,13 @@ from uuid import UUID
 
 from millrace.broker.flush import FlushThreads
 from millrace.broker.partition import Partition, Staged, Unsynced
-from millrace.errors import BrokerError, NotEnoughReplicas, NotEnoughReplicasAfterAppend, RequestTimedOut
+from millrace.errors import (
+    BrokerError,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeader,
+    RequestTimedOut,
+)
 from millrace.mailbox import Mailbox
 from millrace.replication.committed import CommittedStates
 from millrace.replication.leadership import Leadership
@@ -34,17 +40,23 @@ class ReplicatedPartition(Partition):
         flushes: FlushThreads,
         doubtful: Callable[[], bool],
         *,
+        cut_off: Callable[[], bool],
         grown: Callable[[], None],
         flush_failed: Callable[[], None],
     ) -> None:
-        """`grown` is called after each append, `flush_failed` when nobody can tell what is on the disk."""
+        """`cut_off` says whether others may lead without this broker's having heard of it; `grown` is called
+        after each append, `flush_failed` when nobody can tell what is on the disk."""
         super().__init__(topic, number, topic_id, leading.epoch, log, mailbox, flushes, doubtful)
         self.leading = leading
         self._states = CommittedStates(log)
-        self._grown, self._flush_failed = grown, flush_failed
+        self._cut_off, self._grown, self._flush_failed = cut_off, grown, flush_failed
         self._noted_end = log.end
         self._marks: deque[tuple[float, int]] = deque()
         """When the log was how long, as far back as somebody waits."""
+
+    def check_knows(self, offset: int) -> None:
+        if offset > self.log.high_watermark and self._cut_off():
+            raise NotLeader(f"{self.name} may be led by another broker, and ZooKeeper is not there to ask")
 
     def note_append(self) -> None:
         end = self.log.end

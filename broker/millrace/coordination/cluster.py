@@ -135,6 +135,11 @@ class Cluster:
             raise MillraceError(f"no broker of cluster {self.name} is alive: start one")
         return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
 
+    @property
+    def is_connected(self) -> bool:
+        """False while ZooKeeper is away: what is known may be old. From any thread."""
+        return bool(self.session.client.connected)
+
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in a thread of this object, after each change of a snapshot."""
         self._callbacks.append(callback)

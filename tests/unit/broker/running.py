@@ -39,6 +39,7 @@ class FakeCluster:
     """The registries as a value that tests change; ZooKeeper's own behaviour is tested elsewhere."""
 
     cluster_id = "millrace-test"
+    is_connected = True
 
     def __init__(self, *topics: TopicState) -> None:
         self.brokers = {1: BrokerAddress("127.0.0.1", 1), 2: BrokerAddress("127.0.0.1", 2)}

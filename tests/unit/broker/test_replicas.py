@@ -21,6 +21,7 @@ from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState
 from millrace.errors import (
     ErrorCode,
     LeaderNotAvailable,
+    MillraceError,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeader,
@@ -30,6 +31,7 @@ from millrace.errors import (
 from millrace.records import split_batches
 from millrace.records.file_slice import FileSlice
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.segment import CutFailed, Segment
 from millrace.wire.fetch import FetchRequest
 from millrace.wire.messages import ApiKey
 from millrace.wire.replica import (
@@ -78,7 +80,11 @@ class Registries(FakeCluster):
 
 
 class Connection:
-    closed = False
+    def __init__(self) -> None:
+        self.closed = False
+
+    def abort(self, reason: str) -> None:
+        self.closed = True
 
 
 class Other:
@@ -140,6 +146,9 @@ def test_a_new_leader_serves_once_its_replicas_in_sync_have_what_it_began_with(b
     running.turn()
     with pytest.raises(LeaderNotAvailable):
         running.broker.partition("t", 0)
+    # Java's consumer ends at LEADER_NOT_AVAILABLE, which no broker of Kafka answers to a fetch.
+    ((_, (read,)),) = running.fetch(("t", 0, 0))[0]
+    assert read.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     def serves() -> bool:
         other.fetch(1, 0, flushed=0)
@@ -368,6 +377,106 @@ def test_who_cannot_write_that_it_gives_way_serves_until_it_can(
     running.until("nobody leads", lambda: cluster.state.leader == NO_LEADER)
 
 
+def _cannot_be_cut(*_: object) -> None:
+    raise CutFailed(5, "Input/output error")
+
+
+def test_a_leader_whose_log_takes_no_more_appends_gives_way_and_stays_eligible(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, cluster, _ = serving(begin, minimum=2)
+    monkeypatch.setattr(Segment, "append", _cannot_be_cut)
+    outcome = running.produce()
+    running.turn()
+    assert isinstance(outcome.heard[0], StorageError)
+    running.until("it leads no more", lambda: cluster.state.leader == NO_LEADER)
+    assert (set(cluster.state.isr), cluster.state.eligible) == ({2}, {1: OURS})
+    assert "takes no writes" in running.broker.failed["t", 0]
+    del cluster.brokers[2]  # from here on it would be its turn
+    cluster.changed()
+    time.sleep(3 * replicas.CAMPAIGN_TICK_S)
+    running.turn()
+    assert cluster.state.leader == NO_LEADER
+
+
+def test_a_leader_that_takes_no_appends_and_is_the_only_one_in_sync_is_read_until_another_one_is(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, cluster, other = serving(begin)
+    running.produce(acks_all=True)
+    running.turn()
+    other.hang_up()
+    running.until("it is alone", lambda: set(cluster.state.isr) == {1})
+    running.until("it is committed", lambda: running.high_watermark() == 1)
+    with monkeypatch.context() as failing:
+        failing.setattr(Segment, "append", _cannot_be_cut)
+        running.produce()
+        running.turn()
+    time.sleep(0.3)
+    running.turn()
+    assert cluster.state.leader == 1
+    assert running.high_watermark() == 1
+    again = Other(running)
+    again.fetch(1, 0, flushed=running.broker.partition("t", 0).log.end)
+    running.until("it leads no more", lambda: cluster.state.leader == NO_LEADER)
+    assert set(cluster.state.isr) == {2}
+
+
+def test_a_follower_whose_log_takes_no_more_appends_is_stopped(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, cluster, _ = serving(begin)
+    before = cluster.topics["t"]
+    elsewhere = dataclasses.replace(before.partitions[0], leader=2, leader_epoch=2)
+    cluster.set(dataclasses.replace(before, partitions={0: elsewhere}, version=before.version + 1))
+    running.until("it follows", lambda: running.broker.replicas.numbers().roles["following"] == 1)
+    running.broker.logs["t", 0].refusal = "the disk takes no writes"
+    running.until("it is told", lambda: running.broker.failed)
+    assert running.broker.failed == {("t", 0): "the disk takes no writes"}
+    assert running.broker.replicas.numbers().roles["stopped"] == 1
+
+
+def test_a_leader_whose_disk_has_failed_resigns_as_soon_as_zookeeper_answers(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "WRITE_AGAIN_S", 0.05)
+    running, cluster, _ = serving(begin)
+    answers, change = [False, False, True], cluster.change_topic
+
+    def away(name: str, change_: Callable[[TopicState], TopicState]) -> TopicState:
+        if not (answers.pop(0) if answers else True):
+            raise RequestTimedOut("ZooKeeper does not answer")
+        return change(name, change_)
+
+    monkeypatch.setattr(cluster, "change_topic", away)
+    log = running.broker.partition("t", 0).log
+    log.refusal = log.flush_refusal = "the disk takes nothing"
+    running.until("it leads no more", lambda: cluster.state.leader == NO_LEADER)
+    assert answers == []
+
+
+@pytest.mark.parametrize(("error", "eligible"), [(StorageError, {1: OURS}), (MillraceError, {})])
+def test_a_broker_that_is_named_as_the_leader_and_cannot_open_the_log_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[MillraceError], eligible: dict[int, str]
+) -> None:
+    """It is registered, so nobody else would campaign."""
+
+    def damaged(*_: object, **__: object) -> PartitionLog:
+        raise error("the log is damaged")
+
+    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", damaged)
+    cluster = Registries(minimum=2)
+    before = cluster.topics["t"]
+    named = dataclasses.replace(before.partitions[0], leader=1, leader_epoch=1)
+    cluster.set(dataclasses.replace(before, partitions={0: named}))
+    running = Running(tmp_path, cluster, LogConfig(flush_ms=NEVER_MS), directory=OURS)
+    try:
+        running.until("it gives way", lambda: cluster.state.leader == NO_LEADER)
+        assert (set(cluster.state.isr), cluster.state.eligible) == ({2}, eligible)
+    finally:
+        running.stop()
+
+
 def test_a_broker_that_stops_gives_up_what_it_leads_in_one_write(begin: Begin) -> None:
     running, cluster, _ = serving(begin)
     ended: list[bool] = []
@@ -402,6 +511,16 @@ def test_a_reader_with_another_epoch_hears_that_its_leader_is_another_one(begin:
         request = FetchRequest(0, 1, 1 << 20, [("t", [(0, 0, 1 << 20, epoch)])])
         running.broker.fetch(request, answers.append, running.aborted_fetches.append)
         assert [read.error for _, reads in answers[0] for read in reads] == [code]
+
+
+def test_a_leader_without_zookeeper_refuses_no_offset_that_another_leader_may_have(begin: Begin) -> None:
+    running, cluster, _ = serving(begin)
+    codes = []
+    for cluster.is_connected in (True, False):
+        for offset in (0, 1):
+            ((_, (read,)),) = running.fetch(("t", 0, offset), max_wait=0)[0]
+            codes.append(read.error)
+    assert codes == [0, ErrorCode.OFFSET_OUT_OF_RANGE, 0, ErrorCode.NOT_LEADER_OR_FOLLOWER]
 
 
 def test_sizes_on_the_disk_are_told_of_what_another_broker_leads(begin: Begin) -> None:
