@@ -26,6 +26,9 @@ class Connected(Protocol):
 
     closed: bool
 
+    def abort(self, reason: str) -> None:
+        """Close it, and log why."""
+
 
 class Follower:
     """One follower's connection, and its request that waits for something new."""
@@ -104,6 +107,7 @@ class Followers:
                 raise InvalidRequest("a follower's first request over a connection names everything anew")
             if known is not None:
                 known.end(self._mailbox.now())
+                known.connection.abort(f"broker {request.follower} copies by another one now")
             session = ReplicaSession(request.follower, request.directory, self._find)
             known = Follower(connection, session, self._mailbox, self._at_end_of_turn)
             self._followers[request.follower] = known

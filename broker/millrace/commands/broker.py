@@ -77,6 +77,8 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     mailbox = Mailbox()
     certificates = _certificates(config)
     listeners = [Listener(name, one, certificates) for name, one in config.named_listeners.items()]
+    for listener in listeners:
+        listener.takes_brokers = listener.name == (config.replica_listener or listeners[0].name)
     server = Server(listeners, mailbox, config)
     cluster = Cluster.connect(
         config.zookeeper,

@@ -42,6 +42,7 @@ def _fetch(services: Services, request: Request, body: memoryview, _: Refused) -
         request.answer(encode_answer(ErrorCode.NONE, copied))
 
     services.broker.replicas.fetch(request.client, asked, answer)
+    request.client.copies()
 
 
 def _ack(services: Services, request: Request, body: memoryview, _: Refused) -> None:

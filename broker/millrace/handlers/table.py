@@ -253,7 +253,7 @@ class Handlers:
 
     def serve_next(self, client: Client, framer: RequestFramer) -> Request | None:
         """Serve what comes next in a client's bytes, one frame or a run of them; None: no frame is whole."""
-        for serve_run in self._serve_run:
+        for serve_run in () if client.spare else self._serve_run:
             request = serve_run(self._services, client, framer)
             if request is not None:
                 return request
@@ -273,6 +273,9 @@ class Handlers:
         request.frame = frame
         if client.access is NOBODY and (reason := _too_early(client, api)):
             client.abort(reason)
+            return request
+        if client.spare and not (api.key is ApiKey.REPLICA_FETCH or api.needs is rights.open_to_all):
+            client.abort("there are too many connections, so this one is for brokers (max_connections)")
             return request
         if api_key >= 2:  # Produce (0) and Fetch (1) need not know the client's name
             request.client_id = client_id(frame)

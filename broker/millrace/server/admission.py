@@ -6,6 +6,9 @@ A connection holds the bytes of requests that are not whole or not served and of
 and REQUEST_BYTES for each request without an answer. Once the sum of all exceeds `max_buffered_bytes`, who
 holds more than a quarter of an even share is not read, until an eighth of the sum is free again. The owner of
 the oldest unfinished request is always read: otherwise all could wait for each other.
+
+What brokers copy by counts nowhere, and waits for nobody: clients that take all there is must not make
+followers fall out of sync.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from millrace.server.connection import ClientConnection
 
 RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
+SPARE = 128
+"""Connections beyond the limits that may turn out to be brokers'; of more the oldest is closed."""
 REQUEST_BYTES = 4 << 10
 """What a request without an answer counts for: a fetch that waits takes 2.5 KB, and time to look again."""
 
@@ -35,7 +40,7 @@ class Admission:
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
         self._addresses: Counter[str] = Counter()
-        self._last_file = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES
+        self._last_file = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES - SPARE
         self.open = self.accepted = self.refused = 0
         self.closed_idle = self.closed_over_limit = self.closed_unauthenticated = 0
         self.closed_login_ended = self.failed_tls = 0
@@ -65,8 +70,16 @@ class Admission:
             self.open += 1
             self._addresses[address] += 1
             return None
-        self.refused += 1
         return reason
+
+    def has_spare(self, fd: int) -> bool:
+        """True while one more may stay that could be a broker's."""
+        return fd < self._last_file + SPARE
+
+    def exempt(self, connection: ClientConnection, now: float) -> None:
+        """A broker copies by this connection: it does not count any more."""
+        self.note(connection, 0, unfinished=False, now=now)
+        self.paused.pop(connection, None)
 
     def leave(self, address: str) -> None:
         self.open -= 1
@@ -81,10 +94,11 @@ class Admission:
 
     def is_full(self, connection: ClientConnection) -> bool:
         """True while the client must take answers before it may ask for more."""
-        return (
+        is_full = (
             connection.queued_bytes > self.max_queued_bytes
             or connection.unanswered >= self.max_queued_requests
         )
+        return is_full and not connection.is_broker
 
     def is_too_much(self, connection: ClientConnection) -> bool:
         """True for a client that leaves answers unread at twice the limit: nothing else bounds these."""

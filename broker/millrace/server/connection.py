@@ -50,6 +50,9 @@ class Loop(Protocol):
     def mute(self, connection: ClientConnection, seconds: float) -> None:
         """Read nothing of a connection for a while."""
 
+    def exempt(self, connection: ClientConnection) -> None:
+        """Serve the connection before those of clients, and do not count it with them."""
+
     def touch(self, connection: ClientConnection) -> None:
         """Have the connection send at the end of the turn."""
 
@@ -79,6 +82,9 @@ class ClientConnection:
     muted: bool = False
     """Nothing is read while its user pays back what it took beyond a quota."""
     closed: bool = False
+    spare: bool = False
+    is_broker: bool = False
+    """Another broker copies by it: no limit of clients holds for it."""
     used_s: float = 0.0
     """Time of the loop that it has used lately."""
     queued_bytes: int = 0
@@ -129,6 +135,10 @@ class ClientConnection:
         if self.access.principal != principal:
             self.access = self.listener.access_of(principal, self.host)
             self.loop.identified(self)
+
+    def copies(self) -> None:
+        if not self.is_broker:
+            self.loop.exempt(self)
 
     def mute(self, seconds: float) -> None:
         self.loop.mute(self, seconds)

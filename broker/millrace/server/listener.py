@@ -29,6 +29,8 @@ class Listener:
         """How long a login holds; None: as long as its connection."""
         self.guard: Guard | None = None
         """What decides who may do what; without it everybody everything."""
+        self.takes_brokers = False
+        """True where other brokers come to copy."""
         self.failed_logins: Counter[str] = Counter()
         """By mechanism."""
         self._config, self._certificates = config, certificates

@@ -29,7 +29,7 @@ from millrace.mailbox import Mailbox
 from millrace.security.login import MAX_FRAME_BYTES
 from millrace.security.quotas import Kind
 from millrace.security.rights import NOBODY
-from millrace.server.admission import REQUEST_BYTES, Admission
+from millrace.server.admission import REQUEST_BYTES, SPARE, Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.listener import Listener
 from millrace.server.request import MAX_MUTE_S, Request, throttle_ms
@@ -86,6 +86,8 @@ class Server:
         self._unserved: dict[ClientConnection, None] = {}
         self._unknown: dict[ClientConnection, None] = {}
         """Who has not proved yet who it is, the oldest first."""
+        self._spare: dict[ClientConnection, str] = {}
+        """Who is one too many unless it is a broker, the oldest first, and beyond which limit."""
         self._ending: dict[ClientConnection, float] = {}
         """Whose login holds for a time only, and when it ends."""
         self._frame_buffers = FrameBuffers()
@@ -151,14 +153,15 @@ class Server:
     def _account(self, connection: ClientConnection) -> float:
         """Note what a client's turn has taken; how long the whole turn has taken so far."""
         now = time.monotonic()
-        connection.used_s += now - self._looked_at
+        if not connection.is_broker:
+            connection.used_s += now - self._looked_at
         if connection.access.meter is not None:
             throttle_ms(connection, Kind.LOOP, now - self._looked_at)
         self._looked_at = now
         return now - self.now
 
     def _time_used(self, ready: tuple[int, int]) -> float:
-        """What the client has used of the loop's time lately: who has used little goes first."""
+        """What a client has used of the loop's time lately: brokers and who has used little go first."""
         connection = self._connections.get(ready[0])
         return -1.0 if connection is None else connection.used_s
 
@@ -197,9 +200,13 @@ class Server:
         connection.transport.close()
         self._unserved.pop(connection, None)
         self._unknown.pop(connection, None)
+        self._spare.pop(connection, None)
         self._ending.pop(connection, None)
         try:
-            self.admission.leave(connection.host)
+            if connection.spare:
+                self.admission.refused += 1
+            elif not connection.is_broker:
+                self.admission.leave(connection.host)
             self.admission.note(connection, 0, unfinished=False, now=self.now)
         finally:
             connection.forget()
@@ -231,14 +238,20 @@ class Server:
                 refusal = self.admission.refusal(address[0], client.fileno())
                 if refusal is None:
                     self._admit(listener, client, address[0], address[1])
+                elif listener.takes_brokers and self.admission.has_spare(client.fileno()):
+                    self._admit(listener, client, address[0], address[1], refusal)
                 else:
+                    self.admission.refused += 1
                     client.close()
                     log.warning("refused the connection of %s: %s", address[0], refusal)
             except Exception:
                 client.close()
                 log.exception("a mistake while admitting %s: its connection is closed", address[0])
 
-    def _admit(self, listener: Listener, client: socket.socket, host: str, port: int) -> None:
+    def _admit(
+        self, listener: Listener, client: socket.socket, host: str, port: int, refusal: str = ""
+    ) -> None:
+        """Begin to serve a client; with `refusal` only if it is a broker."""
         try:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -259,9 +272,30 @@ class Server:
             self._connections[client.fileno()] = connection
             if unknown:
                 self._admit_unknown(connection)
+            if refusal:
+                self._admit_spare(connection, refusal)
         except Exception:
-            self.admission.leave(host)
+            if not refusal:
+                self.admission.leave(host)
             raise
+
+    def _admit_spare(self, connection: ClientConnection, refusal: str) -> None:
+        connection.spare = True
+        self._spare[connection] = refusal
+        if len(self._spare) > SPARE:  # a broker says at once that it is one
+            self._close_spare(next(iter(self._spare)))
+
+    def _close_spare(self, connection: ClientConnection) -> None:
+        connection.abort(self._spare[connection])
+
+    def exempt(self, connection: ClientConnection) -> None:
+        """Serve the connection of a broker before those of clients, and do not count it with them."""
+        self.admission.exempt(connection, self.now)
+        if self._spare.pop(connection, None) is None:
+            self.admission.leave(connection.host)
+        connection.spare, connection.is_broker = False, True
+        connection.used_s = -1.0
+        connection.access.meter = None
 
     def _admit_unknown(self, connection: ClientConnection) -> None:
         """Count a client that has to prove who it is; the oldest of too many goes: an honest one is quick."""
@@ -363,10 +397,14 @@ class Server:
         self._close_unknown(
             [client for client in self._unknown if client.opened_at <= late], "authentication_ms"
         )
+        for connection in [client for client in self._spare if client.opened_at <= late]:
+            self._close_spare(connection)
         self._close_ended()
 
     def _measure(self, connection: ClientConnection) -> None:
         """Note what a connection holds; close it if nothing else keeps the sum bounded."""
+        if connection.is_broker:
+            return
         framer, admission = connection.framer, self.admission
         held = framer.held + connection.queued_bytes + REQUEST_BYTES * connection.unanswered
         held += connection.transport.held

@@ -39,6 +39,8 @@ class Client(Protocol):
     """The connection a request came from."""
 
     closed: bool
+    spare: bool
+    """It is one too many: it stays only if a broker copies by it."""
     address: str
     """HOST:PORT."""
     access: Access
@@ -58,6 +60,9 @@ class Client(Protocol):
 
     def logged_in(self, principal: str) -> None:
         """It has proved who it is."""
+
+    def copies(self) -> None:
+        """It is another broker's, which copies by it: what holds for clients does not hold for it."""
 
     def mute(self, seconds: float) -> None:
         """Read nothing of it for a while: its user has taken more than its quota."""

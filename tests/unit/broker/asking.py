@@ -78,7 +78,7 @@ EVERYTHING = Access(None, ANONYMOUS, "127.0.0.1")
 class AskingClient:
     """A connection that only counts its answers."""
 
-    closed = False
+    closed = spare = False
     address = "127.0.0.1:1"
     listener_name = "default"
     login: Login | None = None
@@ -93,6 +93,8 @@ class AskingClient:
 
     def logged_in(self, principal: str) -> None:
         raise AssertionError("nobody logs in here")
+
+    def copies(self) -> None: ...
 
     def mute(self, seconds: float) -> None:
         raise AssertionError("nobody has a quota here")

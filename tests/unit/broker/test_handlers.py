@@ -26,6 +26,7 @@ from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
 from millrace.wire.codec import decode, encode, is_flexible
+from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MAX_DECODED_ITEMS
 from tests.unit.broker.asking import AskingClient, handlers_of
@@ -33,7 +34,7 @@ from tests.unit.broker.running import topic
 
 
 class FakeClient:
-    closed = False
+    closed = spare = False
     address = "127.0.0.1:1"
     listener_name = "default"
     login: Login | None = None
@@ -45,6 +46,8 @@ class FakeClient:
 
     def answered(self, size: int) -> None:
         self.answers += 1
+
+    def copies(self) -> None: ...
 
     def mute(self, seconds: float) -> None:
         raise AssertionError("nobody has a quota here")
@@ -105,6 +108,30 @@ def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -
     broker.end_of_turn()
     assert request.parts is None, "it waits for the flush"
     received.append(0)  # BufferError as long as anybody holds a view
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "body", "served"),
+    [
+        (ApiKey.API_VERSIONS, 0, b"", True),
+        (ApiKey.METADATA, 1, struct.pack(">i", -1), False),
+        (ApiKey.PRODUCE, 7, b"", False),
+    ],
+)
+def test_over_a_connection_too_many_only_a_broker_is_served(
+    broker: Broker, api_key: int, version: int, body: bytes, served: bool
+) -> None:
+    client = FakeClient()
+    client.spare = True
+    frame = produce_frame(acks=1) if api_key == ApiKey.PRODUCE else b""
+    frame = frame or struct.pack(">hhih", api_key, version, 1, -1) + body
+    framer = RequestFramer(1 << 20, FrameBuffers())
+    framer.receive_data(memoryview(struct.pack(">i", len(frame)) + frame))
+    request = handlers_of(broker).serve_next(client, framer)
+    assert request is not None
+    assert (request.parts is not None, client.closed) == (served, not served)
+    broker.end_of_turn()
+    assert broker.partition("t", 0).log.end == 0
 
 
 def test_a_handler_that_fails_says_so_in_the_log_and_closes_what_it_cannot_answer(

@@ -29,7 +29,7 @@ from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 
 class FakeClient:
-    closed = False
+    closed = spare = False
     listener_name = "default"
     login: Login | None = None
     access = Access(None, ANONYMOUS, "127.0.0.1")
@@ -43,6 +43,8 @@ class FakeClient:
 
     def logged_in(self, principal: str) -> None:
         raise AssertionError("nobody logs in here")
+
+    def copies(self) -> None: ...
 
     def mute(self, seconds: float) -> None:
         raise AssertionError("nobody has a quota here")

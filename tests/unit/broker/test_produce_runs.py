@@ -42,12 +42,14 @@ class Client:
         apis = None if runs else [dataclasses.replace(PRODUCE, serve_run=None)]
         self._handlers = handlers_of(running.broker, apis)
         self._framer = RequestFramer(MAX_FRAME_BYTES, FrameBuffers())
-        self.closed = False
+        self.closed = self.spare = False
         self.errors: Counter[tuple[int, int]] = Counter()
         self.requests: list[Request] = []
 
     def answered(self, size: int) -> None:
         pass
+
+    def copies(self) -> None: ...
 
     def mute(self, seconds: float) -> None:
         raise AssertionError("nobody has a quota here")

@@ -82,6 +82,75 @@ def test_a_connection_too_many_is_closed_at_once_until_another_leaves(start: Sta
     assert is_served(connect(running))
 
 
+def test_a_connection_too_many_stays_if_a_broker_copies_by_it_and_takes_nobodys_place(
+    start: Start, connect: Connect
+) -> None:
+    running = start(max_connections=2)
+    running.listener.takes_brokers = True
+
+    def serve(request: Request, text: bytes) -> None:
+        if text == b"broker":
+            request.client.copies()
+        request.answer([text])
+
+    running.serve = serve
+    first, second = connect(running), connect(running)
+    assert is_served(first)
+    assert is_served(second)
+    broker = connect(running)
+    for number in range(2):  # once it is known it may ask anything
+        broker.send(number, b"broker")
+        assert broker.receive() == (number, b"broker")
+    admission = running.server.admission
+    assert (admission.open, admission.refused, running.server._spare) == (2, 0, {})
+    first.send(1, b"broker")  # one of the two was a broker's all the time
+    assert first.receive() == (1, b"broker")
+    open_connections(running, 1)
+    broker.close()
+    first.close()
+    assert is_served(connect(running))
+    open_connections(running, 2)
+
+
+def test_of_connections_too_many_the_oldest_are_closed_and_so_is_who_does_not_say_that_it_is_a_broker(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SPARE", 2)
+    monkeypatch.setattr(loop, "STALL_CHECK_S", 0.05)
+    running = start(max_connections=1, authentication_ms=1000)
+    running.listener.takes_brokers = True
+    only = connect(running)
+    assert is_served(only)
+    spare = [connect(running) for _ in range(3)]
+    assert spare[0].at_end()
+    assert running.server.admission.refused == 1
+    assert spare[1].at_end()
+    assert spare[2].at_end()
+    assert (running.server.admission.refused, running.server.admission.open) == (3, 1)
+    assert is_served(only)
+
+
+def test_a_broker_is_read_and_answered_while_clients_hold_all_the_memory(
+    start: Start, connect: Connect
+) -> None:
+    running = start(max_buffered_bytes=512 * KIB)
+    running.serve = lambda request, text: request.client.copies()  # and has no answer yet
+    broker = connect(running)
+    broker.send(0, b"broker")
+    waiting_requests(running, 1)
+    greedy = [connect(running) for _ in range(40)]
+    for client in greedy:
+        client.socket.sendall(struct.pack(">i", 200 * KIB) + bytes(20 * KIB))
+    admission = running.server.admission
+    wait_until("they hold too much", lambda: admission.over_limit)
+    assert admission.max_queued_requests == 1, "a client may not ask anything more now"
+    for number in range(1, 5):
+        broker.send(number, b"broker")
+    waiting_requests(running, 5)
+    ordered = sorted(running.server._connections.values(), key=lambda one: one.used_s)
+    assert ordered[0].is_broker
+
+
 def test_one_address_does_not_lock_out_the_others(start: Start, connect: Connect) -> None:
     running = start(max_connections_per_address=3)
     assert all(is_served(connect(running)) for _ in range(3))
