@@ -217,12 +217,18 @@ def test_java_reads_and_writes_what_we_read_as_a_fetch_request(java: Java, versi
 
 
 def test_java_reads_and_writes_the_fetch_request_of_our_own_clients(java: Java) -> None:
-    wanted = [("alpha", 0, 5, 100), ("alpha", 7, 1 << 40, 0x7FFFFFFF), ("β", 1, -1, 0)]
+    wanted = [("alpha", 0, 5, 100, -1), ("alpha", 7, 1 << 40, 0x7FFFFFFF, 3), ("β", 1, -1, 0, 0)]
     body = fetch.encode_request(wanted, max_wait=500, max_bytes=1 << 20)
     values, again = java.read("FetchRequest", 11, body)
     assert again == body
     assert [
-        (topic["topic"], one["partition"], one["fetchOffset"], one["partitionMaxBytes"])
+        (
+            topic["topic"],
+            one["partition"],
+            one["fetchOffset"],
+            one["partitionMaxBytes"],
+            one["currentLeaderEpoch"],
+        )
         for topic in values["topics"]
         for one in topic["partitions"]
     ] == wanted

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
+from uuid import UUID
 
 from millrace.client import metadata
 from millrace.client.connection import Connection, ConnectionFailed
@@ -19,6 +20,7 @@ from millrace.client.metadata import TopicMetadata
 from millrace.config import ClientSecurity, parse_addresses
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin, PositionMismatch
+from millrace.records.topic_partition import TopicPartition
 from millrace.security.client import of_process
 from millrace.wire import messages, mirror_append
 from millrace.wire.codec import decode, encode
@@ -54,6 +56,12 @@ class ClusterClient:
         self._controller_id = -1
         self._cluster_id: str | None = None
         self._leaders: dict[str, Mapping[int, int]] = {}
+        self._epochs: dict[str, tuple[UUID, dict[int, int]]] = {}
+        """Topic -> its id, and the newest leader epoch that any broker has told of each partition."""
+        self._answered: tuple[str, int] | None = None
+        """Who answered last of any broker."""
+        self._outdated: tuple[str, int] | None = None
+        """Who told of a leader that others have followed since: it is asked after all other brokers."""
         self._mirror_leaders: dict[tuple[str, Origin], int] = {}
 
     @property
@@ -80,6 +88,11 @@ class ClusterClient:
     def addresses(self) -> Mapping[int, tuple[str, int]]:
         """Where the brokers are, as the last answer said."""
         return self._brokers
+
+    def epoch_of(self, partition: TopicPartition) -> int:
+        """The newest leader epoch that is known of a partition; -1 where none is."""
+        known = self._epochs.get(partition[0])
+        return -1 if known is None else known[1].get(partition[1], -1)
 
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
@@ -294,12 +307,15 @@ class ClusterClient:
                 raise TryAgain(f"broker {broker_id} of {self.bootstrap} is not there")
             return self._request(self._brokers[broker_id], api_key, version, body, deadline)
         # Known brokers first: the bootstrap addresses may be long gone.
-        addresses = dict.fromkeys([*self._connections, *self._brokers.values(), *self._addresses])
+        addresses = list(dict.fromkeys([*self._connections, *self._brokers.values(), *self._addresses]))
+        addresses.sort(key=lambda address: address == self._outdated)
         failure: ConnectionFailed | None = None
         for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             now = time.monotonic()
             try:  # One that does not answer must leave time for the others.
-                return self._request(address, api_key, version, body, now + (deadline - now) / left)
+                answer = self._request(address, api_key, version, body, now + (deadline - now) / left)
+                self._answered = address
+                return answer
             except ConnectionFailed as error:
                 failure = error
         assert failure is not None, "there is always a bootstrap address"
@@ -321,7 +337,23 @@ class ClusterClient:
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         self._controller_id = response.controller_id
         self._cluster_id = response.cluster_id
+        for topic in response.topics:
+            self._note_epochs(topic)
         return response
+
+    def _note_epochs(self, topic: messages.MetadataResponse.Topic) -> None:
+        """Never go back to an older leader: it shows less than was shown already."""
+        if topic.name is None or topic.topic_id is None or topic.error_code:
+            return
+        topic_id, epochs = self._epochs.setdefault(topic.name, (topic.topic_id, {}))
+        if topic_id != topic.topic_id:  # created anew
+            _, epochs = self._epochs[topic.name] = (topic.topic_id, {})
+        for partition in topic.partitions:
+            number, epoch = partition.partition_index, partition.leader_epoch
+            if 0 <= epoch < epochs.get(number, -1):
+                self._outdated = self._answered
+                raise TryAgain(f"{topic.name}-{number}: no broker of {self.bootstrap} knows who leads it now")
+            epochs[number] = epoch
 
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
         (topic,) = self._metadata((name,), deadline).topics
@@ -348,7 +380,8 @@ class ClusterClient:
 
     def _fetcher(self, leader: int, deadline: float) -> BrokerFetcher:
         connection = self._connect(self._brokers[leader], deadline)
-        return BrokerFetcher(connection, timeout_s=max(0.1, deadline - time.monotonic()))
+        timeout_s = max(0.1, deadline - time.monotonic())
+        return BrokerFetcher(connection, timeout_s=timeout_s, epoch_of=self.epoch_of)
 
     def _list_offsets(
         self, topic: str, timestamp: int, wanted: set[int], offsets: dict[int, int], deadline: float

@@ -6,7 +6,14 @@ from millrace.errors import ERRORS, BrokerError, ErrorCode, UnknownTopicOrPartit
 from millrace.wire.fetch import error_name
 
 # The partition has moved or is about to appear: ask again who leads it.
-LEADER_MOVED = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER})
+LEADER_MOVED = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+    }
+)
 MOVED = LEADER_MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}  # to a broker that reads or copies all the time
 # A new leader does not know yet how far the old one had come; Apache Kafka's controller has moved (41).
 _NOT_YET = LEADER_MOVED | {41, ErrorCode.OFFSET_NOT_AVAILABLE}

@@ -63,8 +63,13 @@ class BrokerFetcher:
     cannot be understood is a MillraceError: the connection is then of no more use.
     """
 
-    def __init__(self, connection: Connection, *, timeout_s: float) -> None:
+    def __init__(
+        self, connection: Connection, *, timeout_s: float, epoch_of: Callable[[TopicPartition], int]
+    ) -> None:
+        """`epoch_of` says which leader epoch of a partition is known, -1 for none: a broker that leads in
+        another one refuses to answer, and one that was replaced without noticing cannot send us back."""
         self._connection, self._timeout_s, self._wait_s = connection, timeout_s, 0.0
+        self._epoch_of = epoch_of
         self._used_at = time.monotonic()
         self.answer_bytes = 0
         """What the last answer took, its framing included."""
@@ -85,7 +90,7 @@ class BrokerFetcher:
         """Ask for what is new behind these offsets; the broker fills its answer in their order."""
         most = limits.partition_max_bytes
         body = encode_request(
-            [(topic, number, offset, most) for (topic, number), offset in offsets.items()],
+            [(*partition, offset, most, self._epoch_of(partition)) for partition, offset in offsets.items()],
             max_wait=limits.max_wait_ms,
             max_bytes=limits.max_bytes,
             min_bytes=limits.min_bytes,
@@ -108,8 +113,15 @@ class BrokerFetcher:
         listed: dict[TopicPartition, ListOffsetsResponse.Partition] = {}
         while rest:
             topics = group_by_topic(
-                (topic, ListOffsetsRequest.Partition(partition_index=number, timestamp=timestamp))
-                for topic, number in rest[:_LISTED_AT_ONCE]
+                (
+                    partition[0],
+                    ListOffsetsRequest.Partition(
+                        partition_index=partition[1],
+                        current_leader_epoch=self._epoch_of(partition),
+                        timestamp=timestamp,
+                    ),
+                )
+                for partition in rest[:_LISTED_AT_ONCE]
             )
             del rest[:_LISTED_AT_ONCE]
             request = ListOffsetsRequest(topics=topics, isolation_level=isolation_level)
@@ -244,6 +256,10 @@ class Puller(Rounds):
     def address(self) -> tuple[str, int]:
         """Where the broker is now; MillraceError when it is not there."""
 
+    @abstractmethod
+    def epoch_of(self, partition: TopicPartition) -> int:
+        """In which epoch the broker leads a partition, as far as is known; -1 when it is not."""
+
     def connected(self) -> BrokerFetcher:
         """The broker, where it is now; an answer that is outstanding from where it was is awaited first."""
         address = self.address()
@@ -260,7 +276,7 @@ class Puller(Rounds):
         connection = Connection(
             *address, client_id=self._client_id, timeout_s=TIMEOUT_SECONDS, security=self._security
         )
-        return BrokerFetcher(connection, timeout_s=TIMEOUT_SECONDS)
+        return BrokerFetcher(connection, timeout_s=TIMEOUT_SECONDS, epoch_of=self.epoch_of)
 
     def disconnect(self) -> None:
         broker, self._broker = self._broker, None

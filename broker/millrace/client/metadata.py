@@ -30,6 +30,10 @@ class TopicMetadata:
     partitions: Mapping[int, int]
     copies: Mapping[int, Copies] = field(default_factory=dict)
 
+    def epoch_of(self, partition: int) -> int:
+        """In which epoch it is led; -1 where that was not told."""
+        return self.copies[partition].leader_epoch if partition in self.copies else -1
+
     @classmethod
     def of(cls, topic: MetadataResponse.Topic) -> TopicMetadata:
         partitions = sorted(topic.partitions, key=lambda p: p.partition_index)

@@ -63,6 +63,11 @@ class Pullers:
         state = topic.partitions.get(partition[1]) if topic is not None else None
         return state.leader if state is not None and state.leader in self.cluster.brokers else None
 
+    def epoch_of(self, partition: TopicPartition) -> int:
+        topic = self.cluster.topics.get(partition[0])
+        state = topic.partitions.get(partition[1]) if topic is not None else None
+        return -1 if state is None else state.leader_epoch
+
     def stop(self) -> None:
         self._closed = True
         for puller in list(self._pullers.values()):
@@ -101,6 +106,9 @@ class ConsumerPuller(Puller):
         if address is None:
             raise MillraceError(f"broker {self._broker_id} is not there")
         return address.host, address.port
+
+    def epoch_of(self, partition: TopicPartition) -> int:
+        return self._pullers.epoch_of(partition)
 
     def round(self) -> None:
         ours = self._ours()

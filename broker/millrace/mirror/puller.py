@@ -83,6 +83,8 @@ class Pull:
     rules: OffsetRules
     leader: int
     """The origin's broker to read it from."""
+    leader_epoch: int = -1
+    """In which epoch it leads, if that is known."""
     stopped: bool = False
     stopped_at: MirrorPosition | None = None
     """What was recorded when it stopped: a reset changes it, and the copying goes on."""
@@ -101,9 +103,9 @@ class Pull:
         return self.origin.topic, self.origin.partition
 
     def is_same(self, other: Pull) -> bool:
-        """True if both copy the same partition, in the same way, from the same broker."""
-        mine = (self.origin, self.target, self.rules, self.leader)
-        return mine == (other.origin, other.target, other.rules, other.leader)
+        """True if both copy the same partition, in the same way, from the same leader."""
+        mine = (self.origin, self.target, self.rules, self.leader, self.leader_epoch)
+        return mine == (other.origin, other.target, other.rules, other.leader, other.leader_epoch)
 
 
 @dataclass(slots=True)
@@ -167,6 +169,10 @@ class BrokerPuller(Puller):
 
     def address(self) -> tuple[str, int]:
         return self._assignment[0]
+
+    def epoch_of(self, partition: TopicPartition) -> int:
+        pull = self._assignment[1].get(partition)
+        return -1 if pull is None else pull.leader_epoch
 
     def round(self) -> None:
         broker = self.connected()

@@ -182,7 +182,7 @@ class OriginWatch(Rounds):
         settings = self._settings[topic.name, topic.topic_id]
         rules = OffsetRules.of_cluster(self._client.cluster_id, settings.get(CLEANUP_POLICY))
         return [
-            Pull(origin, target, rules, topic.partitions[origin.partition])
+            Pull(origin, target, rules, topic.partitions[origin.partition], topic.epoch_of(origin.partition))
             for origin, target in targets.items()
             if self._leads(topic.name, target)
         ]

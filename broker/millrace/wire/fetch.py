@@ -94,18 +94,21 @@ class FetchRequest(NamedTuple):
 
 
 def encode_request(
-    wanted: Sequence[tuple[str, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
+    wanted: Sequence[tuple[str, int, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
 ) -> bytes:
     """The body of a v11 request for committed records.
 
-    `wanted` is [(topic, partition, offset, max_bytes)]; the broker fills its answer in this order.
+    `wanted` is [(topic, partition, offset, max_bytes, leader epoch that is known, or -1)]; the broker fills
+    its answer in this order.
     """
     by_topic = [(topic, list(partitions)) for topic, partitions in groupby(wanted, key=itemgetter(0))]
     parts = [_REQUEST.pack(-1, max_wait, min_bytes, max_bytes, 1), _SESSION.pack(0, -1)]
     parts.append(INT32.pack(len(by_topic)))
     for topic, partitions in by_topic:
         parts.append(text(topic) + INT32.pack(len(partitions)))
-        parts += [_WANTED_9.pack(number, -1, offset, -1, most) for _, number, offset, most in partitions]
+        parts += [
+            _WANTED_9.pack(number, epoch, offset, -1, most) for _, number, offset, most, epoch in partitions
+        ]
     parts.append(INT32.pack(0) + text(""))
     return b"".join(parts)
 

@@ -107,7 +107,9 @@ class Brokers:
         connection = Connection(
             *address, client_id=self._client_id, timeout_s=_TIMEOUT_S, security=self._client.security
         )
-        self._fetchers[leader] = BrokerFetcher(connection, timeout_s=_TIMEOUT_S)
+        self._fetchers[leader] = BrokerFetcher(
+            connection, timeout_s=_TIMEOUT_S, epoch_of=self._client.epoch_of
+        )
         return self._fetchers[leader]
 
     def _away(self, leader: int, error: MillraceError) -> CannotRead:

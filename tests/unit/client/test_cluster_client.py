@@ -80,13 +80,22 @@ class ScriptedBroker:
         )
         return encode(response, ApiKey.METADATA, 12)
 
-    def topic(self, leader: int = 7, partitions: int = 2, error: int = 0) -> MetadataResponse.Topic:
+    def topic(
+        self,
+        leader: int = 7,
+        partitions: int = 2,
+        error: int = 0,
+        epoch: int = -1,
+        topic_id: uuid.UUID = TOPIC_ID,
+    ) -> MetadataResponse.Topic:
         return MetadataResponse.Topic(
             error_code=error,
             name="t",
-            topic_id=TOPIC_ID,
+            topic_id=topic_id,
             partitions=tuple(
-                MetadataResponse.Topic.Partition(error_code=0, partition_index=number, leader_id=leader)
+                MetadataResponse.Topic.Partition(
+                    error_code=0, partition_index=number, leader_id=leader, leader_epoch=epoch
+                )
                 for number in range(partitions)
             ),
         )
@@ -143,6 +152,55 @@ def test_a_leader_that_has_moved_is_looked_up_again(broker: ScriptedBroker, clie
     broker.serve = serve
     assert client.list_offsets("t", LATEST, [0]) == {0: 42}
     assert broker.asked.count(ApiKey.METADATA) >= 2
+
+
+@pytest.mark.parametrize("error", [74, 75])
+def test_a_leader_of_another_epoch_is_looked_up_again_and_told_the_epoch(
+    broker: ScriptedBroker, client: ClusterClient, error: int
+) -> None:
+    epochs: list[int] = []
+
+    def serve(api_key: int, version: int, body: bytes) -> bytes:
+        if api_key == ApiKey.METADATA:
+            return broker.metadata(broker.topic(epoch=len(epochs)))
+        (topic,) = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, body).topics
+        epochs.append(topic.partitions[0].current_leader_epoch)
+        return listed({0: 42}) if len(epochs) > 1 else listed({0: -1}, error=error)
+
+    broker.serve = serve
+    assert client.list_offsets("t", LATEST, [0]) == {0: 42}
+    assert epochs == [0, 1]
+
+
+def test_a_broker_that_knows_an_older_leader_only_is_not_believed_and_others_are_asked_first(
+    broker: ScriptedBroker,
+) -> None:
+    other = ScriptedBroker()
+
+    def tells(epoch: int, topic_id: uuid.UUID = TOPIC_ID) -> Serve:
+        topic = broker.topic(epoch=epoch, topic_id=topic_id)
+        brokers = tuple(
+            MetadataResponse.Broker(node_id=7, host="127.0.0.1", port=one.port) for one in (broker, other)
+        )
+        response = MetadataResponse(brokers=brokers, cluster_id="c", controller_id=7, topics=(topic,))
+        return lambda *_: encode(response, ApiKey.METADATA, 12)
+
+    with ClusterClient(f"127.0.0.1:{broker.port},127.0.0.1:{other.port}", timeout_s=5) as client:
+        broker.serve = tells(4)
+        assert client.topic("t").epoch_of(0) == 4
+        broker.serve, other.serve = tells(3), tells(4)
+        assert client.topic("t").epoch_of(0) == 4
+        assert (len(broker.asked), len(other.asked)) == (2, 1)
+        assert client.topic("t").epoch_of(0) == 4
+        assert (len(broker.asked), len(other.asked)) == (2, 2)
+        assert (client.epoch_of(("t", 0)), client.epoch_of(("t", 7)), client.epoch_of(("u", 0))) == (
+            4,
+            -1,
+            -1,
+        )
+        other.serve = tells(0, uuid.UUID(int=10))
+        assert client.topic("t").epoch_of(0) == 0, "it was created anew"
+    other.close()
 
 
 def test_a_leader_that_has_not_heard_of_its_topic_yet_is_asked_again(

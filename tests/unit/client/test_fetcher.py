@@ -13,7 +13,9 @@ from millrace.client import fetcher
 from millrace.client.connection import Connection
 from millrace.client.fetcher import BrokerFetcher, FetchLimits, Puller, Rounds
 from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
+from millrace.wire.fetch import decode_request
 from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from tests.support import WAIT_S
@@ -29,9 +31,11 @@ class ScriptedConnection:
     def __init__(self, *answers: bytes) -> None:
         self.answers, self.timeouts = list(answers), list[float]()
         self.idle, self.closed = True, False
+        self.sent: list[bytes] = []
 
     def send(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> None:
         self.idle = False
+        self.sent.append(body)
 
     def receive(self, *, timeout_s: float, buffer: bytearray | None = None) -> memoryview:
         self.timeouts.append(timeout_s)
@@ -43,7 +47,10 @@ class ScriptedConnection:
 
 
 def broker(connection: ScriptedConnection) -> BrokerFetcher:
-    return BrokerFetcher(cast(Connection, connection), timeout_s=5)
+    epochs = {("t", 1): 4}
+    return BrokerFetcher(
+        cast(Connection, connection), timeout_s=5, epoch_of=lambda name: epochs.get(name, -1)
+    )
 
 
 def listed(**offsets: tuple[int, int]) -> bytes:
@@ -94,6 +101,17 @@ def test_offsets_of_many_topics_are_asked_for_in_requests_that_a_broker_takes() 
     assert [(name, answer.offset) for (name, _), answer in listed.items()] == [(name, 7) for name in names]
 
 
+def test_a_broker_is_told_the_leader_epoch_that_is_known() -> None:
+    connection = ScriptedConnection(listed(_0=(0, 5), _1=(0, 6)))
+    asked = broker(connection)
+    asked.request({("t", 0): 7, ("t", 1): 8}, LIMITS)
+    ((_, wanted),) = decode_request(11, memoryview(connection.sent[0])).topics
+    assert [(number, offset, epoch) for number, offset, _, epoch in wanted] == [(0, 7, -1), (1, 8, 4)]
+    asked.list_offsets([("t", 0), ("t", 1)], fetcher.LATEST)
+    (topic,) = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, connection.sent[1]).topics
+    assert [(one.partition_index, one.current_leader_epoch) for one in topic.partitions] == [(0, -1), (1, 4)]
+
+
 class ScriptedPuller(Puller):
     """A puller whose rounds are functions; the last one stops it."""
 
@@ -105,6 +123,9 @@ class ScriptedPuller(Puller):
 
     def address(self) -> tuple[str, int]:
         return self.at
+
+    def epoch_of(self, partition: TopicPartition) -> int:
+        return -1
 
     def connect(self, address: tuple[str, int]) -> BrokerFetcher:
         self.connections.append(ScriptedConnection())

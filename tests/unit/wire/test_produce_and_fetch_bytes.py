@@ -214,21 +214,21 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
 
 
 def test_kio_and_we_read_our_own_fetch_request() -> None:
-    asked = [("a", 3, 1 << 40, 7), ("a", 1, 0, 8), ("b", 0, 5, 9), ("a", 2, 6, 10)]
+    asked = [("a", 3, 1 << 40, 7, -1), ("a", 1, 0, 8, 0), ("b", 0, 5, 9, 3), ("a", 2, 6, 10, 1 << 30)]
     body = fetch.encode_request(asked, max_wait=500, max_bytes=1 << 20)
     schema: Any = load_request_schema(1, 11)
     read, rest = entity_reader(schema)(body, 0)
     assert rest == len(body)
     assert [
-        (topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes)
+        (topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes, each.current_leader_epoch)
         for topic in read.topics
         for each in topic.partitions
     ] == asked
     assert (read.max_bytes, read.min_bytes, read.session_id, read.session_epoch) == (1 << 20, 1, 0, -1)
     assert fetch.decode_request(11, memoryview(body)).topics == [
-        ("a", [(3, 1 << 40, 7, -1), (1, 0, 8, -1)]),
-        ("b", [(0, 5, 9, -1)]),
-        ("a", [(2, 6, 10, -1)]),
+        ("a", [(3, 1 << 40, 7, -1), (1, 0, 8, 0)]),
+        ("b", [(0, 5, 9, 3)]),
+        ("a", [(2, 6, 10, 1 << 30)]),
     ]
 
 
