@@ -21,6 +21,7 @@ from millrace.consumer import Consumer, Message, MessageStream
 from tests.support import REPOSITORY, start_for_the_test_run
 
 SESSION_MS = 2000
+THERE, BACK = "there", "back"
 
 
 class Proxy:
@@ -31,22 +32,22 @@ class Proxy:
         self._server = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._cut = threading.Event()
+        self._stalled: frozenset[str] = frozenset()
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def cut(self) -> None:
-        """Let nothing pass from now on."""
-        self._cut.set()
+    def cut(self, *ways: str) -> None:
+        """Let nothing pass from now on, or nothing in one direction only: `there` or `back`."""
+        self._stalled = frozenset(ways or (THERE, BACK))
 
     def break_off(self) -> None:
         """Close what is connected, and answer nothing that connects from now on."""
-        self._cut.set()
+        self.cut()
         self._break()
 
     def mend(self) -> None:
         """Break what is connected, and let what connects from now on pass."""
-        self._cut.clear()
+        self._stalled = frozenset()
         self._break()
 
     def _break(self) -> None:
@@ -68,18 +69,23 @@ class Proxy:
             while True:
                 near, _ = self._listener.accept()
                 self._sockets.append(near)
-                if not self._cut.is_set():
-                    far = socket.create_connection(self._server)
+                if len(self._stalled) < 2:
+                    try:
+                        far = socket.create_connection(self._server)
+                    except OSError:  # it is down
+                        near.close()
+                        continue
                     self._sockets.append(far)
-                    for pair in ((near, far), (far, near)):
-                        threading.Thread(target=self._pass, args=pair, daemon=True).start()
+                    for way in ((near, far, THERE), (far, near, BACK)):
+                        threading.Thread(target=self._pass, args=way, daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, way: str) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if not self._cut.is_set():
+                if way not in self._stalled:
                     target.sendall(data)
-            if not self._cut.is_set():
+        if way not in self._stalled:
+            with contextlib.suppress(OSError):
                 target.shutdown(socket.SHUT_RDWR)
 
 

@@ -27,7 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_held: list[int] = []
+_held: dict[int, int] = {}
+"""Of a folder, by inode: a descriptor that is open as long as the process."""
 _syncs = itertools.count(1)
 _describing = threading.Lock()
 _descriptions = itertools.count()
@@ -75,7 +76,8 @@ def _describe(fd: int) -> dict[str, Any]:
             names[entry.name] = [entry.inode(), entry.is_dir(follow_symlinks=False)]
             if not names[entry.name][1]:
                 _keep(entry.path)
-    _held.append(os.open(path, os.O_RDONLY))  # while it is open its inode is no other folder's
+    if status.st_ino not in _held:
+        _held[status.st_ino] = os.open(path, os.O_RDONLY)  # while it is open its inode is no other folder's
     return {"folder": status.st_ino, "names": names}
 
 
