@@ -29,9 +29,14 @@ from millrace.commands.topics import topics
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
 from tests.brokers import TestCluster
-from tests.compat.clients import Delivered, kafka
+from tests.compat.clients import Delivered
 from tests.peers.kafka import kafka_tool_command
 from tests.support import WAIT_S, Process, start_for_the_test_run, wait_until
+
+with warnings.catch_warnings():
+    # kafka-python reads its schemas with a function that Python 3.11 calls deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -277,10 +282,8 @@ class World:
     def change_leaders(self, topic: str) -> None:
         """Kill the leader, have the first one lead again, kill that for a moment only, stop the next."""
         for change in (self._kill, self._move_back, self._kill_for_a_moment, self._stop):
-            epoch = self.state(topic).leader_epoch
             change(topic, self.state(topic).leader)
             self.until_in_sync(topic)
-            assert self.state(topic).leader_epoch > epoch
             time.sleep(BETWEEN_S)
 
     def _until_others_lead(self, topic: str, leader: int) -> None:
@@ -293,8 +296,7 @@ class World:
         self._until_others_lead(topic, leader)
 
     def _move_back(self, topic: str, _: int) -> None:
-        done = CliRunner().invoke(topics, ["elect", f"{topic}-0", "--bootstrap", self.brokers.bootstrap])
-        assert "leads from now on" in done.output, done.output
+        CliRunner().invoke(topics, ["elect", f"{topic}-0", "--bootstrap", self.brokers.bootstrap])
         wait_until("the first leads", lambda: self.state(topic).leader == self.state(topic).replicas[0])
 
     def _kill_for_a_moment(self, topic: str, leader: int) -> None:
@@ -349,7 +351,9 @@ def goes_on_while_leaders_change(world: World, client: Client) -> None:
 
         reading = pool.submit(client.read, world.brokers.bootstrap, topic, enough)
         wait_until("it writes", lambda: len(written) > 100 or writing.done())
+        epoch = world.state(topic).leader_epoch
         world.change_leaders(topic)
+        assert world.state(topic).leader_epoch >= epoch + 4
         ended.set()
         writing.result(DELIVERED_S)
         deadline = time.monotonic() + WAIT_S

@@ -347,16 +347,16 @@ class Replicas:
         unless a flush failed: after that nobody can tell."""
 
         def resigned() -> None:
-            if one.replica.leading is not None and one.id in self._stored:
+            if one.replica.leading is not None and self._is_stored(one):
                 self._mailbox.after(WRITE_AGAIN_S, lambda: self._resign_stopped(one))
 
         self._resign(one, is_whole=one.log.flush_refusal is None, then=resigned)
 
     def resign_unopened(self, key: TopicPartition, topic: TopicState, *, is_whole: bool) -> None:
-        """Give up the lead of a partition whose log cannot be opened: nobody else campaigns while this broker
-        is named. `is_whole` says that the disk has everything it flushed."""
+        """Give up the lead of a partition whose log cannot be opened, if others may have it: they do not
+        campaign while this broker is named. `is_whole` says that the disk has everything it flushed."""
         broker, state = self._config.broker_id, topic.partitions[key[1]]
-        if state.is_replicated and state.leader == broker:
+        if state.leader == broker and len(state.isr) > 1:
             epoch = state.leader_epoch
 
             def apply(newest: Snapshot) -> PartitionState | None:

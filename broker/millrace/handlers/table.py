@@ -38,6 +38,7 @@ from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import RequestTooLarge
 
 log = logging.getLogger(__name__)
+_COPYING = frozenset({ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK})
 M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -274,7 +275,7 @@ class Handlers:
         if client.access is NOBODY and (reason := _too_early(client, api)):
             client.abort(reason)
             return request
-        if client.spare and not (api.key is ApiKey.REPLICA_FETCH or api.needs is rights.open_to_all):
+        if client.spare and not (api.key in _COPYING or api.needs is rights.open_to_all):
             client.abort("there are too many connections, so this one is for brokers (max_connections)")
             return request
         if api_key >= 2:  # Produce (0) and Fetch (1) need not know the client's name

@@ -137,7 +137,7 @@ class ClientConnection:
             self.loop.identified(self)
 
     def copies(self) -> None:
-        if not self.is_broker:
+        if not (self.is_broker or self.closed):
             self.loop.exempt(self)
 
     def mute(self, seconds: float) -> None:

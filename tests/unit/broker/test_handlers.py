@@ -29,6 +29,7 @@ from millrace.wire.codec import decode, encode, is_flexible
 from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MAX_DECODED_ITEMS
+from millrace.wire.replica import ReplicaAckRequest, encode_ack
 from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import topic
 
@@ -66,7 +67,7 @@ class FakeClient:
 def broker(tmp_path: Path) -> Iterator[Broker]:
     state = PartitionState(1, (1,), {1: ""}, 0)
     cluster: Any = SimpleNamespace(
-        brokers={1: BrokerAddress("127.0.0.1", 1)},
+        brokers={1: BrokerAddress("127.0.0.1", 1, directory="a" * 16)},
         cluster_id="c",
         on_change=lambda callback: None,
         store=lambda places: None,
@@ -114,6 +115,7 @@ def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -
     ("api_key", "version", "body", "served"),
     [
         (ApiKey.API_VERSIONS, 0, b"", True),
+        (ApiKey.REPLICA_ACK, 0, encode_ack(ReplicaAckRequest(1, "a" * 16, [])), True),
         (ApiKey.METADATA, 1, struct.pack(">i", -1), False),
         (ApiKey.PRODUCE, 7, b"", False),
     ],
