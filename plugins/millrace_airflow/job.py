@@ -107,15 +107,16 @@ class Job:
     def take_over(cls, command: Sequence[str], parent: Path, name: str) -> Job | None:
         """The job of that name and command whose watcher died, if it runs or has ended well; else None.
 
-        A deferred job is left to its trigger, which lives through every restart.
+        A deferred job that runs is left to its trigger, which lives through every restart. One that has ended
+        well is taken: the task of that trigger could not go on, else it would have removed the job.
         """
         for directory in parent.glob(f"{name}-*"):
             job = cls(directory)
             with suppress(OSError, ValueError, JobFailed):  # the folder may be deleted at this moment
                 same = json.loads(job._path("command.json").read_text()) == list(command)
-                if not same or job._path("deferred").exists() or not job._watch():
+                if not same or not job._watch():
                     continue
-                alive = job.alive()
+                alive = job.alive() and not job._path("deferred").exists()
                 code = job._exit_code()  # after that: a job that ends meanwhile is not taken for a dead one
                 if code == 0 or (alive and code is None):
                     return job

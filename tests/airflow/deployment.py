@@ -161,6 +161,11 @@ class Airflow:
             timeout_s=timeout_s,
         )
 
+    def logs(self, dag_id: str, run_id: str, task_id: str) -> list[Path]:
+        """What a task's tries have written."""
+        folder = self.home / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}"
+        return sorted(folder.glob("*.log"))
+
     def jobs(self) -> list[Path]:
         """Folders of millrace's jobs that have written their command down."""
         return [path.parent for path in (self.home / "millrace-jobs").glob("*/group")]

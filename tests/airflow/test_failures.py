@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from contextlib import closing, suppress
@@ -139,12 +140,11 @@ def test_everything_that_watches_a_deferred_load_is_killed_and_the_load_is_not_s
     for name in ("api-server", "triggerer", "scheduler"):
         place.airflow.start(name)
     succeeded(place, "deferred")
-    [(tries,)] = place.airflow.query(
-        "select try_number from task_instance where run_id = 'deferred' and task_id = 'load'"
-    )
-    assert tries == 1
     assert loads(place, topic) == 1
     assert job is not None
+    # Airflow may need another try, when its own server is not up again in time: that takes the same job.
+    said = "".join(log.read_text() for log in place.airflow.logs(topic, "deferred", "load"))
+    assert set(re.findall(r"millrace-jobs/([\w.-]+)/log", said)) == {job.directory.name}
     assert not job.directory.exists(), "its result was taken, once"
 
 

@@ -422,6 +422,17 @@ def test_a_job_that_ended_while_nobody_watched_is_not_run_again(tmp_path: Path, 
     assert (tmp_path / "began").read_text() == "x", "the command ran once"
 
 
+def test_the_next_try_takes_the_result_of_a_deferred_job_whose_task_could_not_go_on(tmp_path: Path) -> None:
+    parent = tmp_path / "jobs"
+    command = [sys.executable, "-c", "print(7)"]
+    deferred_job = Job.start(command, parent, "name")
+    deferred_job.leave_to_trigger()
+    wait_until("the job has ended", deferred_job.ended)
+    taken = Job.take_over(command, parent, "name")
+    assert taken is not None
+    assert taken.result() == 7
+
+
 def test_nobody_takes_over_a_job_that_is_watched_or_deferred_or_of_other_words(tmp_path: Path) -> None:
     command, parent = [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "jobs"
     job = Job.start(command, parent, "name")
