@@ -39,6 +39,9 @@ REQUESTS = {1: 60_000, 50: 20_000}
 WAITING_REQUESTS = 200
 """Of each connection at most with acks=all, where every request waits for the disk."""
 READY_TIMEOUT_S = 10
+IDLE_CONNECTIONS = 1000
+IDLE_PARTITIONS = 300
+IDLE_S = 30
 BUSY = 0.1
 """From this share of the cores on, the page says that they were shared."""
 HEAD = ("connections x in flight", "system", "requests/s", "messages/s", "broker CPU µs", "client CPU µs")
@@ -53,6 +56,14 @@ request. Rates depend on what else the machine does, CPU hardly. With `acks=all`
 flush, Apache Kafka with its one replica does not flush. Kafka's clients have 5 in flight unless told
 otherwise; 1,000 on one connection is no real client's pattern.
 """
+ABOUT_IDLE = f"""\
+## Idle
+
+A broker just started, then with {IDLE_PARTITIONS} partitions that have a few messages each and
+{IDLE_CONNECTIONS:,} connections that have produced once: resident memory, and CPU over {IDLE_S} seconds
+without a request.
+"""
+IDLE_HEAD = ("system", "MB at the start", "MB then", "CPU of a core")
 System = Millrace | ApacheKafka
 
 
@@ -91,6 +102,7 @@ def main() -> None:
     ]
     systems: list[System] = [Millrace(), ApacheKafka(flushed=False)]
     with ExitStack() as started:
+        idle = []
         for system in systems:
             folder = started.enter_context(
                 tempfile.TemporaryDirectory(prefix="bench-connections-", ignore_cleanup_errors=True)
@@ -98,8 +110,10 @@ def main() -> None:
             system.install()
             started.callback(system.stop)
             system.start(Path(folder))
+            idle.append(_idle(system))
             _run(system, Cell(1, 1, 1, 1, 1000), int(WARM_UP_REQUESTS * options.share))
-        text = "\n\n".join(_tables(systems, cells, options.share))
+        tables = [*_tables(systems, cells, options.share), ABOUT_IDLE, table(IDLE_HEAD, idle)]
+        text = "\n\n".join(tables)
         versions = ", ".join(f"{system.title} {system.version}" for system in systems)
     conditions = (
         f"- Run: `python -m tests.bench.connections`, {began}; other processes used {busy:.0%} of all cores"
@@ -162,6 +176,26 @@ def _create(address: str, place: str, partitions: int) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+def _idle(system: System) -> list[str]:
+    """One row of what nobody's work costs; the broker was started just now."""
+    meter.wait_for_quiet(system.pids())
+    at_start = meter.rss_bytes(system.pids())
+    _create(system.address, "bench-idle", IDLE_PARTITIONS)
+    with ExitStack() as connected:
+        for partition in range(IDLE_CONNECTIONS):
+            connection = connected.enter_context(replay.connect(system.address))
+            batch = {partition % IDLE_PARTITIONS: replay.batch_of(1)}
+            connection.sendall(replay.produce_request("bench-idle", batch, 1))
+            if not connection.recv(1 << 16):
+                raise ConnectionError(f"{system.title} closed connection {partition}")
+        meter.wait_for_quiet(system.pids())
+        memory, before = meter.rss_bytes(system.pids()), meter.cpu_seconds(system.pids())
+        time.sleep(IDLE_S)
+        share = (meter.cpu_seconds(system.pids()) - before) / IDLE_S
+    system.delete("bench-idle")
+    return [system.title, f"{at_start / 1e6:.1f}", f"{memory / 1e6:.1f}", f"{share:.1%}"]
 
 
 def _row(cell: Cell, system: System, runs: Sequence[Figures]) -> list[str]:
