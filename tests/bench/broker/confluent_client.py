@@ -17,6 +17,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer
 from tests.bench.broker.system import MESSAGE_BYTES
 
 IDLE_TIMEOUT_S = 30
+TIMEOUT_S = 600
+"""Of a whole run that produces."""
 Timed = tuple[int, float, float]
 
 
@@ -36,11 +38,14 @@ def produce(address: str, topic: str, messages: int, per_request: int) -> Timed:
     body, started, cpu = os.urandom(MESSAGE_BYTES), time.monotonic(), time.process_time()
     send = producer.produce
     for number in range(messages):
-        try:
-            send(topic, body, partition=0)
-        except BufferError:
-            producer.poll(0.1)
-            send(topic, body, partition=0)
+        while True:
+            try:
+                send(topic, body, partition=0)
+                break
+            except BufferError:  # full: the broker is slower, or waits for its disk
+                if time.monotonic() - started > TIMEOUT_S:
+                    raise
+                producer.poll(0.1)
         if number % 10_000 == 0:
             producer.poll(0)
     if left := producer.flush(IDLE_TIMEOUT_S * 2):
