@@ -16,11 +16,9 @@ from millrace.broker.broker import Broker
 from millrace.coordination.acls import AclStore
 from millrace.errors import BrokerError, ErrorCode, InvalidRequest, SecurityDisabled
 from millrace.handlers.table import Call, asker, in_thread, serves
-from millrace.security import rights
 from millrace.security.acls import Pattern, Rule, RuleFilter, check_rule
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import security_messages as messages
-from millrace.wire.messages import ApiKey
 
 E = TypeVar("E", bound=IntEnum)
 M = TypeVar("M")
@@ -37,7 +35,6 @@ def _store(call: Call[M]) -> AclStore:
 
 
 @serves(
-    ApiKey.DESCRIBE_ACLS,
     _VERSIONS,
     messages.DescribeAclsRequest,
     messages.DescribeAclsResponse,
@@ -69,7 +66,6 @@ def describe_acls(call: Call[messages.DescribeAclsRequest]) -> messages.Describe
 
 
 @in_thread(
-    ApiKey.CREATE_ACLS,
     _VERSIONS,
     messages.CreateAclsRequest,
     messages.CreateAclsResponse,
@@ -81,8 +77,7 @@ def create_acls(call: Call[messages.CreateAclsRequest]) -> messages.CreateAclsRe
     outcomes: list[BrokerError | None] = []
     for creation in call.request.creations:
         try:
-            if call.refused:
-                raise rights.refusal(CLUSTER)
+            call.check(CLUSTER)
             _store(call)
             rules.append(_rule(creation))
             outcomes.append(None)
@@ -105,7 +100,6 @@ def create_acls(call: Call[messages.CreateAclsRequest]) -> messages.CreateAclsRe
 
 
 @in_thread(
-    ApiKey.DELETE_ACLS,
     _VERSIONS,
     messages.DeleteAclsRequest,
     messages.DeleteAclsResponse,
@@ -117,8 +111,7 @@ def delete_acls(call: Call[messages.DeleteAclsRequest]) -> messages.DeleteAclsRe
     outcomes: list[RuleFilter | BrokerError] = []
     for asked in call.request.filters:
         try:
-            if call.refused:
-                raise rights.refusal(CLUSTER)
+            call.check(CLUSTER)
             _store(call)
             outcomes.append(_filter(asked))
         except BrokerError as error:

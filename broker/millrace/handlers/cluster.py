@@ -15,12 +15,11 @@ from itertools import islice
 
 from millrace.coordination.state import TopicState
 from millrace.errors import BrokerNotRegistered, ErrorCode, InvalidRequest, UnsupportedVersion
-from millrace.handlers.metadata import live_brokers
+from millrace.handlers.metadata import live_brokers, partition_fields
 from millrace.handlers.table import Call, serves
 from millrace.security import rights
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import admin_messages as messages
-from millrace.wire.messages import ApiKey
 
 _BROKERS = 1
 MAX_DESCRIBED_PARTITIONS = 2_000
@@ -29,13 +28,7 @@ _KINDS = messages.ResourceType
 _Topic = messages.DescribeTopicPartitionsResponse.Topic
 
 
-@serves(
-    ApiKey.DESCRIBE_CLUSTER,
-    range(3),
-    messages.DescribeClusterRequest,
-    messages.DescribeClusterResponse,
-    needs=lambda _: (),
-)
+@serves(range(3), messages.DescribeClusterRequest, messages.DescribeClusterResponse, needs=lambda _: ())
 def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.DescribeClusterResponse:
     if call.request.endpoint_type != _BROKERS:
         return messages.DescribeClusterResponse(
@@ -56,7 +49,6 @@ def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.De
 
 
 @serves(
-    ApiKey.LIST_CONFIG_RESOURCES,
     range(2),
     messages.ListConfigResourcesRequest,
     messages.ListConfigResourcesResponse,
@@ -82,7 +74,6 @@ def list_config_resources(
 
 
 @serves(
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     range(1),
     messages.DescribeTopicPartitionsRequest,
     messages.DescribeTopicPartitionsResponse,
@@ -94,6 +85,7 @@ def describe_topic_partitions(
     call: Call[messages.DescribeTopicPartitionsRequest],
 ) -> messages.DescribeTopicPartitionsResponse:
     request, there = call.request, call.broker.cluster.topics
+    Cursor = messages.DescribeTopicPartitionsResponse.Cursor
     named = {topic.name for topic in request.topics}
     names = sorted(named or call.only(Operation.DESCRIBE, ResourceType.TOPIC, there))
     if named:
@@ -109,28 +101,21 @@ def describe_topic_partitions(
     topics, cursor = [], None
     for name in names:
         if room == 0:
-            cursor = messages.DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=0)
+            cursor = Cursor(topic_name=name, partition_index=0)
             break
-        topic = None if rights.topic(name) in call.refused else there.get(name)
-        if topic is None:
-            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            if rights.topic(name) not in call.refused:
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            topics.append(_Topic(error_code=code, name=name))
+        if rights.topic(name) in call.refused:
+            topics.append(_Topic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name))
+            continue
+        if (topic := there.get(name)) is None:
+            topics.append(_Topic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name))
             continue
         described = list(islice(_partitions(topic, live, first), room + 1))
+        partitions = tuple(described[:room])
         topics.append(
-            _Topic(
-                error_code=ErrorCode.NONE,
-                name=name,
-                topic_id=topic.topic_id,
-                partitions=tuple(described[:room]),
-            )
+            _Topic(error_code=ErrorCode.NONE, name=name, topic_id=topic.topic_id, partitions=partitions)
         )
         if len(described) > room:
-            cursor = messages.DescribeTopicPartitionsResponse.Cursor(
-                topic_name=name, partition_index=described[room].partition_index
-            )
+            cursor = Cursor(topic_name=name, partition_index=described[room].partition_index)
             break
         room, first = room - len(described), 0
     return messages.DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=cursor)
@@ -143,20 +128,9 @@ def _partitions(
         if number < first:
             continue
         state = topic.partitions[number]
-        alive = state.leader in live
-        yield _Topic.Partition(
-            error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
-            partition_index=number,
-            leader_id=state.leader if alive else -1,
-            leader_epoch=state.leader_epoch,
-            replica_nodes=state.replicas,
-            isr_nodes=tuple(state.isr),
-            eligible_leader_replicas=tuple(
-                state.eligible
-            ),  # Java does not take null, which the schema allows
-            last_known_elr=(),
-            offline_replicas=tuple(broker for broker in state.replicas if broker not in live),
-        )
+        fields = partition_fields(number, state, live)
+        # Java does not take null, which the schema allows.
+        yield _Topic.Partition(**fields, eligible_leader_replicas=tuple(state.eligible), last_known_elr=())
 
 
 _TRANSACTION_STATES = frozenset(
@@ -167,20 +141,13 @@ _TRANSACTION_STATES = frozenset(
 )
 
 
-@serves(
-    ApiKey.LIST_TRANSACTIONS,
-    range(3),
-    messages.ListTransactionsRequest,
-    messages.ListTransactionsResponse,
-    needs=lambda _: (),
-)
+@serves(range(3), messages.ListTransactionsRequest, messages.ListTransactionsResponse, needs=lambda _: ())
 def list_transactions(call: Call[messages.ListTransactionsRequest]) -> messages.ListTransactionsResponse:
     unknown = dict.fromkeys(state for state in call.request.state_filters if state not in _TRANSACTION_STATES)
     return messages.ListTransactionsResponse(unknown_state_filters=tuple(unknown))
 
 
 @serves(
-    ApiKey.UNREGISTER_BROKER,
     range(1),
     messages.UnregisterBrokerRequest,
     messages.UnregisterBrokerResponse,

@@ -20,7 +20,7 @@ from millrace.broker.topic_changes import alter_topic
 from millrace.errors import InvalidRequest, UnknownTopicOrPartition
 from millrace.handlers.table import Api, Call, in_thread, outcome_of
 from millrace.security import rights
-from millrace.security.rights import CLUSTER, Need, Operation, Refused
+from millrace.security.rights import CLUSTER, Need, Operation
 from millrace.wire import admin_messages as messages
 from millrace.wire.fields import replace
 from millrace.wire.messages import ApiKey
@@ -42,13 +42,7 @@ def _owner(resource: messages.DescribeConfigsRequest.Resource | Resource) -> rig
     return rights.topic(resource.resource_name) if is_topic else CLUSTER
 
 
-def _check(resource: messages.DescribeConfigsRequest.Resource | Resource, refused: Refused) -> None:
-    if (owner := _owner(resource)) in refused:
-        raise rights.refusal(owner)
-
-
 @in_thread(
-    ApiKey.DESCRIBE_CONFIGS,
     range(1, 5),
     messages.DescribeConfigsRequest,
     messages.DescribeConfigsResponse,
@@ -59,7 +53,7 @@ def describe_configs(call: Call[messages.DescribeConfigsRequest]) -> messages.De
     request = call.request
 
     def describe(resource: messages.DescribeConfigsRequest.Resource) -> Sequence[messages.DescribedConfig]:
-        _check(resource, call.refused)
+        call.check(_owner(resource))
         settings, names = _settings(call.broker, resource), resource.configuration_keys
         return [
             replace(
@@ -111,7 +105,7 @@ def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
 
     def alter(resource: Resource) -> None:
-        _check(resource, call.refused)
+        call.check(_owner(resource))
         name, names = resource.resource_name, [config.name for config in resource.configs]
         if times[resource.resource_type, name] > 1:
             raise InvalidRequest(f"{name} is named more than once")
@@ -176,10 +170,10 @@ def _value(config: Config) -> str:
 
 def _alters(key: ApiKey, versions: range, change: Change) -> Api[messages.AlterConfigsRequest]:
     declare = in_thread(
-        key,
         versions,
         messages.AlterConfigsRequest,
         messages.AlterConfigsResponse,
+        key=key,
         needs=lambda asked: [Need(Operation.ALTER_CONFIGS, _owner(one)) for one in asked.resources],
         by_item=_BY_ITEM,
     )

@@ -19,13 +19,11 @@ from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import group_messages as messages
 from millrace.wire.fields import replace
 from millrace.wire.group_messages import DescribedGroup
-from millrace.wire.messages import ApiKey
 
 _SAYS_NOT_FOUND = 6
 
 
 @serves(
-    ApiKey.DESCRIBE_GROUPS,
     range(7),
     messages.DescribeGroupsRequest,
     messages.DescribeGroupsResponse,
@@ -60,14 +58,7 @@ def _refused(call: Call[Any], names: Iterable[str]) -> Mapping[str, ErrorCode]:
     return {n: ErrorCode.GROUP_AUTHORIZATION_FAILED for n in names if rights.group(n) in call.refused}
 
 
-@serves(
-    ApiKey.LIST_GROUPS,
-    range(6),
-    messages.ListGroupsRequest,
-    messages.ListGroupsResponse,
-    needs=lambda asked: (),
-    lists=True,
-)
+@serves(range(6), messages.ListGroupsRequest, messages.ListGroupsResponse, needs=lambda asked: (), lists=True)
 def list_groups(call: Call[messages.ListGroupsRequest]) -> None:
     states = {state.lower() for state in call.request.states_filter}
     types = {type_.lower() for type_ in call.request.types_filter}
@@ -86,7 +77,6 @@ def list_groups(call: Call[messages.ListGroupsRequest]) -> None:
 
 
 @serves(
-    ApiKey.DELETE_GROUPS,
     range(3),
     messages.DeleteGroupsRequest,
     messages.DeleteGroupsResponse,

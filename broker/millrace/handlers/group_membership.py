@@ -24,7 +24,6 @@ from millrace.handlers.table import Call, serves
 from millrace.security import rights
 from millrace.security.rights import Need, Operation, ResourceType
 from millrace.wire import group_messages as messages
-from millrace.wire.messages import ApiKey
 
 _GROUP, _TRANSACTION = 0, 1
 _FINDS_MANY = 4
@@ -51,7 +50,6 @@ def _keys(asked: messages.FindCoordinatorRequest) -> Sequence[str]:
 
 
 @serves(
-    ApiKey.FIND_COORDINATOR,
     range(6),
     messages.FindCoordinatorRequest,
     messages.FindCoordinatorResponse,
@@ -105,7 +103,7 @@ def _coordinator(
     return Coordinator(key=key, error_code=code, error_message=_WHY.get(code))
 
 
-@serves(ApiKey.JOIN_GROUP, range(10), messages.JoinGroupRequest, messages.JoinGroupResponse, needs=_may_join)
+@serves(range(10), messages.JoinGroupRequest, messages.JoinGroupResponse, needs=_may_join)
 def join_group(call: Call[messages.JoinGroupRequest]) -> None:
     request, client = call.request, call.received.client
     answer = call.answer  # the one object by which the group knows who waits
@@ -124,7 +122,7 @@ def join_group(call: Call[messages.JoinGroupRequest]) -> None:
     call.groups.use(request.group_id, join, failed)
 
 
-@serves(ApiKey.SYNC_GROUP, range(6), messages.SyncGroupRequest, messages.SyncGroupResponse, needs=_may_join)
+@serves(range(6), messages.SyncGroupRequest, messages.SyncGroupResponse, needs=_may_join)
 def sync_group(call: Call[messages.SyncGroupRequest]) -> None:
     request = call.request
     answer = call.answer  # the one object by which the group knows who waits
@@ -139,7 +137,7 @@ def sync_group(call: Call[messages.SyncGroupRequest]) -> None:
         call.groups.use(request.group_id, sync, call.refuse)
 
 
-@serves(ApiKey.HEARTBEAT, range(5), messages.HeartbeatRequest, messages.HeartbeatResponse, needs=_may_join)
+@serves(range(5), messages.HeartbeatRequest, messages.HeartbeatResponse, needs=_may_join)
 def heartbeat(call: Call[messages.HeartbeatRequest]) -> None:
     request = call.request
 
@@ -150,9 +148,7 @@ def heartbeat(call: Call[messages.HeartbeatRequest]) -> None:
     call.groups.use(request.group_id, beat, call.refuse)
 
 
-@serves(
-    ApiKey.LEAVE_GROUP, range(6), messages.LeaveGroupRequest, messages.LeaveGroupResponse, needs=_may_join
-)
+@serves(range(6), messages.LeaveGroupRequest, messages.LeaveGroupResponse, needs=_may_join)
 def leave_group(call: Call[messages.LeaveGroupRequest]) -> None:
     request = call.request
 

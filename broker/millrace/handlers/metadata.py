@@ -224,27 +224,30 @@ def _missing(
 
 
 def _described(topic: TopicState, live: Collection[int]) -> MetadataResponse.Topic:
-    partitions = tuple(_partition(number, state, live) for number, state in topic.partitions.items())
+    Partition = MetadataResponse.Topic.Partition
+    partitions = tuple(
+        Partition(**partition_fields(number, state, live)) for number, state in topic.partitions.items()
+    )
     return MetadataResponse.Topic(
         error_code=0, name=topic.name, topic_id=topic.topic_id, partitions=partitions
     )
 
 
-def _partition(number: int, state: PartitionState, live: Collection[int]) -> MetadataResponse.Topic.Partition:
+def partition_fields(number: int, state: PartitionState, live: Collection[int]) -> dict[str, Any]:
+    """What every answer about a partition says of it, to clients that find the brokers in `live`."""
     alive = state.leader in live
-    return MetadataResponse.Topic.Partition(
-        error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
-        partition_index=number,
-        leader_id=state.leader if alive else -1,
-        leader_epoch=state.leader_epoch,
-        replica_nodes=state.replicas,
-        isr_nodes=tuple(state.isr),
-        offline_replicas=tuple(broker for broker in state.replicas if broker not in live),
-    )
+    return {
+        "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
+        "partition_index": number,
+        "leader_id": state.leader if alive else -1,
+        "leader_epoch": state.leader_epoch,
+        "replica_nodes": state.replicas,
+        "isr_nodes": tuple(state.isr),
+        "offline_replicas": tuple(broker for broker in state.replicas if broker not in live),
+    }
 
 
 def metadata() -> Api[MetadataRequest]:
-    """The API, with a cache of its own."""
     return Api(
         key=ApiKey.METADATA,
         versions=range(14),

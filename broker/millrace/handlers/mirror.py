@@ -192,7 +192,6 @@ MIRROR_APPEND = Api(
 
 
 @serves(
-    ApiKey.TRANSLATE_OFFSETS,
     _V0,
     translation.TranslateOffsetsRequest,
     translation.TranslateOffsetsResponse,

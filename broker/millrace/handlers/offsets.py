@@ -45,7 +45,6 @@ from millrace.storage.partition_log import PartitionLog
 from millrace.wire import group_messages as messages
 from millrace.wire.fields import Topic, group_by_topic, replace
 from millrace.wire.messages import (
-    ApiKey,
     ListOffsetsRequest,
     ListOffsetsResponse,
     OffsetForLeaderEpochRequest,
@@ -62,7 +61,6 @@ _BY_TOPIC_AND_GROUP = (ResourceType.TOPIC, ResourceType.GROUP)
 
 
 @serves(
-    ApiKey.LIST_OFFSETS,
     range(1, 11),
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -70,35 +68,28 @@ _BY_TOPIC_AND_GROUP = (ResourceType.TOPIC, ResourceType.GROUP)
     by_item=_BY_TOPIC,
 )
 def list_offsets(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse | None:
-    look_up = partial(_look_up, call.broker, call.request, call.refused, call.received.api_version)
-    if any(
-        p.timestamp >= 0 or p.timestamp == _MAX_TIMESTAMP
-        for topic in call.request.topics
-        for p in topic.partitions
-    ):
-        call.answer_from(Broker.in_look_up_thread, look_up)
+    times = (partition.timestamp for topic in call.request.topics for partition in topic.partitions)
+    if any(time >= 0 or time == _MAX_TIMESTAMP for time in times):
+        call.answer_from(Broker.in_look_up_thread, partial(_look_up, call))
         return None
-    return look_up()
+    return _look_up(call)
 
 
-def _look_up(
-    broker: Broker, request: ListOffsetsRequest, refused: Refused, version: int
-) -> ListOffsetsResponse:
+def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
     seen: set[TopicPartition] = set()
 
     def look_up(topic: str, wanted: ListOffsetsRequest.Partition) -> ListOffsetsResponse.Partition:
         number, error, offset, timestamp = wanted.partition_index, ErrorCode.NONE, -1, -1
         try:
-            if (resource := rights.topic(topic)) in refused:
-                raise rights.refusal(resource)
+            call.check(rights.topic(topic))
             if (topic, number) in seen:  # as in Kafka: one look-up for each is enough
                 raise InvalidRequest("a partition is named twice")
             seen.add((topic, number))
-            partition = broker.partition(topic, number)
+            partition = call.broker.partition(topic, number)
             partition.check_epoch(wanted.current_leader_epoch)
             offset, timestamp = _offset_at(partition.log, wanted.timestamp)
         except NotServedYet as failure:  # KIP-207
-            error = ErrorCode.OFFSET_NOT_AVAILABLE if version >= 5 else failure.code
+            error = ErrorCode.OFFSET_NOT_AVAILABLE if call.received.api_version >= 5 else failure.code
         except BrokerError as failure:
             error = failure.code
         return ListOffsetsResponse.Partition(
@@ -108,7 +99,7 @@ def _look_up(
     return ListOffsetsResponse(
         topics=tuple(
             Topic(name=topic.name, partitions=tuple(look_up(topic.name, p) for p in topic.partitions))
-            for topic in request.topics
+            for topic in call.request.topics
         )
     )
 
@@ -134,7 +125,6 @@ def _offset_at(log: PartitionLog, timestamp: int) -> tuple[int, int]:
 
 
 @serves(
-    ApiKey.OFFSET_FOR_LEADER_EPOCH,
     range(2, 5),
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
@@ -147,8 +137,7 @@ def offset_for_leader_epoch(call: Call[OffsetForLeaderEpochRequest]) -> OffsetFo
     ) -> OffsetForLeaderEpochResponse.Topic.Partition:
         error, (epoch, end) = ErrorCode.NONE, _UNKNOWN_END
         try:
-            if (resource := rights.topic(topic)) in call.refused:
-                raise rights.refusal(resource)
+            call.check(rights.topic(topic))
             partition = call.broker.partition(topic, wanted.partition)
             partition.check_epoch(wanted.current_leader_epoch)
             log = partition.log
@@ -174,7 +163,6 @@ def offset_for_leader_epoch(call: Call[OffsetForLeaderEpochRequest]) -> OffsetFo
 
 
 @serves(
-    ApiKey.OFFSET_COMMIT,
     range(2, 10),
     messages.OffsetCommitRequest,
     messages.OffsetCommitResponse,
@@ -210,7 +198,6 @@ def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
 
 
 @serves(
-    ApiKey.OFFSET_FETCH,
     range(1, 10),
     messages.OffsetFetchRequest,
     messages.OffsetFetchResponse,
@@ -287,7 +274,6 @@ def _fetch_offsets(
 
 
 @serves(
-    ApiKey.OFFSET_DELETE,
     range(1),
     messages.OffsetDeleteRequest,
     messages.OffsetDeleteResponse,
@@ -308,7 +294,6 @@ def offset_delete(call: Call[messages.OffsetDeleteRequest]) -> None:
 
 
 def _refused(partitions: Iterable[TopicPartition], refused: Refused) -> Codes:
-    """The error of each partition whose topic is refused."""
     return {
         partition: ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for partition in partitions

@@ -184,7 +184,6 @@ PRODUCE = Api(
 
 
 @serves(
-    ApiKey.INIT_PRODUCER_ID,
     range(6),
     InitProducerIdRequest,
     InitProducerIdResponse,

@@ -13,11 +13,9 @@ from typing import TypeVar
 from millrace.coordination.quotas import Quotas, QuotaStore
 from millrace.errors import ErrorCode, InvalidRequest, SecurityDisabled
 from millrace.handlers.table import Call, asker, in_thread, outcome_of, serves
-from millrace.security import rights
 from millrace.security.quotas import KEYS
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import security_messages as messages
-from millrace.wire.messages import ApiKey
 
 M = TypeVar("M")
 USER = "user"
@@ -34,7 +32,6 @@ def _store(call: Call[M]) -> QuotaStore:
 
 
 @serves(
-    ApiKey.DESCRIBE_CLIENT_QUOTAS,
     range(2),
     messages.DescribeClientQuotasRequest,
     messages.DescribeClientQuotasResponse,
@@ -74,7 +71,6 @@ def describe_quotas(
 
 
 @in_thread(
-    ApiKey.ALTER_CLIENT_QUOTAS,
     range(2),
     messages.AlterClientQuotasRequest,
     messages.AlterClientQuotasResponse,
@@ -86,8 +82,7 @@ def alter_quotas(call: Call[messages.AlterClientQuotasRequest]) -> messages.Alte
     Result, results = messages.AlterClientQuotasResponse.Entry, []
 
     def alter(entry: _Entry) -> None:
-        if call.refused:
-            raise rights.refusal(CLUSTER)
+        call.check(CLUSTER)
         store = _store(call)
         user = _user(entry)
         for change in entry.ops:

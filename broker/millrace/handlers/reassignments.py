@@ -19,7 +19,6 @@ from millrace.errors import BrokerError, ErrorCode, InvalidRequest
 from millrace.handlers.table import Call, in_thread, outcome_of, serves
 from millrace.security.rights import CLUSTER, Need, Operation
 from millrace.wire import admin_messages as messages
-from millrace.wire.messages import ApiKey
 from millrace.wire.unclean_election import ElectUncleanRequest, ElectUncleanResponse
 
 Outcome = tuple[int, ErrorCode, str | None]
@@ -28,7 +27,6 @@ _PREFERRED = 0
 
 
 @in_thread(
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
     range(2),
     messages.AlterPartitionReassignmentsRequest,
     messages.AlterPartitionReassignmentsResponse,
@@ -64,7 +62,6 @@ def alter_partition_reassignments(
 
 
 @serves(
-    ApiKey.LIST_PARTITION_REASSIGNMENTS,
     range(1),
     messages.ListPartitionReassignmentsRequest,
     messages.ListPartitionReassignmentsResponse,
@@ -97,7 +94,6 @@ def list_partition_reassignments(
 
 
 @in_thread(
-    ApiKey.ELECT_LEADERS,
     range(1, 3),
     messages.ElectLeadersRequest,
     messages.ElectLeadersResponse,
@@ -138,7 +134,6 @@ def elect_leaders(call: Call[messages.ElectLeadersRequest]) -> messages.ElectLea
 
 
 @serves(
-    ApiKey.ELECT_UNCLEAN,
     range(1),
     ElectUncleanRequest,
     ElectUncleanResponse,

@@ -17,14 +17,12 @@ from millrace.security import rights
 from millrace.security.rights import Need, Operation, ResourceType
 from millrace.wire import admin_messages as messages
 from millrace.wire.fields import Topic
-from millrace.wire.messages import ApiKey
 
 Producer: TypeAlias = messages.DescribeProducersResponse.Partition.Producer
 _BY_TOPIC = (ResourceType.TOPIC,)
 
 
 @serves(
-    ApiKey.DELETE_RECORDS,
     range(3),
     messages.DeleteRecordsRequest,
     messages.DeleteRecordsResponse,
@@ -36,8 +34,7 @@ def delete_records(call: Call[messages.DeleteRecordsRequest]) -> messages.Delete
     Partition, seen = messages.DeleteRecordsResponse.Partition, set[tuple[str, int]]()
 
     def delete(topic: str, number: int, offset: int) -> int:
-        if (resource := rights.topic(topic)) in call.refused:
-            raise rights.refusal(resource)
+        call.check(rights.topic(topic))
         if (topic, number) in seen:
             raise InvalidRequest(f"partition {topic}-{number} is named twice")
         seen.add((topic, number))
@@ -64,7 +61,6 @@ def delete_records(call: Call[messages.DeleteRecordsRequest]) -> messages.Delete
 
 
 @serves(
-    ApiKey.DESCRIBE_PRODUCERS,
     range(1),
     messages.DescribeProducersRequest,
     messages.DescribeProducersResponse,
@@ -76,8 +72,7 @@ def describe_producers(call: Call[messages.DescribeProducersRequest]) -> message
     Partition = messages.DescribeProducersResponse.Partition
 
     def producers(topic: str, number: int) -> tuple[Producer, ...]:
-        if (resource := rights.topic(topic)) in call.refused:
-            raise rights.refusal(resource)
+        call.check(rights.topic(topic))
         return tuple(
             Producer(
                 producer_id=producer_id,

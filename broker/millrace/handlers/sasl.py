@@ -17,7 +17,6 @@ from millrace.handlers.table import Call, serves
 from millrace.security.login import MAX_FRAME_BYTES, Exchange, LoginFailed
 from millrace.security.rights import open_to_all
 from millrace.wire import security_messages as messages
-from millrace.wire.messages import ApiKey
 
 log = logging.getLogger("millrace.security")
 FAILED_AFTER_S = 0.1
@@ -25,13 +24,7 @@ FAILED_AFTER_S = 0.1
 _FAILED = "authentication failed: check user, password and mechanism"
 
 
-@serves(
-    ApiKey.SASL_HANDSHAKE,
-    range(2),
-    messages.SaslHandshakeRequest,
-    messages.SaslHandshakeResponse,
-    needs=open_to_all,
-)
+@serves(range(2), messages.SaslHandshakeRequest, messages.SaslHandshakeResponse, needs=open_to_all)
 def sasl_handshake(call: Call[messages.SaslHandshakeRequest]) -> messages.SaslHandshakeResponse:
     login, mechanism = call.received.client.login, call.request.mechanism
     told = tuple(login.mechanisms) if login is not None else ()
@@ -47,13 +40,7 @@ def sasl_handshake(call: Call[messages.SaslHandshakeRequest]) -> messages.SaslHa
     return messages.SaslHandshakeResponse(error_code=code, mechanisms=told)
 
 
-@serves(
-    ApiKey.SASL_AUTHENTICATE,
-    range(2),
-    messages.SaslAuthenticateRequest,
-    messages.SaslAuthenticateResponse,
-    needs=open_to_all,
-)
+@serves(range(2), messages.SaslAuthenticateRequest, messages.SaslAuthenticateResponse, needs=open_to_all)
 def sasl_authenticate(
     call: Call[messages.SaslAuthenticateRequest],
 ) -> messages.SaslAuthenticateResponse | None:

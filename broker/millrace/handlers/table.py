@@ -34,7 +34,7 @@ from millrace.server.request import NOTHING, Client, Request
 from millrace.wire.codec import decode, encode, encode_error, is_flexible
 from millrace.wire.fields import fields_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
-from millrace.wire.messages import ApiKey
+from millrace.wire.messages import ApiKey, api_of
 from millrace.wire.primitives import RequestTooLarge
 
 log = logging.getLogger(__name__)
@@ -138,6 +138,11 @@ class Call(Generic[M]):
         """What the request names and its client may not use, of the types that the API answers `by_item`."""
         self._api, self._lists = api, lists
 
+    def check(self, resource: Resource) -> None:
+        """Raise what the client is answered if it may not use a resource that the API answers `by_item`."""
+        if resource in self.refused:
+            raise rights.refusal(resource)
+
     def only(
         self, operation: Operation, type_: ResourceType, names: Iterable[str], instead: Resource | None = None
     ) -> Collection[str]:
@@ -186,7 +191,6 @@ class Call(Generic[M]):
 
 
 def serves(
-    key: ApiKey,
     versions: range,
     request: type[M],
     response: type[R],
@@ -196,13 +200,16 @@ def serves(
     lists: bool = False,
     thread: InThread | None = None,
     private: bool = False,
+    key: ApiKey | None = None,
 ) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
-    """Makes an API of a function from the decoded request to the response.
+    """Makes an API of a function from the decoded request to the response; `key`: of the request's name.
 
     With `thread` it runs in a thread of the broker. Otherwise it may return None and bring the response
     later, by `Call.answer` or `Call.answer_from`. Clients are not told of a `private` API. One that `lists`
     what it was not asked for by name is answered only after it has used `Call.only`.
     """
+
+    key = api_of(request) if key is None else key
 
     def declare(work: Callable[[Call[M]], R | None]) -> Api[M]:
         def handle(services: Services, received: Request, message: M, refused: Refused) -> None:
@@ -229,17 +236,17 @@ def serves(
 
 
 def in_thread(
-    key: ApiKey,
     versions: range,
     request: type[M],
     response: type[R],
     *,
     needs: Needs[M],
     by_item: Collection[ResourceType] = (),
+    key: ApiKey | None = None,
 ) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
     """As `serves`, in the thread for what waits for ZooKeeper or takes long."""
     thread = Broker.in_zookeeper_thread
-    return serves(key, versions, request, response, needs=needs, by_item=by_item, thread=thread)
+    return serves(versions, request, response, needs=needs, by_item=by_item, thread=thread, key=key)
 
 
 class Handlers:
@@ -329,7 +336,6 @@ def _write_down(journal: Journal, request: Request, needs: Sequence[Need], refus
 
 
 def asker(request: Request) -> Asker:
-    """Who asks for what, for the record."""
     client = request.client
     api = ApiKey(request.api_key).name
     named = request.client_id or client_id(request.frame)

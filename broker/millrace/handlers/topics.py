@@ -18,7 +18,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from millrace import errors
@@ -26,11 +26,10 @@ from millrace.broker.topic_changes import add_partitions, create_topic, delete_t
 from millrace.broker.topic_settings import describe_topic
 from millrace.handlers.table import Call, in_thread, outcome_of, serves
 from millrace.security import rights
-from millrace.security.rights import CLUSTER, Need, Operation, Refused, ResourceType
+from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import admin_messages as admin
 from millrace.wire import messages
 from millrace.wire.fields import group_by_topic
-from millrace.wire.messages import ApiKey
 
 R = TypeVar("R")
 T = TypeVar("T", messages.CreateTopicsRequest.Topic, admin.CreatePartitionsRequest.Topic)
@@ -40,7 +39,6 @@ _BY_TOPIC = (ResourceType.TOPIC,)
 
 
 @in_thread(
-    ApiKey.CREATE_TOPICS,
     range(2, 8),
     messages.CreateTopicsRequest,
     messages.CreateTopicsResponse,
@@ -68,9 +66,8 @@ def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTo
         )
 
     result = partial(_created, call, validate_only=request.validate_only)
-    return messages.CreateTopicsResponse(
-        topics=_change_each(request.topics, call.refused, create, "creating topic", result)
-    )
+    topics = _change_each(call, request.topics, create, "creating topic", result)
+    return messages.CreateTopicsResponse(topics=topics)
 
 
 def _created(
@@ -103,7 +100,6 @@ def _created(
 
 
 @in_thread(
-    ApiKey.CREATE_PARTITIONS,
     range(4),
     admin.CreatePartitionsRequest,
     admin.CreatePartitionsResponse,
@@ -124,21 +120,18 @@ def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.Create
         )
 
     result = admin.CreatePartitionsResponse.Topic
-    return admin.CreatePartitionsResponse(
-        results=_change_each(request.topics, call.refused, add, "adding partitions to", result)
-    )
+    results = _change_each(call, request.topics, add, "adding partitions to", result)
+    return admin.CreatePartitionsResponse(results=results)
 
 
 def _change_each(
-    topics: Sequence[T], refused: Refused, change: Callable[[T], None], what: str, result: Callable[..., R]
+    call: Call[Any], topics: Sequence[T], change: Callable[[T], None], what: str, result: Callable[..., R]
 ) -> tuple[R, ...]:
-    """Do `change` for each topic that is named and not refused; of each a `result` that says what became of
-    it."""
+    """Do `change` for each topic that is named and not refused; `result` says what became of it."""
     times = Counter(topic.name for topic in topics)
 
     def attempt(topic: T) -> None:
-        if (resource := rights.topic(topic.name)) in refused:
-            raise rights.refusal(resource)
+        call.check(rights.topic(topic.name))
         if times[topic.name] > 1:
             raise errors.InvalidRequest(f"topic {topic.name} is named {times[topic.name]} times")
         change(topic)
@@ -156,7 +149,6 @@ def _named(asked: messages.DeleteTopicsRequest) -> list[str]:
 
 
 @in_thread(
-    ApiKey.DELETE_TOPICS,
     range(1, 7),
     messages.DeleteTopicsRequest,
     messages.DeleteTopicsResponse,
@@ -177,8 +169,7 @@ def _delete(
     call: Call[messages.DeleteTopicsRequest], name: str, there: Collection[str]
 ) -> messages.DeleteTopicsResponse.Topic:
     def delete() -> None:
-        if (resource := rights.topic(name)) in call.refused:
-            raise rights.refusal(resource)
+        call.check(rights.topic(name))
         if name not in there:
             raise errors.UnknownTopicOrPartition(f"no topic {name}")
         delete_topic(call.broker, name)
@@ -207,7 +198,6 @@ def _delete_by_id(
 
 
 @serves(
-    ApiKey.DESCRIBE_LOG_DIRS,
     range(1, 5),
     admin.DescribeLogDirsRequest,
     admin.DescribeLogDirsResponse,
@@ -216,9 +206,8 @@ def _delete_by_id(
 )
 def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.DescribeLogDirsResponse:
     Result = admin.DescribeLogDirsResponse.Result
-    if (
-        call.refused
-    ):  # said of a directory without a name, too: before v3 the response has no error of its own
+    if call.refused:
+        # Said of a directory without a name, too: before v3 the response has no error of its own.
         code = errors.ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         refused = Result(error_code=code, log_dir="", topics=())
         return admin.DescribeLogDirsResponse(error_code=code, results=(refused,))

@@ -25,11 +25,9 @@ from millrace.errors import (
     UnsupportedSaslMechanism,
 )
 from millrace.handlers.table import Call, asker, in_thread, outcome_of, serves
-from millrace.security import rights
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.security.scram import MECHANISM_NUMBERS, check_iterations, credential_of_salted
 from millrace.wire import security_messages as messages
-from millrace.wire.messages import ApiKey
 
 M = TypeVar("M")
 Change: TypeAlias = (
@@ -46,7 +44,6 @@ def _users(call: Call[M]) -> Users:
 
 
 @serves(
-    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
     range(1),
     messages.DescribeUserScramCredentialsRequest,
     messages.DescribeUserScramCredentialsResponse,
@@ -82,7 +79,6 @@ def describe_users(
 
 
 @in_thread(
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
     range(1),
     messages.AlterUserScramCredentialsRequest,
     messages.AlterUserScramCredentialsResponse,
@@ -107,8 +103,7 @@ def alter_users(
             wrong.setdefault(one.name, error)
 
     def alter(name: str) -> None:
-        if call.refused:
-            raise rights.refusal(CLUSTER)
+        call.check(CLUSTER)
         users = _users(call)
         if name in wrong:
             raise wrong[name]

@@ -8,6 +8,7 @@ never does). Groups and administration have modules of their own; Produce and Fe
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from uuid import UUID
 
@@ -78,6 +79,12 @@ class ApiKey(IntEnum):
     REPLICA_FETCH = 10_002
     REPLICA_ACK = 10_003
     ELECT_UNCLEAN = 10_004
+
+
+def api_of(request: type) -> ApiKey:
+    """The API that a class of requests is named after: ListOffsetsRequest is of LIST_OFFSETS."""
+    words = re.findall("[A-Z][a-z]+", request.__name__.removesuffix("Request"))
+    return ApiKey["_".join(words).upper()]
 
 
 class TopicPartitions(Message):

@@ -896,9 +896,7 @@ def test_before_a_login_nothing_is_served_but_what_is_open_to_all(secured: Secur
 def test_an_api_that_lists_without_asking_what_its_client_may_see_is_refused(
     secured: Secured, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @serves(
-        ApiKey.LIST_GROUPS, range(5), ListGroupsRequest, ListGroupsResponse, needs=lambda _: (), lists=True
-    )
+    @serves(range(5), ListGroupsRequest, ListGroupsResponse, needs=lambda _: (), lists=True)
     def forgetful(call: Call[ListGroupsRequest]) -> ListGroupsResponse:
         secret = ListedGroup(group_id="secret", protocol_type="consumer")
         return ListGroupsResponse(error_code=0, groups=(secret,))
