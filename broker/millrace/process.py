@@ -52,7 +52,6 @@ class _Starter:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
 
     def call(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises there."""
         with self._lock:
             # A fork leaves every thread but its own behind.
             if self._thread is None or not self._thread.is_alive():

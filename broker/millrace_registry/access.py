@@ -41,8 +41,6 @@ class Door:
 
 
 def door_of(known: AccessList) -> Door:
-    """The door of a registry that wants tokens."""
-
     def principal_of(request: Request) -> str:
         try:
             return "User:" + known.name_of(request.headers.get("authorization"))
@@ -56,8 +54,6 @@ def door_of(known: AccessList) -> Door:
 
 
 def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
-    """What admits a request to a route that needs the role."""
-
     async def admit_by_path(request: Request) -> None:
         admit(request, role, await subject_or_global(request))
 

@@ -206,7 +206,6 @@ class _Reader:
                 yield f"{where}: default {json.dumps(field['default'])} does not fit its type"
 
     def read(self, value: Json, namespace: str, where: str, depth: int) -> Json:
-        """The tree of one schema value inside `namespace`."""
         if depth > _MAX_DEPTH:
             raise _too_deep()
         if isinstance(value, str):

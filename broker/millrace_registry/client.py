@@ -92,7 +92,6 @@ class SchemaRegistryClient:
         return self._schemas[schema_id]
 
     def find_schema(self, schema_id: int) -> Any | None:
-        """The schema of an id, None when the registry has no such id."""
         try:
             return self.schema(schema_id)
         except UnknownSchema:
@@ -235,7 +234,6 @@ class SchemaRegistryClient:
 
 
 def quoted(subject: str) -> str:
-    """A subject as a segment of a path."""
     return quote(subject, safe="")
 
 

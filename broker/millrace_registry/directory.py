@@ -128,7 +128,6 @@ def _levels(directory: Path, stems: Set[str]) -> dict[str, Level]:
 
 
 def _named(file: SchemaFile, subjects: Subjects, level: Level | None) -> SchemaFile:
-    """The file with its topic's subject, and with its level."""
     file = replace(file, topic=file.subject, level=level)
     name = None if file.schema is None else full_name(file.schema.tree)
     if file.problem is not None or (name or "").startswith(f"{AUDIT_NAMESPACE}."):

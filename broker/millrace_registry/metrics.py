@@ -39,11 +39,9 @@ class Numbers:
         )
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What the database holds."""
         with self._store.read() as rows:
             held = rows.counts()
         for name, what in (

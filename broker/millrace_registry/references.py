@@ -96,7 +96,6 @@ def _check_extent(sizes: Mapping[int, int], depth: int) -> None:
 
 
 def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredSchema]:
-    """The schema of each reference, in order."""
     if len(references) > MAX_REFERENCES:
         raise InvalidSchema(f"the schema has {len(references)} references, allowed are {MAX_REFERENCES}")
     targets = []

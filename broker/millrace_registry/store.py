@@ -309,7 +309,6 @@ class Transaction:
             self.set(_REGISTRY, _DELETIONS, str(self.deletions() + 1))
 
     def note_origin(self, subject: str, version: int, origin: Origin) -> None:
-        """Keep where a version comes from."""
         row = {"commit": origin.commit, "author": origin.author, "time": origin.time}
         self._execute(_origins.insert(), {"subject": subject, "version": version, **row})
 

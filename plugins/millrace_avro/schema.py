@@ -342,5 +342,4 @@ def _plain_type(node: Plain) -> pa.DataType:
 
 
 def arrow_fields(record: Record) -> list[pa.Field]:
-    """The record's fields as columns."""
     return [pa.field(field.name, arrow_type(field.type)) for field in record.fields]

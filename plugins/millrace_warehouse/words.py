@@ -45,7 +45,6 @@ def parse_age(text: str, option: str) -> float:
 
 
 def parse_time_ms(text: str, option: str) -> int:
-    """A time in ms since the epoch."""
     return int(parse_time(text, option).timestamp() * 1000)
 
 
@@ -76,7 +75,6 @@ def checked_addresses(text: str, option: str) -> str:
 
 
 def checked_pattern(text: str, option: str) -> str:
-    """The text, if it is a regular expression."""
     try:
         re.compile(text)
     except re.error as error:
@@ -98,7 +96,6 @@ def checked_subjects(words: Sequence[str], _option: str) -> Sequence[str]:
 
 
 def absolute_warehouse(text: str, _option: str) -> str:
-    """The warehouse as every process finds it."""
     from millrace_warehouse.storage import open_storage
 
     return open_storage(text).root.removeprefix("file://")
@@ -126,12 +123,10 @@ def who() -> str:
 
 
 def fresh_erasure() -> str:
-    """A name that no erasure has."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
 def distinct(names: Sequence[str], _option: str) -> list[str]:
-    """The names in their order, without repetitions."""
     return list(dict.fromkeys(names))
 
 

@@ -303,7 +303,6 @@ class Broker:
         )
 
     def replica_leads(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
-        """Serve a partition with several replicas."""
         hosted = self._hosted[key]
         hosted.partition = partition
         topic = self._current(key, hosted.topic_id)

@@ -33,7 +33,6 @@ class Follower:
         self._wake = threading.Event()
 
     def changed(self, _: object) -> None:
-        """The watch of who reads."""
         self._wake.set()
 
     def start(self) -> None:

@@ -46,7 +46,6 @@ class Frames:
         return len(self.offset)
 
     def select(self, rows: Longs | slice) -> Frames:
-        """Some of the records."""
         columns = (getattr(self, name)[rows] for name in self.__slots__ if name != "buffer")
         return Frames(self.buffer, *columns)
 

@@ -75,7 +75,6 @@ class Faults:
         self.reasons: dict[int, str] = {}
 
     def mark(self, rows: Longs, reason: str) -> None:
-        """Mark rows by their numbers."""
         self.bad[rows] = True
         for row in rows.tolist():
             self.reasons.setdefault(row, reason)

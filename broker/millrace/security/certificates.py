@@ -159,7 +159,6 @@ class ServerCertificates:
 
 
 def files_of(config: TlsConfig) -> Sequence[object]:
-    """What changes when any of the files does."""
     return [_mark(path) for path in (config.certificate, config.key, config.key_password_file, config.ca)]
 
 

@@ -47,7 +47,6 @@ class Journal:
         self._lock = threading.Lock()
 
     def refused(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
-        """A client was refused an operation on these resources."""
         first = resources[0][:MAX_CHARACTERS]  # names are as long as a client likes
         now, kind = self._clock(), (asker.principal, asker.api, operation, first)
         with self._lock:
@@ -67,7 +66,6 @@ class Journal:
         log.info("allowed: %s", _line("allowed", asker, operation, resources))
 
     def changed(self, asker: Asker, change: str) -> None:
-        """A client has changed who may do what."""
         log.info("changed: %s", _line("changed", asker, change, ()), extra={"always": True})
 
 

@@ -93,7 +93,6 @@ class Login:
         return self.holds_s is not None and self._clock() - self._proved_at >= MIN_RENEWAL_S
 
     def begin(self, mechanism: str) -> None:
-        """Begin an exchange by a mechanism that is in `mechanisms`."""
         self._exchange, self._waits, self._mechanism = self.mechanisms[mechanism](), True, mechanism
 
     def fail(self) -> None:

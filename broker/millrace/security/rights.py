@@ -194,5 +194,4 @@ def text_of(resource: Resource) -> str:
 
 
 def code(resource: Resource) -> ErrorCode:
-    """The code of `refusal`."""
     return _REFUSALS[resource.type].code

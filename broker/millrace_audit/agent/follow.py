@@ -229,7 +229,6 @@ class Follower:
 
 
 def _continues(file: BinaryIO, offset: int, tail: bytes) -> bool:
-    """True if the file has that tail before that offset."""
     return os.pread(file.fileno(), len(tail), offset - len(tail)) == tail
 
 

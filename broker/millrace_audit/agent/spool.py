@@ -368,13 +368,11 @@ class Spool:
         return found
 
     def begin(self, instance: SpooledInstance) -> None:
-        """An instance will say hello."""
         columns = ("instance", "cluster", "server", "service", "number", "key", "report", "ended")
         row = {column: getattr(instance, column) for column in columns}
         self._change(lambda connection: connection.execute(sa.insert(INSTANCES), row)).result()
 
     def greet(self, instance: SpooledInstance, topic: str) -> None:
-        """An instance is about to announce a topic."""
         row = {"instance": instance.instance, "topic": topic, "number": instance.number}
         self._change(lambda connection: connection.execute(sa.insert(HELLOS), row)).result()
         instance.hellos[topic] = instance.number

@@ -173,7 +173,6 @@ class Auditor:
                 stop.wait(_RETRY_S)
 
     def close(self) -> None:
-        """Close every connection."""
         self._client.close()
         self._registry.close()
         if self._session is not None:

@@ -103,7 +103,6 @@ class Producers:
         return next((row for row in rows if row.announced), None)
 
     def get_all(self, origin: str, keys: Iterable[CountKey]) -> dict[CountKey, ProducerRow]:
-        """The row of every key."""
         keys = list(keys)
         self.prepare(origin, (key.instance for key in keys))
         found, new = {}, False

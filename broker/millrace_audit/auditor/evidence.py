@@ -90,7 +90,6 @@ class Evidence:
         here[1] = wrapped(here[1] + fingerprint)
 
     def bound(self) -> Evidence:
-        """This evidence, if it is not too much."""
         told = chain.from_iterable((said.acknowledged, said.failed) for said in self.said.values())
         held = (held.ranges for producers in self.held.values() for held in producers.values())
         numbers = sum(map(len, chain(told, held)))

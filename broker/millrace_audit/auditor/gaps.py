@@ -36,7 +36,6 @@ class Gap:
 
 
 def gaps_of(session: Session, progress: Progress, topics: Sequence[str]) -> dict[str, list[Gap]]:
-    """The gaps of each of the topics."""
     found: defaultdict[str, list[Gap]] = defaultdict(list)
     for topic, gap in (*_uncounted(session, topics), *_unheard(session, progress, topics)):
         found[topic].append(gap)

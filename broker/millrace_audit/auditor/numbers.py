@@ -69,11 +69,9 @@ class AuditNumbers(Collector):
         return [(tier, sums[0] / sums[1], sums[1]) for tier, sums in found if sums is not None]
 
     def text(self) -> bytes:
-        """All numbers as Prometheus reads them."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What the database says now."""
         now = self._rules.clock_ms()
         windows = GaugeMetricFamily(
             "millrace_audit_windows", "Windows by verdict", labels=["topic", "verdict"]

@@ -19,7 +19,6 @@ zookeeper_option = click.option(
 
 
 def names_of(text: str) -> list[str]:
-    """The names in a list with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

@@ -83,7 +83,6 @@ class ReaderNumbers(TierNumbers):
         self._messages = {"audited": 0, "foreign": 0}
 
     def counted(self, topic: str, part: Part) -> None:
-        """That was counted of a topic, now."""
         times = part.times
         self._messages["audited"] += len(times)
         self._messages["foreign"] += part.messages - len(times)

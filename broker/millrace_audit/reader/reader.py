@@ -146,7 +146,6 @@ class AuditReader(TierReader):
         self._given_up = set[PartitionKey]()  # what they have lacked for too long
 
     def disconnect(self) -> None:
-        """Close every connection."""
         for part in (self._session, self._client, self._brokers, self._publisher, self._registry):
             part.close()
 

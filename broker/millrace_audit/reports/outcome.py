@@ -81,7 +81,6 @@ def closable(closed_through: int, left: Untold) -> int:
 
 
 def reported(told: Untold) -> list[ReportedWindow]:
-    """The windows of a report."""
     return [
         ReportedWindow(
             *key, one.acknowledged, one.failed, wrapped(one.fingerprint), wrapped(one.failed_fingerprint)

@@ -82,7 +82,6 @@ class Turn:
             return None
 
     def key(self, value: bytes) -> bytes:
-        """The key of a message with that value."""
         return sign(self.number, self.secret, value)
 
 

@@ -287,7 +287,6 @@ def _number(
 
 
 def _one_of(given: Mapping[str, str], option: str, default: str, other: str) -> bool:
-    """True if the option says `other`."""
     text = given.get(option, default).strip().lower()
     if text not in (default, other):
         raise ConfigError(f"option {option!r} is neither {default} nor {other}: {given[option]!r}")

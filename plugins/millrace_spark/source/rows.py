@@ -168,7 +168,6 @@ def _corrupt_rows(rejected: Sequence[Rejected], schema: pa.Schema) -> pa.RecordB
 
 
 def raw_batch(cut: Cut, frames: Frames) -> pa.RecordBatch:
-    """Records with their bytes as they are."""
     count = len(frames)
     columns = [
         messages.keys(frames),

@@ -46,7 +46,6 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def client(self) -> ClusterClient:
-        """The one connection of this process."""
         if self._client is None:
             self._client = ClusterClient(self.options.bootstrap, security=self.options.security)
         return self._client

@@ -102,7 +102,6 @@ class WarehouseReader(TierReader):
             self._opened = opened.pop_all()
 
     def disconnect(self) -> None:
-        """Close every connection."""
         self._opened.close()
 
     def refusal(self, newest: Turn) -> str:

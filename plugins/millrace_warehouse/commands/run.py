@@ -90,7 +90,6 @@ def compact_one(request: Compact, topic: str, progress: Progress) -> dict[str, A
 
 
 def describe_one(request: Tables, topic: str, _: Progress) -> dict[str, Any]:
-    """What there is to know of a topic's table."""
     with _opened(request) as at:
         return asdict(describe_table(at.storage, at.catalog, topic))
 
@@ -134,7 +133,6 @@ def schema_history(request: Promote) -> Sequence[HistoryEntry]:
 
 
 def verify(request: Verify, progress: Progress) -> list[TopicReport]:
-    """Check every topic of the warehouse, or one."""
     with ExitStack() as stack:
         run = VerifyRun(
             storage=open_storage(request.warehouse),

@@ -63,7 +63,6 @@ def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str,
 
 
 def data_file(file: DataFile, metrics: bytes, uri: str) -> IcebergDataFile:
-    """The entry of one data file under that URI."""
     stated = json.loads(metrics)
     columns = {int(id_): values for id_, values in stated["columns"].items()}
     counted = {id_: values for id_, values in columns.items() if len(values) == 5}

@@ -118,7 +118,6 @@ def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str
 
 
 def record_numbers(storage: Storage, topic: str) -> list[int]:
-    """Numbers of the records that are there, ascending."""
     return layout.numbers_in(storage, layout.Folder.SCHEMA.of(topic), digits=4)
 
 
@@ -256,7 +255,6 @@ class HistoryEntry:
 
 
 def history(storage: Storage, topic: str) -> list[HistoryEntry]:
-    """Every schema a table has had, in order."""
     newest = layout.require_load(storage, topic)
     # Loads keep the order of the records, so a binary search reads few manifests for each of them.
     loads = range(1, newest.load + 1)

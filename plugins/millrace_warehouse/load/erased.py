@@ -55,7 +55,6 @@ class Eraser:
 
 
 def erased_rows(taken: RowsTaken) -> list[ErasedRows]:
-    """As a manifest has them."""
     return [
         ErasedRows(erasure=id_, partition=partition, hour=hour, rows=rows)
         for (id_, partition, hour), rows in sorted(taken.items())

@@ -66,7 +66,6 @@ class HourFiles:
         self._closed: list[HourFile] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Put every row into the file of its hour."""
         if not rows.num_rows:
             return
         hours = hours_of(rows.column(TIME.name))

@@ -156,7 +156,6 @@ class Decoder:
         return self._decoders[schema_id]
 
     def _make_decoder(self, schema_id: int) -> BodyDecoder | str:
-        """The decoder of a writer schema, or why there is none."""
         schema = self._lookup(schema_id)
         if schema is None:
             return f"schema id {schema_id} is not in the registry"

@@ -42,11 +42,9 @@ class Replay:
 
     @property
     def record(self) -> Publication:
-        """The newest one."""
         return self.records[-1]
 
     def edition(self, load: int) -> int:
-        """The edition of a load that the table follows."""
         return self.editions.get(load, 1)
 
     @property
