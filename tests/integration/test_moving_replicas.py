@@ -111,21 +111,6 @@ def test_a_partition_gets_more_replicas_others_and_one_again_under_traffic(world
         world.finish(reader)
 
 
-def test_a_replica_that_comes_back_to_an_idle_partition_has_everything_before_the_others_go(
-    world: World,
-) -> None:
-    world.create(2)
-    run_until_stored(world.producers, 100)
-    for producer in world.producers:
-        producer.finish()
-    leader = wait_until("there is a leader", lambda: max(0, world.state.leader))
-    (other,) = set(world.state.replicas) - {leader}
-    third = next(broker for broker in BROKERS if broker not in world.state.replicas)
-    world.move(leader, third)
-    world.move(other)
-    world.check(f"on {other} alone")
-
-
 def test_the_first_replica_leads_again_when_an_operator_says_so(world: World) -> None:
     world.create(3)
     first = wait_until("there is a leader", lambda: max(0, world.state.leader))
