@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow, VerifiedRow
@@ -110,10 +110,13 @@ def thin(session: Session, tier: str, before: int, now: int) -> None:
             continue
         session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial.in_(others)))
         # The next beat that is kept stands for what was marked last before it.
-        here = (MarkRow.tier == tier, MarkRow.serial > kept, MarkRow.serial <= others[-1])
-        newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*here).group_by(MarkRow.topic)
-        for topic, last in session.execute(newest).all():
-            session.execute(delete(MarkRow).where(*here, MarkRow.topic == topic, MarkRow.serial < last))
+        _keep_newest_marks(session, MarkRow.tier == tier, MarkRow.serial > kept, MarkRow.serial <= others[-1])
+
+
+def _keep_newest_marks(session: Session, *among: ColumnElement[bool]) -> None:
+    newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*among).group_by(MarkRow.topic)
+    for topic, last in session.execute(newest).all():
+        session.execute(delete(MarkRow).where(*among, MarkRow.topic == topic, MarkRow.serial < last))
 
 
 def forget(session: Session, before: int) -> None:
@@ -125,10 +128,7 @@ def forget(session: Session, before: int) -> None:
         if last is None:
             continue
         session.execute(delete(BeatRow).where(BeatRow.tier == tier, BeatRow.serial < last))
-        here = (MarkRow.tier == tier, MarkRow.serial <= last)
-        newest = select(MarkRow.topic, func.max(MarkRow.serial)).where(*here).group_by(MarkRow.topic)
-        for topic, serial in session.execute(newest).all():
-            session.execute(delete(MarkRow).where(*here, MarkRow.topic == topic, MarkRow.serial < serial))
+        _keep_newest_marks(session, MarkRow.tier == tier, MarkRow.serial <= last)
 
 
 class Progress:

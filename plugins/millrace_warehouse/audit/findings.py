@@ -15,7 +15,7 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.messages import VerifyProblem
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED, start_of
-from millrace_warehouse.history.manifest import FORMAT, decode, encode
+from millrace_warehouse.history.manifest import FORMAT, encode
 from millrace_warehouse.storage import Storage
 
 MOST_TOLD = 200
@@ -61,11 +61,7 @@ def note(storage: Storage, topic: str, looked_at: Set[str], problems: Sequence[P
 
 def read(storage: Storage, topic: str) -> Findings | None:
     """What was kept; None before anything was wrong. MillraceError when it was cut or edited."""
-    path = layout.verified_path(topic)
-    try:
-        return decode(Findings, storage.read(path), path)
-    except FileNotFoundError:
-        return None
+    return layout.find(storage, Findings, layout.verified_path(topic))
 
 
 def told(findings: Findings) -> list[VerifyProblem]:

@@ -120,7 +120,7 @@ class _Run:
             found = self._look(condition)
             self._check_size(found)
             if request.dry_run:
-                return self._found(found, lacking)
+                return self._result(None, found.taken, found.files, lacking, "would erase")
             if not request.reason:
                 raise ConfigError("give --reason: an erasure says why")
             before = erasures.record_erasure(storage, self._new(in_force_until()), where)
@@ -224,41 +224,28 @@ class _Run:
 
     def _result(
         self,
-        erasure: Erasure,
+        erasure: Erasure | None,
         taken: Mapping[tuple[str, int], int],
         files: int,
         lacking: Sequence[str],
         message: str,
     ) -> EraseResult:
-        purged = None if self._request.dry_run else purge(self._at, self._topic, erasure)
-        summary = erasures.finished(self._topic, erasure.id, 0, {}, "", taken)
+        summary = erasures.finished(self._topic, "", 0, {}, "", taken)
+        purged = None
+        if erasure is not None and not self._request.dry_run:
+            purged = purge(self._at, self._topic, erasure)
         return EraseResult(
             topic=self._topic,
-            id=erasure.id,
-            done=True,
+            id=self._request.id if erasure is None else erasure.id,
+            done=erasure is not None,
             rows=summary.rows,
             hours=summary.hours,
             loads=summary.loads,
             files=files,
-            in_force_until=erasure.in_force_until,
+            in_force_until=None if erasure is None else erasure.in_force_until,
             columns_not_everywhere=lacking,
             purged=purged,
             message=message,
-        )
-
-    def _found(self, found: _Found, lacking: Sequence[str]) -> EraseResult:
-        summary = erasures.finished(self._topic, "", 0, {}, "", found.taken)
-        return EraseResult(
-            topic=self._topic,
-            id=self._request.id,
-            done=False,
-            rows=summary.rows,
-            hours=summary.hours,
-            loads=summary.loads,
-            files=found.files,
-            in_force_until=None,
-            columns_not_everywhere=lacking,
-            message="would erase",
         )
 
     def _taken(self, erasure: Erasure) -> Counter[tuple[str, int]]:

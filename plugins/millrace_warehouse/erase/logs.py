@@ -49,13 +49,9 @@ def _ask(storage: Storage, topic: str, address: str) -> LogHolds:
             names = ("retention.ms", "retention.bytes", "cleanup.policy")
             settings = {each.name: each.value or "" for each in topic_settings(client, topic, names)}
         except UnknownTopicOrPartition:
+            none = {"retention_ms": 0, "offsets": 0, "loads_again": 0}
             return LogHolds(
-                bootstrap=address,
-                cluster_id=client.cluster_id,
-                retention="no such topic",
-                retention_ms=0,
-                offsets=0,
-                loads_again=0,
+                bootstrap=address, cluster_id=client.cluster_id, retention="no such topic", **none
             )
         first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
         kept = int(settings.get("retention.ms") or -1)

@@ -9,7 +9,7 @@ it may go: `millrace expire` deletes it then, or the same erasure given again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,7 +21,7 @@ from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import Erasure, condition_path
 from millrace_warehouse.history.expired import Expired, expired_entries
-from millrace_warehouse.history.manifest import PreviousPublication, encode
+from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ERASED, SEQUENCES
 from millrace_warehouse.publish import contents
@@ -192,23 +192,23 @@ def _left(at: At, topic: str, table: Table, named: set[str]) -> Iterator[Left]:
 
 def _known_rows(at: At, topic: str) -> set[str]:
     """The files of the newest edition of every load."""
-    editions = layout.newest_editions(at.storage, topic)
     known: set[str] = set()
-    for first in layout.loads_after(at.storage, topic, 0):
-        edition = editions.get(first.load, 1)
-        manifest = first if edition == 1 else layout.read_edition(at.storage, topic, first.load, edition)
+    for manifest in _newest_manifests(at, topic):
         beside = [manifest.entries] if manifest.entries is not None else []
         known |= {file.path for file in (*manifest.files, *manifest.rejected_files, *beside)}
     return known
 
 
+def _newest_manifests(at: At, topic: str) -> Iterator[LoadManifest]:
+    editions = layout.newest_editions(at.storage, topic)
+    for first in layout.loads_after(at.storage, topic, 0):
+        edition = editions.get(first.load, 1)
+        yield first if edition == 1 else layout.read_edition(at.storage, topic, first.load, edition)
+
+
 def _rejected(at: At, topic: str) -> Iterator[Left]:
     """Records that nobody could decode: whether they match is not known."""
-    editions = layout.newest_editions(at.storage, topic)
-    records: Mapping[int, int] = {
-        first.load: layout.read_edition(at.storage, topic, first.load, editions.get(first.load, 1)).rejected
-        for first in layout.loads_after(at.storage, topic, 0)
-    }
+    records = {manifest.load: manifest.rejected for manifest in _newest_manifests(at, topic)}
     loads = [str(load) for load, count in records.items() if count]
     if loads:
         yield Left(

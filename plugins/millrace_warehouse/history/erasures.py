@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import Folder
-from millrace_warehouse.history.manifest import FORMAT, LoadManifest, decode, encode, now
+from millrace_warehouse.history.layout import Folder, find
+from millrace_warehouse.history.manifest import FORMAT, LoadManifest, encode, now
 from millrace_warehouse.storage.verbs import Storage
 
 DONE = ".done.json"
@@ -79,7 +79,6 @@ def _path(topic: str, id_: str, ending: str) -> str:
 
 
 def condition_path(topic: str, id_: str) -> str:
-    """The file with an erasure's condition."""
     return _path(topic, id_, WHERE)
 
 
@@ -97,20 +96,12 @@ def recorded(storage: Storage, topic: str) -> list[Erasure]:
 
 
 def read_erasure(storage: Storage, topic: str, id_: str) -> Erasure | None:
-    path = _path(topic, id_, ".json")
-    try:
-        return decode(Erasure, storage.read(path), path)
-    except FileNotFoundError:
-        return None
+    return find(storage, Erasure, _path(topic, id_, ".json"))
 
 
 def read_done(storage: Storage, topic: str, id_: str) -> Done | None:
     """What an erasure has taken out; None until it is done."""
-    path = _path(topic, id_, DONE)
-    try:
-        return decode(Done, storage.read(path), path)
-    except FileNotFoundError:
-        return None
+    return find(storage, Done, _path(topic, id_, DONE))
 
 
 def condition_of(storage: Storage, topic: str, id_: str) -> str | None:

@@ -35,6 +35,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import StrEnum
+from typing import TypeVar
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.manifest import (
@@ -47,6 +48,7 @@ from millrace_warehouse.history.manifest import (
 )
 from millrace_warehouse.storage.verbs import Storage
 
+T = TypeVar("T")
 CATALOG = "catalog.db"
 """SQLite writes files beside it whose names begin like its own."""
 HEAD = "_head"
@@ -78,7 +80,6 @@ class Folder(StrEnum):
     HOURS = "hours"
 
     def of(self, topic: str) -> str:
-        """The folder's path."""
         return f"{topic}/{self}"
 
 
@@ -97,12 +98,10 @@ def check_topic(storage: Storage, topic: str) -> None:
 
 
 def load_path(topic: str, load: int) -> str:
-    """The manifest of a load's first edition."""
     return f"{Folder.LOADS.of(topic)}/{load:010d}.json"
 
 
 def edition_path(topic: str, load: int, edition: int) -> str:
-    """The manifest of any edition of a load."""
     if edition == 1:
         return load_path(topic, load)
     return f"{Folder.EDITIONS.of(topic)}/{load:010d}.{edition:04d}.json"
@@ -128,7 +127,6 @@ def schema_path(topic: str, number: int) -> str:
 
 
 def publication_path(topic: str, number: int, attempt: str) -> str:
-    """The record of one attempt to publish."""
     return f"{Folder.PUBLICATIONS.of(topic)}/{number:010d}-{attempt}.json"
 
 
@@ -139,23 +137,27 @@ def ledger_path(path: str) -> str:
 
 
 def audited_path(topic: str, load: int, edition: int) -> str:
-    """Where it is written down what the auditor was told of an edition."""
     return f"{Folder.AUDITED.of(topic)}/{load:010d}.{edition:04d}.json.gz"
 
 
 def audited_table_path(topic: str) -> str:
-    """Where it is written down which files of the topic's table the auditor was told of."""
     return f"{Folder.AUDITED.of(topic)}/{AUDITED_TABLE}"
 
 
 def verified_path(topic: str) -> str:
-    """Where what `verify` has found of a topic is kept for the auditor."""
     return f"{Folder.AUDITED.of(topic)}/{VERIFIED}"
 
 
 def expired_path(topic: str, number: int) -> str:
-    """Where it is written down which data files are deleted, before they are."""
     return f"{Folder.EXPIRED.of(topic)}/{number:010d}.json"
+
+
+def find(storage: Storage, cls: type[T], path: str) -> T | None:
+    """What `encode` wrote at a path; None when nothing is there."""
+    try:
+        return decode(cls, storage.read(path), path)
+    except FileNotFoundError:
+        return None
 
 
 def read_checked(storage: Storage, cls: type[M], path: str) -> M:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import ledger_path
-from millrace_warehouse.history.manifest import FORMAT, LoadManifest, Manifest, OffsetRange, decode, encode
+from millrace_warehouse.history.layout import find, ledger_path
+from millrace_warehouse.history.manifest import FORMAT, LoadManifest, Manifest, OffsetRange, encode
 from millrace_warehouse.storage.verbs import Storage
 
 
@@ -52,8 +52,4 @@ def record(storage: Storage, path: str, manifest: Manifest) -> None:
 
 def read_entry(storage: Storage, path: str) -> LedgerEntry | None:
     """The ledger's entry of a manifest or a publication, None when there is none."""
-    entry = ledger_path(path)
-    try:
-        return decode(LedgerEntry, storage.read(entry), entry)
-    except FileNotFoundError:
-        return None
+    return find(storage, LedgerEntry, ledger_path(path))

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import Folder, attempted, read_edition
-from millrace_warehouse.history.manifest import FORMAT, StoredFile, decode, encode
+from millrace_warehouse.history.layout import Folder, attempted, find, read_edition
+from millrace_warehouse.history.manifest import FORMAT, StoredFile, encode
 from millrace_warehouse.storage.verbs import Storage
 
 LIST = "files.json"
@@ -43,11 +43,7 @@ def write_list(storage: Storage, topic: str, rewritten: Rewritten) -> None:
 
 def read_list(storage: Storage, folder: str) -> Rewritten | None:
     """The list of an attempt, by the path of its folder; None for a folder that another program wrote."""
-    path = f"{folder}/{LIST}"
-    try:
-        return decode(Rewritten, storage.read(path), path)
-    except FileNotFoundError:
-        return None
+    return find(storage, Rewritten, f"{folder}/{LIST}")
 
 
 class KnownFiles:
