@@ -282,11 +282,13 @@ def _filled_by_process(cluster: ClusterConfig, config: UpConfig) -> ClusterConfi
     """The cluster, without a batch mirror; an aggregate one with a partition for each of its origins'."""
     if (mirror := cluster.mirror) is None:
         return cluster
+    mirrored = replace(mirror, topics=[*mirror.topics, *mirror.batch_topics], batch_topics=())
+    if mirror.by_mirrormaker:  # it creates what it fills
+        return replace(cluster, topics={}, mirror=mirrored)
     partitions: Counter[str] = Counter()
     for origin in mirror.origins:
         partitions.update(config.clusters[origin].topics)
-    mirror = replace(mirror, topics=[*mirror.topics, *mirror.batch_topics], batch_topics=())
-    return replace(cluster, topics=partitions, mirror=mirror)
+    return replace(cluster, topics=partitions, mirror=mirrored)
 
 
 def _run_dag(

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from millrace.commands.security import install
 from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, parse_address
 from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
+from millrace.mirror.adopt import adopt
 from millrace.process import Child
 from millrace.security.certificates import read_secret
 from millrace.security.client import VARIABLE
@@ -52,6 +54,8 @@ class MirrorConfig:
     """Pulled all the time by the brokers."""
     batch_topics: Sequence[str] = ()
     """Get target partitions; the Spark batch mirror fills them."""
+    by_mirrormaker: bool = False
+    """True where a MirrorMaker 2 of your own copies them, into a cluster that has a `bootstrap`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +248,8 @@ class Deployment:
             self._bootstraps[name] = bootstrap
             _create_topics(bootstrap, cluster, self._security)
             if cluster.mirror is not None and cluster.bootstrap:
-                self._start_mirror(name, cluster.mirror, zookeeper_address)
+                fill = self._adopt_copies if cluster.mirror.by_mirrormaker else self._start_mirror
+                fill(name, cluster.mirror, zookeeper_address)
         registry_url = self._url("registry", registry.wait_until_ready(READY_TIMEOUT_S))
         auditor_url = self._start_audit(registry_url, zookeeper_address)
         return Endpoints(
@@ -331,7 +336,7 @@ class Deployment:
         return lines
 
     def _start_mirror(self, name: str, mirror: MirrorConfig, zookeeper: str) -> None:
-        """Start the mirror into an Apache Kafka, and wait until its registry is there."""
+        """Start the mirror into an Apache Kafka, and wait until it is ready."""
         file = self._data / f"{name}-mirror.toml"
         own = _toml(cluster=name, bootstrap=self._bootstraps[name], zookeeper=zookeeper)
         file.write_text("\n".join([*own, *self._origin_lines(mirror)]) + "\n")
@@ -340,6 +345,15 @@ class Deployment:
         self._supervisor.start(f"{name}-mirror", command, environment=client).wait_until_ready(
             READY_TIMEOUT_S
         )
+
+    def _adopt_copies(self, name: str, mirror: MirrorConfig, zookeeper: str) -> None:
+        """Have the cluster say that MirrorMaker 2 fills it."""
+        admin = self._security.client("admin") if self._security is not None else None
+        with (
+            closing(Session.connect(zookeeper)) as session,
+            ClusterClient(self._bootstraps[name], security=admin) as client,
+        ):
+            adopt(session, name, client, mirror.origins)
 
     def _start_audit(self, registry_url: str, zookeeper: str) -> str:
         """Start the auditor and an auditing reader for each cluster and the warehouse; the auditor's URL."""
@@ -392,6 +406,11 @@ def _aggregate(config: UpConfig) -> str:
         raise ConfigError(
             f"clusters.{aggregate}.mirror.batch_topics: the batch mirror fills Millrace's own brokers only;"
             " name the topics as `topics`"
+        )
+    if mirror.by_mirrormaker and not config.clusters[aggregate].bootstrap:
+        raise ConfigError(
+            f"clusters.{aggregate}.mirror.by_mirrormaker: Millrace's own brokers mirror by themselves; leave"
+            f" it out, or give clusters.{aggregate} a `bootstrap` of an Apache Kafka"
         )
     earlier = list(config.clusters)[: list(config.clusters).index(aggregate)]
     for origin in mirror.origins:

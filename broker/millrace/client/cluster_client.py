@@ -14,6 +14,7 @@ from uuid import UUID
 
 from millrace.client import metadata
 from millrace.client.connection import Connection, ConnectionFailed
+from millrace.client.copied_topics import COPIES_TOPIC, CopiedTopics, CopiesFetcher, read_copies
 from millrace.client.errors import LEADER_MOVED, TryAgain, raise_error
 from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits
 from millrace.client.metadata import TopicMetadata
@@ -25,6 +26,7 @@ from millrace.security.client import of_process
 from millrace.wire import messages, mirror_append
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition
+from millrace.wire.fields import replace
 from millrace.wire.messages import ApiKey
 
 __all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchedPartition", "TopicMetadata"]
@@ -63,6 +65,15 @@ class ClusterClient:
         self._outdated: tuple[str, int] | None = None
         """Who told of a leader that others have followed since: it is asked after all other brokers."""
         self._mirror_leaders: dict[tuple[str, Origin], int] = {}
+        self._copies: CopiedTopics | None = None
+        self._copies_are_known = False
+
+    @property
+    def copies(self) -> CopiedTopics | None:
+        """How the cluster's topics are seen where MirrorMaker 2 fills them; None of every other cluster."""
+        if not self._copies_are_known:
+            self.retry(lambda deadline: self._metadata((), deadline))
+        return self._copies
 
     @property
     def cluster_id(self) -> str:
@@ -79,6 +90,13 @@ class ClusterClient:
         wanted = None if names is None else tuple(names)
         response = self.retry(lambda deadline: self._metadata(wanted, deadline))
         return metadata.topics_of(response)
+
+    def names_there(self, topic: str) -> list[str]:
+        """What the cluster itself calls a topic, or the copies that are there and seen as it."""
+        copies = self.copies
+        names = [topic] if copies is None else copies.names(topic)
+        response = self.retry(lambda deadline: self._asked_metadata(names, deadline))
+        return [name for name in names if name in metadata.topics_of(response)]
 
     def broker_ids(self) -> list[int]:
         self.retry(lambda deadline: self._metadata((), deadline))
@@ -330,6 +348,31 @@ class ClusterClient:
         return decode(response, api_key, version, raw)
 
     def _metadata(self, names: tuple[str, ...] | None, deadline: float) -> messages.MetadataResponse:
+        """An answer about the topics named, or all, as they are seen."""
+        if not self._copies_are_known:
+            response = self._asked_metadata(names, deadline)
+            if not (response.cluster_id or "").startswith(mirror_append.BYTE_OFFSETS_PREFIX):
+                self._copies = self._read_copies(deadline)
+            self._copies_are_known = True
+            if self._copies is None:
+                return response
+        if (copies := self._copies) is None:
+            return self._asked_metadata(names, deadline)
+        wanted = None if names is None else [one for name in names for one in copies.names(name)]
+        response = self._asked_metadata(wanted, deadline)
+        return replace(response, topics=copies.merged(response.topics, names))
+
+    def _read_copies(self, deadline: float) -> CopiedTopics | None:
+        """Whether MirrorMaker 2 fills the cluster; asked once, for a reader has to go on as it began."""
+        there = metadata.topics_of(self._asked_metadata([COPIES_TOPIC], deadline)).get(COPIES_TOPIC)
+        if there is None:
+            return None
+        leader = there.partitions.get(0, -1)
+        if leader not in self._brokers:
+            raise TryAgain(f"nobody leads {COPIES_TOPIC} on {self.bootstrap}")
+        return read_copies(self._fetcher(leader, deadline), there.topic_id)
+
+    def _asked_metadata(self, names: Iterable[str] | None, deadline: float) -> messages.MetadataResponse:
         body = metadata.encode_request(names)
         response = metadata.decode_response(
             self._ask(None, ApiKey.METADATA, metadata.VERSION, body, deadline)
@@ -380,8 +423,13 @@ class ClusterClient:
 
     def _fetcher(self, leader: int, deadline: float) -> BrokerFetcher:
         connection = self._connect(self._brokers[leader], deadline)
-        timeout_s = max(0.1, deadline - time.monotonic())
-        return BrokerFetcher(connection, timeout_s=timeout_s, epoch_of=self.epoch_of)
+        return self.fetcher(connection, timeout_s=max(0.1, deadline - time.monotonic()))
+
+    def fetcher(self, connection: Connection, *, timeout_s: float) -> BrokerFetcher:
+        """One broker of the cluster, asked by the names by which its topics are seen."""
+        if self._copies is None:
+            return BrokerFetcher(connection, timeout_s=timeout_s, epoch_of=self.epoch_of)
+        return CopiesFetcher(connection, self._copies, timeout_s=timeout_s, epoch_of=self.epoch_of)
 
     def _list_offsets(
         self, topic: str, timestamp: int, wanted: set[int], offsets: dict[int, int], deadline: float

@@ -33,12 +33,18 @@ def topic_settings(
 def settings_of_topics(
     client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
 ) -> dict[str, tuple[messages.DescribedConfig, ...]]:
-    """Topic -> its settings, in one request; BrokerError when the cluster refuses to tell those of one."""
+    """Topic -> its settings, in one request; BrokerError when the cluster refuses to tell those of one.
+
+    Of copies that are seen as one topic it is those of the first.
+    """
+    seen_as = {topic: topic for topic in topics}
+    if client.copies is not None:
+        seen_as = {next(iter(client.names_there(topic)), topic): topic for topic in seen_as}
     resources = tuple(
         messages.DescribeConfigsRequest.Resource(
             resource_type=messages.ResourceType.TOPIC, resource_name=topic, configuration_keys=names
         )
-        for topic in topics
+        for topic in seen_as
     )
     request = messages.DescribeConfigsRequest(resources=resources)
     response = client.call(None, ApiKey.DESCRIBE_CONFIGS, 1, request, messages.DescribeConfigsResponse)
@@ -48,7 +54,7 @@ def settings_of_topics(
             raise BrokerError(
                 f"{client.bootstrap} does not tell the settings of topic {result.resource_name!r}: {reason}"
             )
-    return {result.resource_name: result.configs for result in response.results}
+    return {seen_as[result.resource_name]: result.configs for result in response.results}
 
 
 def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int, ...]]:

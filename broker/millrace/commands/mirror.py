@@ -15,10 +15,12 @@ from typing import Any
 
 import click
 
+from millrace.client.cluster_client import ClusterClient
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_rows
 from millrace.config import BrokerConfig, KafkaMirrorConfig, load
 from millrace.coordination.cluster import Cluster
+from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
 from millrace.logs import start_logging
 from millrace.mirror.examine import examine
@@ -34,6 +36,9 @@ _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Pat
 _ORIGIN = click.option(
     "--origin", required=True, metavar="NAME", help="The origin cluster, as in [mirror.NAME]."
 )
+
+
+KAFKA_SECONDS = 10.0
 
 
 @click.group(cls=Group)
@@ -73,6 +78,30 @@ def run(config: Path, overrides: Sequence[str]) -> None:
         sys.stdout.flush()
 
     mirror_into_kafka(settings, stop, ready)
+
+
+@mirror.command()
+@click.option("--cluster", required=True, help="The aggregate cluster's name for audit and registry.")
+@click.option("--bootstrap", required=True, help="HOST:PORT[,HOST:PORT...] of its brokers.")
+@click.option("--zookeeper", required=True, help="HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper.")
+@click.option("--origin", "origins", required=True, multiple=True, help="MirrorMaker's name of a cluster.")
+def adopt(cluster: str, bootstrap: str, zookeeper: str, origins: Sequence[str]) -> None:
+    """Have an Apache Kafka say that MirrorMaker 2 copies other clusters into it.
+
+    Audit, loads and registry that begin then see `dc1.Clicks` and `dc2.Clicks` as one topic, Clicks. Give
+    each origin once; run it again to add one, then start the readers and the auditor again.
+
+    Example: millrace mirror adopt --cluster offline --bootstrap 10.3.0.1:9092 --zookeeper 10.3.0.9:2181
+    --origin dc1 --origin dc2
+    """
+    from millrace.mirror.adopt import adopt as adopt_copies
+
+    with (
+        closing(Session.connect(zookeeper)) as session,
+        ClusterClient(bootstrap, timeout_s=KAFKA_SECONDS) as client,
+    ):
+        copies = adopt_copies(session, cluster, client, origins)
+    click.echo(f"{cluster}: MirrorMaker copies {', '.join(copies.origins)}")
 
 
 @mirror.command()

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
+from millrace.client.copied_topics import COPIES_TOPIC
 from millrace.client.topic_admin import add_partitions
 from millrace.coordination.session import Session
 from millrace.coordination.state import (
@@ -47,28 +48,13 @@ class KafkaAggregate:
         self.brokers: Mapping[int, BrokerAddress] = {MIRROR_ID: BrokerAddress(*_first(client))}
         self.topics: Mapping[str, TopicState] = {}
         self._lock = threading.Lock()
-        if self.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
+        if client.copies is not None:
             raise MillraceError(
-                f"{client.bootstrap} are brokers of Millrace, which mirror by themselves: name the origins as"
-                " [mirror.NAME] in their files"
+                f"MirrorMaker 2 fills {client.bootstrap}, as {COPIES_TOPIC} says: two mirrors would copy"
+                " everything twice"
             )
-        self._claim()
+        claim_name(session, name, client)
         self.refresh()
-
-    def _claim(self) -> None:
-        path = f"/{self.name}/id"
-        try:
-            create = self._session.client.create_async
-            self._session.call(create, path, self.cluster_id.encode(), makepath=True)
-        except NodeExistsError:
-            node = self._session.get(path)
-            other = node[0].decode() if node is not None else ""
-            if other != self.cluster_id:
-                raise MillraceError(
-                    f"cluster {self.name} in ZooKeeper at {self._session.zookeeper} is {other}, and"
-                    f" {self._client.bootstrap} is {self.cluster_id}: give the right"
-                    " bootstrap, or another name"
-                ) from None
 
     def refresh(self) -> None:
         """Read the registry again, without topics that were deleted in Kafka: they are copied anew.
@@ -139,6 +125,29 @@ class KafkaAggregate:
 
     def _path(self, topic: str) -> str:
         return f"/{self.name}/topics/{topic}"
+
+
+def claim_name(session: Session, name: str, client: ClusterClient) -> None:
+    """Note in ZooKeeper that the Apache Kafka is the cluster of that name.
+
+    MillraceError when the name belongs to another cluster, or it is one of Millrace's own.
+    """
+    if client.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
+        raise MillraceError(
+            f"{client.bootstrap} are brokers of Millrace, which mirror by themselves: name the origins as"
+            " [mirror.NAME] in their files"
+        )
+    path = f"/{name}/id"
+    try:
+        session.call(session.client.create_async, path, client.cluster_id.encode(), makepath=True)
+    except NodeExistsError:
+        node = session.get(path)
+        other = node[0].decode() if node is not None else ""
+        if other != client.cluster_id:
+            raise MillraceError(
+                f"cluster {name} in ZooKeeper at {session.zookeeper} is {other}, and {client.bootstrap} is"
+                f" {client.cluster_id}: give the right bootstrap, or another name"
+            ) from None
 
 
 def _first(client: ClusterClient) -> tuple[str, int]:

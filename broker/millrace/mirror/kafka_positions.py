@@ -12,13 +12,14 @@ transaction holds back what is read here.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import UUID
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.transactions import batches_from
 from millrace.errors import MillraceError
-from millrace.records import iter_records
+from millrace.records import Record, iter_records
 from millrace.records.mirror_position import MirrorPosition, stated_end
 from millrace.wire.fetch import error_name
 
@@ -55,15 +56,14 @@ def positions_topic(origin: str) -> str:
     return f"__millrace-mirror-{origin}"
 
 
-class PositionLog:
-    """The newest position of every partition copied from one origin. For one thread."""
+class TopicLog:
+    """The records of a topic of one partition, each once, in their order. For one thread."""
 
-    def __init__(self, client: ClusterClient, origin: str) -> None:
-        self._client, self._topic = client, positions_topic(origin)
+    def __init__(self, client: ClusterClient, topic: str) -> None:
+        self._client, self._topic = client, topic
         self._offset = -1
-        self._newest: dict[Copy, Recorded] = {}
 
-    def read(self) -> dict[Copy, Recorded]:
+    def read(self) -> Iterator[Record]:
         """Read on to the end of what is committed; MillraceError when that cannot be read."""
         if self._offset < 0:
             self._offset = self._client.list_offsets(self._topic, EARLIEST, [0])[0]
@@ -71,14 +71,13 @@ class PositionLog:
         give_up_at = time.monotonic() + STALL_SECONDS
         while self._offset < end:
             before = self._offset
-            self._fetch()
+            yield from self._fetch()
             if self._offset > before:
                 give_up_at = time.monotonic() + STALL_SECONDS
             elif time.monotonic() >= give_up_at:
                 raise MillraceError(f"{self._topic} gives nothing at offset {before}, below its end {end}")
-        return self._newest
 
-    def _fetch(self) -> None:
+    def _fetch(self) -> Iterator[Record]:
         fetched = self._client.fetch(
             self._topic, {0: self._offset}, max_bytes=FETCH_BYTES, max_wait_ms=FETCH_WAIT_MS
         )[0]
@@ -87,8 +86,22 @@ class PositionLog:
                 f"{self._topic} cannot be read at {self._offset}: {error_name(fetched.error)}"
             )
         for header, batch, readable in batches_from(fetched, self._offset):
-            for record in iter_records(header, batch) if readable else ():
-                position, end = MirrorPosition.decode(record.value or b""), stated_end(record.value or b"")
-                if position is not None and end is not None and record.key is not None:
-                    self._newest[Copy.of_key(record.key)] = Recorded(position, end)
+            if readable:
+                yield from iter_records(header, batch)
             self._offset = header.next_offset
+
+
+class PositionLog:
+    """The newest position of every partition copied from one origin. For one thread."""
+
+    def __init__(self, client: ClusterClient, origin: str) -> None:
+        self._log = TopicLog(client, positions_topic(origin))
+        self._newest: dict[Copy, Recorded] = {}
+
+    def read(self) -> dict[Copy, Recorded]:
+        """Read on to the end of what is committed; MillraceError when that cannot be read."""
+        for record in self._log.read():
+            position, end = MirrorPosition.decode(record.value or b""), stated_end(record.value or b"")
+            if position is not None and end is not None and record.key is not None:
+                self._newest[Copy.of_key(record.key)] = Recorded(position, end)
+        return self._newest

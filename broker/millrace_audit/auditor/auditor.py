@@ -122,9 +122,10 @@ class _Reading:
             self.release(self.fetch_at, self.fetch_at)
 
     def release(self, at: int, apply_to: int) -> None:
-        """What is held lies before `at` in its origin's log."""
-        self.ready += [(message, at) for message in self.held]
-        self.held.clear()
+        """What is held before the offset `apply_to` lies before `at` in its origin's log."""
+        count = sum(message.offset < apply_to for message in self.held)
+        self.ready += [(message, at) for message in self.held[:count]]
+        del self.held[:count]
         self.apply_to, self.heard_through = apply_to, at
 
 
@@ -238,7 +239,7 @@ class Auditor:
         reading.ask_at = now + _SETTLE_S
         where = (reading.topic, reading.topic_id, reading.partition)
         position, through = self._mirrors.position(*where, reading.origin, reading.fetch_at)
-        if position is None or through != reading.fetch_at:
+        if position is None or not reading.apply_to <= through <= reading.fetch_at:
             return  # more of it is on its way
         if self._mirrors.in_kafka and reading.apply_to == 0 and position.start:
             reading.lost.append((0, position.start, FOR_EVER))  # no position batch says it there

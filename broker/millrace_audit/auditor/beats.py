@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from millrace_audit.auditor.store import BeatRow, CoverageRow, MarkRow, TierRow, UnreadableRow, VerifiedRow
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
+from millrace_audit.reports.mirrors import NO_ID
 
 APART_MS = 5000
 ALL_KEPT_MS = 3_600_000
@@ -197,7 +198,17 @@ class Progress:
     def _mirrored(self, topic: str, origin: str) -> dict[str, int]:
         """Origin partition -> how far the aggregate cluster's copy of it is counted."""
         rows = self._coverage[OFFLINE, topic]
-        return _origin_ends([[row.end, *(row.origin or ())] for row in rows if not row.gone], origin)
+        ends = [[row.end, *(row.origin or ())] for row in rows if not row.gone]
+        return self._origin_ends(topic, ends, origin)
+
+    def _origin_ends(self, topic: str, ends: Any, origin: str) -> dict[str, int]:
+        """Origin partition -> next origin offset, of the partitions that mirror it."""
+        names = names_by_number(self._coverage[origin, topic])
+        return {
+            names.get(end[2], end[2]): end[3]
+            for end in ends
+            if len(end) > 1 and end[1] == origin and end[3] is not None
+        }
 
     def first_mirrored(self, topic: str, needed: Mapping[str, Ends], serial: int) -> tuple[Beat, Ends] | None:
         """The aggregate cluster's first beat behind `serial` that has come that far, and its ends there."""
@@ -207,7 +218,10 @@ class Progress:
         if first is None:
             return None
         for index in range(max(bisect_right(serials, first.serial) - 1, 0), len(serials)):
-            if all(_covers(_origin_ends(marks[index].values(), o), ends) for o, ends in needed.items()):
+            if all(
+                _covers(self._origin_ends(topic, marks[index].values(), o), ends)
+                for o, ends in needed.items()
+            ):
                 beat = beats.first(serial=max(serials[index], first.serial) - 1)
                 return None if beat is None else (beat, self._there(OFFLINE, topic, marks[index]))
         return None
@@ -233,9 +247,9 @@ class Progress:
         return any(row.origin and row.origin[0] == origin for row in self._coverage[OFFLINE, topic])
 
 
-def _origin_ends(ends: Any, origin: str) -> dict[str, int]:
-    """Origin partition -> next origin offset, of the partitions that mirror it."""
-    return {end[2]: end[3] for end in ends if len(end) > 1 and end[1] == origin and end[3] is not None}
+def names_by_number(rows: Iterable[CoverageRow]) -> dict[str, str]:
+    """Of an origin's partitions of a topic: what copies call them that know no topic's id -> their names."""
+    return {f"{NO_ID.hex}-{row.partition}": name(row) for row in rows if not row.gone}
 
 
 def _covers(have: Mapping[str, int], needed: Ends) -> bool:

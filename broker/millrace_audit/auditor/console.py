@@ -33,12 +33,14 @@ from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
 from millrace_audit.auditor import answers
+from millrace_audit.auditor.beats import names_by_number
 from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import AuditStore, CoverageRow, LoadRow, StrangerRow, WindowRow
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
+from millrace_audit.reports.mirrors import NO_ID
 from millrace_audit.reports.ranges import in_words
 
 DAY_MS = 24 * HOUR_MS
@@ -370,11 +372,16 @@ def _partitions(session: Session) -> Iterator[PartitionLine]:
         .order_by(CoverageRow.topic, CoverageRow.tier, CoverageRow.partition)
     ).all()
     ends = {(row.tier, f"{row.topic_id}-{row.partition}"): row.end for row in rows}
+    of_topic: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
+    for row in rows:
+        of_topic[row.tier, row.topic].append(row)
     for row in rows:
         line = PartitionLine(row.topic, row.tier, row.partition, row.end)
         if row.origin is not None:
             cluster, name, at = row.origin
             line.source = f"{cluster}-{name.rpartition('-')[2]}"
+            if name.startswith(NO_ID.hex):
+                name = names_by_number(of_topic[cluster, row.topic]).get(name, name)
             there = ends.get((cluster, name))
             line.lag = None if there is None or at is None else max(there - at, 0)  # before its first append
         elif row.tier == WAREHOUSE:

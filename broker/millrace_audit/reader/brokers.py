@@ -107,9 +107,7 @@ class Brokers:
         connection = Connection(
             *address, client_id=self._client_id, timeout_s=_TIMEOUT_S, security=self._client.security
         )
-        self._fetchers[leader] = BrokerFetcher(
-            connection, timeout_s=_TIMEOUT_S, epoch_of=self._client.epoch_of
-        )
+        self._fetchers[leader] = self._client.fetcher(connection, timeout_s=_TIMEOUT_S)
         return self._fetchers[leader]
 
     def _away(self, leader: int, error: MillraceError) -> CannotRead:

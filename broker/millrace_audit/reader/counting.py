@@ -85,14 +85,18 @@ class BatchCounter:
     def __init__(self, is_audited: Callable[[int], bool]) -> None:
         self._is_audited = is_audited
 
-    def count(self, batches: Iterable[Batch], start: int, tally: Tally) -> Iterator[Part]:
-        """Count whole data batches from offset `start` on, part by part.
+    def count(
+        self, batches: Iterable[Batch], start: int, tally: Tally, end: int | None = None
+    ) -> Iterator[Part]:
+        """Count what data batches hold from offset `start` on, and before `end` if it is given, part by part.
 
         What `is_audited` raises comes through, and nothing of that part is counted.
         """
         for frames, broken in frame_batches(batches):
             if len(frames) and frames.offset[0] < start:
                 frames = frames.select(np.flatnonzero(frames.offset >= start))
+            if end is not None and len(frames) and frames.offset[-1] >= end:
+                frames = frames.select(np.flatnonzero(frames.offset < end))
             for some in sorted(broken, key=lambda some: some.batch[0].base_offset):
                 header = some.batch[0]
                 before = int(np.searchsorted(frames.offset, header.base_offset))

@@ -66,6 +66,8 @@ class Partition:
     """Where it ends for consumers: on Apache Kafka before the first transaction that is open."""
     written: int = 0
     """Where that ends which is acknowledged."""
+    limit: int | None = None
+    """It is counted to there for now, also inside a batch."""
     awaited: int = 0
     """A `written` that consumers are to come to, and since when."""
     awaited_since: float = 0.0
@@ -197,17 +199,21 @@ class Partition:
         cursor, damage = self.cursor, None
         try:
             for header, batch, readable in batches_from(fetched, cursor.next_offset):
+                if self.limit is not None and header.base_offset >= self.limit:
+                    break
                 if self.rules.byte_positions and cursor.next_base is not None and not cursor.follows(header):
                     gap = (cursor.next_offset, header.base_offset - 1)
                     marks.append((header.base_offset, SequenceRanges([gap])))
                 cursor = self.rules.after(header, cursor)
+                if self.limit is not None and cursor.next_offset > self.limit:
+                    cursor = Cursor(self.limit)
                 if readable:
                     data.append((header, batch))
                 elif (position := MirrorPosition.from_batch(header, batch)) is not None:
                     marks.append((header.next_offset, position))
         except CorruptMessage as error:
             damage = error
-        for part in counter.count(data, self.cursor.next_offset, self.tally):
+        for part in counter.count(data, self.cursor.next_offset, self.tally, self.limit):
             self._reach(Cursor(part.end), marks)
             yield part
         self._reach(cursor, marks)

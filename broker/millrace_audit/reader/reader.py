@@ -234,7 +234,7 @@ class AuditReader(TierReader):
         return [
             topic
             for name, topic in self._client.topics().items()
-            if (name in wanted if wanted else name not in _LEFT_OUT and not name.startswith("__"))
+            if (name in wanted if wanted else name not in _LEFT_OUT and not _is_internal(name))
         ]
 
     def _note_reported(self) -> None:
@@ -299,7 +299,8 @@ class AuditReader(TierReader):
                     partition.place(log_start if is_new_tier else 0)
                     self._changed[partition.key] = partition.topic
                 before = partition.truncated
-                partition.noted(_said(latest, name), _said(written, name))
+                ends = _said(latest, name), _said(written, name)
+                partition.noted(*self._ends_of_copies(partition, *ends))
                 if partition.truncated != before:
                     line = "%s: %s-%d was truncated from offset %d to %d: what was counted there is gone"
                     log.error(line, self._config.cluster, *name, partition.truncated, partition.end)
@@ -307,6 +308,19 @@ class AuditReader(TierReader):
                     self._free(partition)
             except CannotRead as error:
                 self._stick(partition, error)
+
+    def _ends_of_copies(self, partition: Partition, end: int, written: int) -> tuple[int, int]:
+        """The ends; those of MirrorMaker's copies are where it says what they are copies of."""
+        if self._config.tier != OFFLINE:
+            return end, written
+        try:
+            synced = self._mirrors.synced_end(partition.topic, *partition.key, end)
+        except MillraceError as error:
+            raise CannotRead(str(error)) from error
+        if synced is None:
+            return end, written
+        partition.limit = max(synced, partition.end)
+        return min(end, partition.limit), min(written, partition.limit)
 
     def _read(self, leaders: Mapping[int, Sequence[Partition]]) -> None:
         """Read every partition to its end as noted, by fetches that hold something of several each."""
@@ -464,6 +478,11 @@ class AuditReader(TierReader):
             messages = self._unsent[0]
             self._publisher.publish(messages, keys=[self._turn.key(message) for message in messages])
             self._unsent.popleft()
+
+
+def _is_internal(topic: str) -> bool:
+    """True for what Apache Kafka and MirrorMaker 2 keep for themselves."""
+    return topic.startswith("__") or topic.endswith(".internal")
 
 
 def _said(offsets: Mapping[TopicPartition, int | CannotRead], name: TopicPartition) -> int:

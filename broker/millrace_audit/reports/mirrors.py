@@ -2,7 +2,9 @@
 
 A position batch says the same, and how far its partition has come. But none is visible before the append
 behind its own: of a partition with one append, and of the end of any, only ZooKeeper and the leader can tell.
-In an Apache Kafka the mirror keeps the same in ZooKeeper, and its positions in a topic.
+In an Apache Kafka the mirror keeps the same in ZooKeeper, and its positions in a topic. Where MirrorMaker 2
+copies instead, names of topics say the first, and its offset syncs the second; what id a topic has at its
+origin nobody says.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ from millrace.coordination.session import Session
 from millrace.coordination.state import decode_topic
 from millrace.errors import MillraceError
 from millrace.mirror.kafka_positions import Copy, PositionLog
+from millrace.mirror.mirrormaker import Synced, SyncLog
+from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX, MirrorAppend, MirrorMode
+
+NO_ID = UUID(int=0)
+"""As a topic's id at its origin: it is not known in the aggregate cluster."""
 
 
 class Mirrors:
@@ -29,6 +36,10 @@ class Mirrors:
         self._origins: dict[tuple[str, int], Origin | None] = {}
         self._positions: dict[str, PositionLog] = {}
         """Of an Apache Kafka, by the origin's cluster."""
+        self._syncs: dict[str, SyncLog] = {}
+        """Of MirrorMaker 2, likewise."""
+        self._told: dict[tuple[str, int], tuple[Synced, int]] = {}
+        """What `synced_end` has said last."""
 
     @property
     def in_kafka(self) -> bool:
@@ -40,6 +51,10 @@ class Mirrors:
 
         RequestTimedOut when ZooKeeper is away, MillraceError when it does not know the partition (yet).
         """
+        if (copies := self._client.copies) is not None:
+            cluster = copies.origin(partition)
+            number = copies.in_cluster((topic, partition))[1]
+            return None if cluster is None else Origin(cluster, topic, NO_ID, number)
         key = (topic_id, partition)
         if key not in self._origins:
             node = self._session.get(f"/{self._cluster()}/topics/{topic}")
@@ -62,6 +77,13 @@ class Mirrors:
         Beside it the offset behind the last record that the position accounts for, which is `read` when no
         record lies between. A Millrace cluster's leader says both; an Apache Kafka has them in a topic.
         """
+        if self._client.copies is not None:
+            synced, through = self._told.get((topic_id, partition)) or self._synced(
+                topic, partition, origin, read
+            )
+            cursor = Cursor(synced.origin_end, synced.origin_end)
+            position = MirrorPosition(origin, 0, cursor, 0, 0, 0, numbered=True)
+            return (position, through) if through else (None, 0)
         if not self.in_kafka:
             request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
             described = self._client.mirror_append(topic, request)
@@ -73,12 +95,29 @@ class Mirrors:
         end = recorded.records_end
         return recorded.position, read if self._holds_nothing(topic, partition, end, read) else end
 
+    def synced_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
+        """Up to where before `end` MirrorMaker 2 says what a partition copies; None of any other partition.
+
+        From then on `position` is about what lies before that, whatever MirrorMaker says meanwhile.
+        """
+        if self._client.copies is None or (origin := self.origin(topic, topic_id, partition)) is None:
+            return None
+        self._told[topic_id, partition] = told = self._synced(topic, partition, origin, end)
+        return told[1]
+
+    def _synced(self, topic: str, partition: int, origin: Origin, read: int) -> tuple[Synced, int]:
+        """The newest word on a copy, and what lies before which offset it accounts for."""
+        log = self._syncs.setdefault(origin.cluster, SyncLog(self._client, origin.cluster))
+        synced = log.read().get((origin.topic, origin.partition), Synced(0, 0))
+        end = synced.copy_end
+        return synced, read if end and self._holds_nothing(topic, partition, end, read) else end
+
     def _holds_nothing(self, topic: str, partition: int, start: int, end: int) -> bool:
         """True if [start, end) has but marks of transactions and records of those that were aborted."""
         while start < end:
-            fetched = self._client.fetch(topic, {partition: start}, max_bytes=1 << 20, max_wait_ms=100)[
-                partition
-            ]
+            # A batch at a time: there is but a mark, or the first batch tells.
+            limits = {"max_bytes": 1, "partition_max_bytes": 1, "max_wait_ms": 100}
+            fetched = self._client.fetch(topic, {partition: start}, **limits)[partition]
             if fetched.error:
                 raise MillraceError(
                     f"{topic}-{partition} cannot be read at {start}: {error_name(fetched.error)}"

@@ -46,16 +46,15 @@ def _ask(storage: Storage, topic: str, address: str) -> LogHolds:
     with ClusterClient(address) as client:
         try:
             client.topic(topic)
-            names = ("retention.ms", "retention.bytes", "cleanup.policy")
-            settings = {each.name: each.value or "" for each in topic_settings(client, topic, names)}
+            # Several where MirrorMaker 2 fills the cluster: each origin's copy has settings of its own.
+            retentions = [_retention(client, name) for name in client.names_there(topic)]
         except UnknownTopicOrPartition:
             none = {"retention_ms": 0, "offsets": 0, "loads_again": 0}
             return LogHolds(
                 bootstrap=address, cluster_id=client.cluster_id, retention="no such topic", **none
             )
         first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
-        kept = int(settings.get("retention.ms") or -1)
-        deletes = "delete" in settings.get("cleanup.policy", "delete")
+        kept = [milliseconds for _, milliseconds in retentions]
         again = sum(
             load.cluster_id == client.cluster_id and _is_there(load, first)
             for load in layout.loads_after(storage, topic, 0)
@@ -64,11 +63,21 @@ def _ask(storage: Storage, topic: str, address: str) -> LogHolds:
         return LogHolds(
             bootstrap=address,
             cluster_id=client.cluster_id,
-            retention=", ".join(f"{name}={settings[name]}" for name in names if settings.get(name)),
-            retention_ms=kept if kept >= 0 and deletes else None,
+            retention="; ".join(dict.fromkeys(text for text, _ in retentions)),
+            retention_ms=None if None in kept else max(ms for ms in kept if ms is not None),
             offsets=sum(last[partition] - first.get(partition, 0) for partition in last),
             loads_again=again,
         )
+
+
+def _retention(client: ClusterClient, topic: str) -> tuple[str, int | None]:
+    """What a topic says of it, and after which time it deletes; None where nothing is deleted by age."""
+    names = ("retention.ms", "retention.bytes", "cleanup.policy")
+    settings = {each.name: each.value or "" for each in topic_settings(client, topic, names)}
+    kept = int(settings.get("retention.ms") or -1)
+    deletes = "delete" in settings.get("cleanup.policy", "delete")
+    text = ", ".join(f"{name}={settings[name]}" for name in names if settings.get(name))
+    return text, kept if kept >= 0 and deletes else None
 
 
 def _is_there(load: LoadManifest, first: dict[int, int]) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from millrace.client.cluster_client import LATEST, ClusterClient
-from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
 from millrace.records import split_batches
 from millrace.records.mirror_position import Origin
@@ -27,9 +26,8 @@ from tests.bench.load.messages import Filled, Stream, fill
 from tests.bench.load.raw import count_records
 from tests.bench.load.servers import TOPIC, Broker, Servers
 from tests.peers import maven
-from tests.support import start_for_the_test_run
+from tests.peers.mirrormaker import ONE_BROKER, POM, MirrorMaker
 
-POM = Path(maven.__file__).with_name("mirrormaker.pom.xml")
 ORIGIN = "origin"
 POLL_S = 0.05
 NEARLY = 0.999999
@@ -42,11 +40,7 @@ MIRRORMAKER = {
     "origin->target.enabled": "true",
     "origin->target.topics": TOPIC,
     "tasks.max": str(TASKS),
-    "replication.factor": "1",
-    "offset-syncs.topic.replication.factor": "1",
-    "offset.storage.replication.factor": "1",
-    "config.storage.replication.factor": "1",
-    "status.storage.replication.factor": "1",
+    **ONE_BROKER,
     "emit.heartbeats.enabled": "false",
     "emit.checkpoints.enabled": "false",
     "origin.consumer.fetch.max.bytes": str(32 << 20),
@@ -130,7 +124,7 @@ def _last_crcs(client: ClusterClient) -> set[int]:
 def by_mirrormaker(folder: Path, messages: Stream) -> dict[str, Any]:
     """A dedicated MirrorMaker between two Apache Kafkas."""
     with missing_without_jars():
-        class_path = maven.class_path(POM)
+        maven.class_path(POM)
     with Servers(folder) as servers:
         origin, target = servers.kafka(ORIGIN), servers.kafka("target")
         filled = fill(origin.address, TOPIC, messages)
@@ -139,41 +133,14 @@ def by_mirrormaker(folder: Path, messages: Stream) -> dict[str, Any]:
             "origin.bootstrap.servers": origin.address,
             "target.bootstrap.servers": target.address,
         }
-        path = folder / "mm2.properties"
-        path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         # The heap and collector of Kafka's own script for Connect.
-        log_level = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-        command = [
-            find_java(),
-            "-Xms256M",
-            "-Xmx2G",
-            *KAFKA_OPTIONS,
-            log_level,
-            "-cp",
-            class_path,
-            "org.apache.kafka.connect.mirror.MirrorMaker",
-            str(path),
-            "--clusters",
-            "target",
-        ]
-        with open(folder / "mm2.log", "wb") as log:
-            process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
-            )
-        try:
-            return asdict(_copied_by(process, origin, target, filled))
-        except MirrorFailed as failure:
-            words = (folder / "mm2.log").read_text(errors="replace").strip().splitlines()[-3:]
-            raise MirrorFailed(f"{failure}; it said {' / '.join(words)[-600:]}") from None
-        finally:
-            process.kill()
-            process.wait()
+        options = ("-Xms256M", "-Xmx2G", *KAFKA_OPTIONS)
+        with MirrorMaker(folder, "target", properties, java_options=options) as mirror:
+            try:
+                return asdict(_copied_by(mirror.process, origin, target, filled))
+            except MirrorFailed as failure:
+                words = mirror.log.read_text(errors="replace").strip().splitlines()[-3:]
+                raise MirrorFailed(f"{failure}; it said {' / '.join(words)[-600:]}") from None
 
 
 def _copied_by(process: subprocess.Popen[bytes], origin: Broker, target: Broker, filled: Filled) -> Copied:

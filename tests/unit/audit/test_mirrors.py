@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from uuid import UUID
 
+import pytest
+
 from millrace.client.cluster_client import EARLIEST
+from millrace.client.copied_topics import CopiedTopics
+from millrace.mirror import mirrormaker
 from millrace.mirror.kafka_positions import Copy, positions_topic
+from millrace.mirror.mirrormaker import syncs_topic
 from millrace.records import Cursor, build_batch, control_batch
 from millrace.records.header import BatchHeader
 from millrace.records.messages import Message
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
-from millrace_audit.reports.mirrors import Mirrors
+from millrace_audit.reports.mirrors import NO_ID, Mirrors
 
 TOPIC_ID = UUID(int=7)
 ORIGIN = Origin("dc1", "Clicks", UUID(int=9), 3)
@@ -23,6 +29,7 @@ class Kafka:
     """Partition 0 of two topics, as a client sees them."""
 
     cluster_id = "of-an-apache-kafka"
+    copies: CopiedTopics | None = None
 
     def __init__(self) -> None:
         self.logs: dict[str, list[bytes]] = {"Clicks": [], POSITIONS: []}
@@ -76,3 +83,45 @@ def test_a_position_moves_also_when_nothing_was_copied() -> None:
     kafka.record(100, kafka.append("Clicks", (None, b"a")))
     kafka.record(130, 1)  # aborted transactions of the origin
     assert asked(mirrors, 2) == (130, 2)
+
+
+def synced(kafka: Kafka, topic: str, partition: int, offset: int, copy_offset: int) -> None:
+    """What MirrorMaker says of a record of an origin partition."""
+    key = struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">i", partition)
+    kafka.append(syncs_topic("dc1"), (key, struct.pack(">qq", offset, copy_offset)))
+
+
+def test_mirrormaker_s_newest_word_says_how_far_a_copy_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrormaker, "FRESH_SECONDS", 0.0)
+    kafka = Kafka()
+    kafka.copies = CopiedTopics(("dc0", "dc1"), TOPIC_ID)
+    kafka.logs[syncs_topic("dc1")] = []
+    mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
+    place = ("Clicks", TOPIC_ID.hex, 20_003)
+    origin = mirrors.origin(*place)
+    assert origin == Origin("dc1", "Clicks", NO_ID, 3)
+    assert mirrors.position(*place, origin, 0) == (None, 0)
+    assert mirrors.synced_end(*place, 0) == 0
+
+    synced(kafka, "Clicks", 3, 99, 41)
+    synced(kafka, "Clicks", 2, 7, 7)
+    assert mirrors.position(*place, origin, 0) == (None, 0), "a reader is told of what it was told to read"
+    assert mirrors.synced_end(*place, 42) == 42
+    position, through = mirrors.position(*place, origin, 0)
+    assert position is not None
+    assert (position.cursor.next_offset, through) == (100, 42)
+
+    synced(kafka, "Clicks", 3, 60, 80)  # it was killed, and copies again what it had not noted as copied
+    assert mirrors.synced_end(*place, 81) == 81
+    position, through = mirrors.position(*place, origin, 0)
+    assert position is not None
+    assert (position.cursor.next_offset, through) == (100, 81), "what is behind 60 is there already"
+
+
+def test_the_aggregate_s_own_topics_are_counted_whole_where_mirrormaker_copies() -> None:
+    kafka = Kafka()
+    mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
+    assert mirrors.synced_end("Clicks", TOPIC_ID.hex, 0, 9) is None
+    kafka.copies = CopiedTopics(("dc1",), TOPIC_ID)
+    assert mirrors.origin("Clicks", TOPIC_ID.hex, 0) is None
+    assert mirrors.synced_end("Clicks", TOPIC_ID.hex, 0, 9) is None

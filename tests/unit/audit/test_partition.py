@@ -212,3 +212,14 @@ def test_of_a_mirror_that_has_no_position_yet_is_said_what_it_is_a_mirror_of() -
     state = partition()
     state.copied(ORIGIN, None, 0)
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, None)
+
+
+def test_a_copy_is_counted_no_further_than_it_is_known_what_it_copies_also_inside_a_batch() -> None:
+    state = partition(byte_positions=False)
+    state.limit = 4
+    take(state, answer(data(0, 3), data(3, 5), data(8, 2)))
+    assert (state.end, messages(state)) == (4, 4)
+    state.published()
+    state.limit = 9
+    take(state, answer(data(3, 5), data(8, 2)))
+    assert (state.end, messages(state), state.lost.pairs()) == (9, 5, [])

@@ -384,6 +384,9 @@ def test_a_copy_is_said_to_have_come_further_when_its_mirror_did_so_without_a_me
     class Mirror:
         through, next_offset = 0, 0
 
+        def synced_end(self, *_: object) -> None:
+            return None
+
         def origin(self, *_: object) -> Origin:
             return origin
 

@@ -27,9 +27,11 @@ from millrace.wire.messages import (
     ListOffsetsResponse,
     MetadataResponse,
 )
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from tests.support import WAIT_S
 
 Serve = Callable[[int, int, bytes], bytes | None]
+CLUSTER_ID = f"{BYTE_OFFSETS_PREFIX}the-id"
 TOPIC_ID = uuid.UUID(int=9)
 
 
@@ -74,7 +76,7 @@ class ScriptedBroker:
     def metadata(self, *topics: MetadataResponse.Topic) -> bytes:
         response = MetadataResponse(
             brokers=(MetadataResponse.Broker(node_id=7, host="127.0.0.1", port=self.port),),
-            cluster_id="the-id",
+            cluster_id=CLUSTER_ID,
             controller_id=7,
             topics=topics,
         )
@@ -125,7 +127,7 @@ def listed(offsets: dict[int, int], error: int = 0) -> bytes:
 
 def test_topics_and_cluster_id_come_from_metadata(broker: ScriptedBroker, client: ClusterClient) -> None:
     broker.serve = lambda *_: broker.metadata(broker.topic())
-    assert client.cluster_id == "the-id"
+    assert client.cluster_id == CLUSTER_ID
     assert client.topic("t").partitions == {0: 7, 1: 7}
     assert client.topics()["t"].topic_id == TOPIC_ID
 
@@ -182,7 +184,7 @@ def test_a_broker_that_knows_an_older_leader_only_is_not_believed_and_others_are
         brokers = tuple(
             MetadataResponse.Broker(node_id=7, host="127.0.0.1", port=one.port) for one in (broker, other)
         )
-        response = MetadataResponse(brokers=brokers, cluster_id="c", controller_id=7, topics=(topic,))
+        response = MetadataResponse(brokers=brokers, cluster_id=CLUSTER_ID, controller_id=7, topics=(topic,))
         return lambda *_: encode(response, ApiKey.METADATA, 12)
 
     with ClusterClient(f"127.0.0.1:{broker.port},127.0.0.1:{other.port}", timeout_s=5) as client:

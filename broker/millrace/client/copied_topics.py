@@ -1,0 +1,162 @@
+"""How the topics that MirrorMaker 2 fills in an Apache Kafka are seen: those of all origins as one topic.
+
+MirrorMaker copies partition 3 of topic T of origin dc1 into partition 3 of `dc1.T`. Whoever reads the cluster
+through Millrace's clients sees one topic T instead, with partitions of every origin. The cluster says so
+itself, so that no two readers can see it in different ways:
+
+    topic     __millrace-copies: one partition, compacted
+    record := key = b"origins", value = JSON {"origins": [alias, ...]}; the newest counts
+
+    partition of T     0 ...      the cluster's own topic T
+                       10,000 ... those of the first origin, 20,000 ... of the second, and so on
+
+Numbers have to stay what they are, so origins are only ever added at the end. Reads no records of a topic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from uuid import UUID, uuid5
+
+from millrace.client.connection import Connection
+from millrace.client.fetcher import READ_COMMITTED, BrokerFetcher, FetchLimits
+from millrace.client.transactions import batches_from
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records import iter_records
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition, error_name
+from millrace.wire.fields import replace
+from millrace.wire.messages import ListOffsetsResponse, MetadataResponse
+
+COPIES_TOPIC = "__millrace-copies"
+COPIES_KEY = b"origins"
+PARTITIONS_EACH = 10_000
+"""Numbers that each origin has in a topic."""
+_FETCH_BYTES, _WAIT_MS = 1 << 20, 500
+Topic = MetadataResponse.Topic
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTopics:
+    """What the record says, and the id of its topic."""
+
+    origins: tuple[str, ...]
+    topic_id: UUID
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        return json.dumps({"origins": self.origins}).encode()
+
+    @classmethod
+    def decode(cls, value: bytes, topic_id: UUID) -> CopiedTopics:
+        return cls(tuple(json.loads(value)["origins"]), topic_id)
+
+    def origin(self, partition: int) -> str | None:
+        """The origin that a topic's partition is a copy of; None for one of the cluster's own."""
+        index = partition // PARTITIONS_EACH
+        return self.origins[index - 1] if 0 < index <= len(self.origins) else None
+
+    def in_cluster(self, partition: TopicPartition) -> TopicPartition:
+        """What the cluster itself calls a partition."""
+        topic, number = partition
+        origin = self.origin(number)
+        return partition if origin is None else (f"{origin}.{topic}", number % PARTITIONS_EACH)
+
+    def names(self, topic: str) -> list[str]:
+        """The cluster's own names of the topics that are seen as one; of a copy's own name that alone."""
+        if self._seen_as(topic) != topic:
+            return [topic]
+        return [topic, *(f"{origin}.{topic}" for origin in self.origins)]
+
+    def _seen_as(self, name: str) -> str:
+        copied = (name.removeprefix(f"{one}.") for one in self.origins if name.startswith(f"{one}."))
+        return next(copied, name)
+
+    def merged(self, topics: Iterable[Topic], names: Iterable[str] | None) -> tuple[Topic, ...]:
+        """Of a cluster's answer the topics as they are seen: those named, or all."""
+        there = {topic.name or "": topic for topic in topics}
+        wanted = dict.fromkeys(map(self._seen_as, there)) if names is None else names
+        return tuple(self._merge(name, there) for name in wanted)
+
+    def _merge(self, name: str, there: Mapping[str, Topic]) -> Topic:
+        found = [there.get(one) for one in self.names(name)]
+        answered = [topic for topic in found if topic is not None]
+        copies = {
+            i: topic for i, topic in enumerate(found) if i and topic is not None and not topic.error_code
+        }
+        own = next((topic for topic in answered if topic.name == name), None)
+        if not copies:
+            return own or Topic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+        partitions = list(own.partitions) if own is not None and not own.error_code else []
+        for index, topic in copies.items():
+            partitions += (
+                replace(one, partition_index=index * PARTITIONS_EACH + one.partition_index)
+                for one in topic.partitions
+            )
+        # The same whichever of the origins have it so far.
+        topic_id = uuid5(self.topic_id, name)
+        return Topic(error_code=0, name=name, topic_id=topic_id, partitions=tuple(partitions))
+
+
+class CopiesFetcher(BrokerFetcher):
+    """One broker's partitions by the names by which they are seen."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        copies: CopiedTopics,
+        *,
+        timeout_s: float,
+        epoch_of: Callable[[TopicPartition], int],
+    ) -> None:
+        """`epoch_of` knows partitions by the cluster's own names."""
+        super().__init__(connection, timeout_s=timeout_s, epoch_of=epoch_of)
+        self._copies = copies
+        self._requested: deque[dict[TopicPartition, TopicPartition]] = deque()
+
+    def _names(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, TopicPartition]:
+        return {self._copies.in_cluster(partition): partition for partition in partitions}
+
+    def request(self, offsets: Mapping[TopicPartition, int], limits: FetchLimits) -> None:
+        names = self._names(offsets)
+        super().request({name: offsets[partition] for name, partition in names.items()}, limits)
+        self._requested.append(names)
+
+    def receive(self, buffer: bytearray | None = None) -> dict[TopicPartition, FetchedPartition]:
+        names = self._requested.popleft()
+        return {names[name]: part for name, part in super().receive(buffer).items()}
+
+    def list_offsets(
+        self, partitions: Iterable[TopicPartition], timestamp: int, *, isolation_level: int = READ_COMMITTED
+    ) -> dict[TopicPartition, ListOffsetsResponse.Partition]:
+        names = self._names(partitions)
+        listed = super().list_offsets(names, timestamp, isolation_level=isolation_level)
+        return {names[name]: answer for name, answer in listed.items()}
+
+
+def read_copies(fetcher: BrokerFetcher, topic_id: UUID) -> CopiedTopics | None:
+    """What the newest record says, of its partition's leader; None when there is none yet."""
+    place: TopicPartition = (COPIES_TOPIC, 0)
+    bounds = fetcher.bounds([place]).get(place)
+    if bounds is None:
+        raise MillraceError(f"{COPIES_TOPIC} cannot be read: see its broker's log")
+    offset, end = bounds
+    limits = FetchLimits(max_bytes=_FETCH_BYTES, partition_max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)
+    newest: CopiedTopics | None = None
+    while offset < end:
+        fetcher.request({place: offset}, limits)
+        fetched = fetcher.receive()[place]
+        if fetched.error:
+            raise MillraceError(f"{COPIES_TOPIC} cannot be read at {offset}: {error_name(fetched.error)}")
+        before = offset
+        for header, batch, readable in batches_from(fetched, offset):
+            for record in iter_records(header, batch) if readable else ():
+                if record.key == COPIES_KEY and record.value:
+                    newest = CopiedTopics.decode(record.value, topic_id)
+            offset = header.next_offset
+        if offset == before:
+            raise MillraceError(f"{COPIES_TOPIC} gives nothing at offset {offset}, below its end {end}")
+    return newest
