@@ -181,6 +181,11 @@ class KafkaMirrorConfig:
     """HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper: the one that the auditor and the readers have."""
     zookeeper_identity: str = ""
     """A brokers' file of `millrace zookeeper identities`; empty: ZooKeeper hears no name."""
+    metrics_listen: str = ""
+    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` it tells
+    everybody who reaches it."""
+    metrics_access: str = ""
+    """A file of tokens (`millrace access`), of which one with the role `metrics` must be shown."""
     mirror: Mapping[str, OriginConfig]
     """The clusters that are copied, by name."""
 
@@ -499,15 +504,20 @@ def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
 
     Raises ConfigError, one line that names file and key, for what cannot be read, is unknown or mistyped.
     """
+    values = read_toml(path)
+    for override in overrides:
+        _apply_override(values, override)
+    return from_mapping(cls, values, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file; ConfigError, one line, when it cannot be read."""
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"no configuration file {path}: create it or give another path") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    for override in overrides:
-        _apply_override(values, override)
-    return from_mapping(cls, values, str(path))
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

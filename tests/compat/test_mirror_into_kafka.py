@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import pytest
 from confluent_kafka import Producer
 
@@ -21,7 +24,7 @@ from millrace.records import Record, iter_records
 from tests.brokers import TestCluster
 from tests.compat.transactions import transact
 from tests.peers.kafka import KafkaBroker
-from tests.support import Process, wait_until
+from tests.support import Process, run_millrace, wait_until
 
 ROUNDS = int(os.environ.get("MILLRACE_ROUNDS", "3"))
 SETTLE_S = 120.0
@@ -73,19 +76,19 @@ class Site:
         self.kafka = KafkaBroker(folder / "kafka", settings=settings)
         self._start, self._folder, self._zookeeper = start, folder, zookeeper
         self._name = f"offline-{uuid4().hex[:6]}"
-        self._file = self.config("dc1", origin)
+        self.file = self.config("dc1", origin)
         self.mirror = self.start_mirror()
 
     def config(self, origin: str, bootstrap: str) -> Path:
         file = self._folder / f"{origin}.toml"
         file.write_text(
             f'cluster = "{self._name}"\nbootstrap = "{self.kafka.address}"\nzookeeper = "{self._zookeeper}"\n'
-            f'[mirror.{origin}]\nbootstrap = "{bootstrap}"\ntopics = ["*"]\n'
+            f'metrics_listen = "127.0.0.1:0"\n[mirror.{origin}]\nbootstrap = "{bootstrap}"\ntopics = ["*"]\n'
         )
         return file
 
     def start_mirror(self) -> Process:
-        self.mirror = self._start("mirror", "run", str(self._file))
+        self.mirror = self._start("mirror", "run", str(self.file))
         self.mirror.ready()
         return self.mirror
 
@@ -211,6 +214,37 @@ def test_a_partition_that_kafka_refuses_holds_up_no_other_and_goes_on_when_it_ma
         wait_until("the mirror says why", lambda: "cannot append" in site.mirror.output)
         alter_topic_settings(theirs, "refused", {"max.message.bytes": "20000"})
         assert values(wait_for(theirs, "refused", 2)) == sorted([large["value"], b"small"])
+
+
+def test_how_far_it_has_come_is_told_by_its_metrics_and_by_mirror_status(
+    site: Site, origin: TestCluster
+) -> None:
+    with patient(origin.bootstrap) as client:
+        client.create_topic("told", 1)
+    produce(origin.bootstrap, "told", [{"value": b"%d" % n, "partition": 0} for n in range(30)])
+    with patient(site.kafka.address) as client:
+        wait_for(client, "told", 30)
+    found = re.findall(r"metrics on (http\S+)/metrics", site.mirror.output)
+    place = 'origin="dc1",partition="0",topic="told"'
+
+    def metrics() -> str:
+        return httpx.get(f"{found[-1]}/metrics").text
+
+    wait_until("no lag is left", lambda: f"millrace_broker_mirror_lag{{{place}}} 0.0" in metrics())
+    running = 'mirror_state{origin="dc1",partition="0",state="running",topic="told"} 1.0'
+    assert running in metrics()
+    (count,) = re.findall(r'mirror_transactions_total{origin="dc1",outcome="committed"} (\S+)', metrics())
+    assert float(count) >= 1
+    assert httpx.get(f"{found[-1]}/healthz").status_code == 200
+
+    told = run_millrace("mirror", "status", str(site.file), "--json")
+    (row,) = [row for row in json.loads(told.stdout) if row["topic"] == "told"]
+    assert (row["records"], row["lag"], row["state"]) == (30, 0, "recorded")
+    assert row["next_offset"] == row["origin_high_watermark"]
+    for refused in (("reset", "--topic", "told"), ("translate", "--group", "g")):
+        done = run_millrace("mirror", refused[0], str(site.file), "--origin", "dc1", *refused[1:])
+        assert done.returncode == 1
+        assert "Apache Kafka" in done.stderr
 
 
 class Producing:

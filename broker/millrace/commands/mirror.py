@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_rows
-from millrace.config import BrokerConfig, KafkaMirrorConfig, load
+from millrace.config import BrokerConfig, KafkaMirrorConfig, load, read_toml
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
 from millrace.logs import start_logging
 from millrace.mirror.examine import examine
+from millrace.mirror.kafka_aggregate import KafkaAggregate
 from millrace.mirror.offset_search import Outcome
-from millrace.mirror.status import MirrorRow, MirrorStatus
+from millrace.mirror.states import MirrorStates
+from millrace.mirror.status import KafkaMirrorStatus, MirrorRow, MirrorStatus
 from millrace.mirror.translation import EXPLAINED, Translation, Translator
 from millrace.records import Cursor
 from millrace.records.mirror_position import Origin
 from millrace.signals import stop_on_signals
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+
+if TYPE_CHECKING:
+    from millrace.mirror.kafka_target import KafkaTarget
+    from millrace.service.monitoring import MonitoringServer
+
+log = logging.getLogger(__name__)
 
 _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
 _ORIGIN = click.option(
@@ -77,7 +86,29 @@ def run(config: Path, overrides: Sequence[str]) -> None:
         click.echo(f"ready: mirror into {settings.cluster} on {settings.bootstrap.partition(',')[0]}")
         sys.stdout.flush()
 
-    mirror_into_kafka(settings, stop, ready)
+    with ExitStack() as opened:
+
+        def show(states: MirrorStates, targets: Mapping[str, KafkaTarget]) -> None:
+            if settings.metrics_listen:
+                server = _metrics_server(settings, states, targets)
+                opened.callback(server.close)
+                server.start()
+                log.info("metrics on %s/metrics, health on /healthz", server.url)
+
+        mirror_into_kafka(settings, stop, ready, show)
+
+
+def _metrics_server(
+    settings: KafkaMirrorConfig, states: MirrorStates, targets: Mapping[str, KafkaTarget]
+) -> MonitoringServer:
+    """What answers on `metrics_listen`; only then the libraries for it are loaded."""
+    from millrace.metrics.into_kafka import MirrorNumbers
+    from millrace.service.access import AccessList
+    from millrace.service.monitoring import MonitoringServer
+
+    access = AccessList(settings.metrics_access) if settings.metrics_access else None
+    numbers = MirrorNumbers(states, targets)
+    return MonitoringServer(settings.metrics_listen, "metrics_listen", numbers, lambda: (True, {}), access)
 
 
 @mirror.command()
@@ -116,18 +147,19 @@ def status(config: Path, as_json: bool) -> None:
 
     Example: millrace mirror status offline-1.toml --json
     """
-    with (
-        _connected(config) as (settings, cluster),
-        closing(MirrorStatus(cluster, settings.mirror)) as mirrors,
-    ):
-        rows = mirrors.rows()
+    if _is_of_kafka(config):
+        cluster, rows = _rows_of_kafka(load(KafkaMirrorConfig, config))
+    else:
+        with (
+            _connected(config) as (settings, of_brokers),
+            closing(MirrorStatus(of_brokers, settings.mirror)) as mirrors,
+        ):
+            cluster, rows = settings.cluster, mirrors.rows()
     if as_json:
         click.echo(json.dumps([_row_json(row) for row in rows], indent=2))
         return
     if not rows:
-        click.echo(
-            f"cluster {settings.cluster} mirrors nothing: its brokers' files name no topic that is there"
-        )
+        click.echo(f"cluster {cluster} mirrors nothing: its brokers' files name no topic that is there")
         return
     print_rows((*_PLACE, *_PROGRESS), map(_row_texts, rows))
     current = sorted((row for row in rows if row.state != "retired"), key=_cluster_of)
@@ -154,6 +186,11 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """
+    if _is_of_kafka(config):
+        raise ConfigError(
+            f"{config}: only the process that copies into an Apache Kafka may write positions there: delete"
+            " the stopped topic in the aggregate cluster, and it is copied anew"
+        )
     with (
         _connected(config, origin) as (settings, cluster),
         closing(MirrorStatus(cluster, settings.mirror)) as mirrors,
@@ -226,6 +263,12 @@ def translate(
         raise click.UsageError("give TOPIC, --partition and --offset, or --group, which means all its topics")
     if apply and group is None:
         raise click.UsageError("--apply needs --group")
+    if _is_of_kafka(config):
+        raise ConfigError(
+            f"{config}: the log of an Apache Kafka does not say of which records its own are copies, so no"
+            " offset can be translated: have consumers that move begin at a time (`kafka-consumer-groups.sh"
+            " --reset-offsets --to-datetime`)"
+        )
     with (
         _connected(config, origin) as (settings, cluster),
         closing(Translator(cluster, origin, settings.mirror[origin], to_origin=reverse)) as translator,
@@ -242,6 +285,25 @@ def translate(
                 click.echo(f"committed {len(translations)} offsets of group {group}")
     if group is None and translations[0].answer.outcome is not Outcome.TRANSLATED:
         raise MillraceError(f"offset {offset} is {EXPLAINED[translations[0].answer.outcome]}")
+
+
+def _is_of_kafka(config: Path) -> bool:
+    """True for the file of `millrace mirror run`; ConfigError when it cannot be read."""
+    return "bootstrap" in read_toml(config)
+
+
+def _rows_of_kafka(settings: KafkaMirrorConfig) -> tuple[str, list[MirrorRow]]:
+    with (
+        closing(Session.connect(settings.zookeeper, identity=settings.zookeeper_identity)) as session,
+        ClusterClient(settings.bootstrap, timeout_s=KAFKA_SECONDS) as client,
+    ):
+        if session.get(f"/{settings.cluster}/id") is None:
+            raise MillraceError(
+                f"nothing was mirrored into {settings.cluster} yet: start `millrace mirror run` with its file"
+            )
+        aggregate = KafkaAggregate(session, settings.cluster, client)
+        with closing(KafkaMirrorStatus(aggregate, client, settings.mirror)) as mirrors:
+            return settings.cluster, mirrors.rows()
 
 
 @contextmanager

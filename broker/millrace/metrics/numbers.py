@@ -56,6 +56,11 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "mirror_batches": (_COUNTER, "Batches copied from an origin and visible.", ("origin",)),
     "mirror_records": (_COUNTER, "Messages copied from an origin and visible.", ("origin",)),
     "mirror_bytes": (_COUNTER, "Bytes of batches copied from an origin and visible.", ("origin",)),
+    "mirror_transactions": (
+        _COUNTER,
+        "Transactions of a mirror into an Apache Kafka: committed, or refused and to be tried again.",
+        ("origin", "outcome"),
+    ),
     "connections": (_GAUGE, "Connections open now.", ()),
     "buffered_bytes": (_GAUGE, "Bytes held for clients; a request without an answer counts 4 KiB.", ()),
     "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
@@ -147,7 +152,7 @@ class Numbers(Collector):
             ("unauthenticated",): admission.closed_unauthenticated,
             ("login_ended",): admission.closed_login_ended,
         }
-        yield _metrics("connections_closed", closed.items())
+        yield metrics_of("connections_closed", closed.items())
         yield _metric("connections", admission.open)
         yield _metric("buffered_bytes", admission.held)
         yield _metric("waiting_requests", self.server.waiting_requests)
@@ -164,10 +169,10 @@ class Numbers(Collector):
         told = [] if guard is None else [((key,), guard.meters.told[kind]) for key, kind in KEYS.items()]
         expiries = [at for listener in listeners if (at := listener.certificate_expires) is not None]
         yield _metric("tls_failures", self.server.admission.failed_tls)
-        yield _metrics("login_failures", [((name,), count) for name, count in sorted(logins.items())])
-        yield _metrics("rights_refused", [((api.lower(),), count) for api, count in refusals])
-        yield _metrics("throttled_seconds", told)
-        yield _metrics("certificate_expires_seconds", [((), at) for at in expiries[:1]])
+        yield metrics_of("login_failures", [((name,), count) for name, count in sorted(logins.items())])
+        yield metrics_of("rights_refused", [((api.lower(),), count) for api, count in refusals])
+        yield metrics_of("throttled_seconds", told)
+        yield metrics_of("certificate_expires_seconds", [((), at) for at in expiries[:1]])
 
     def _requests(self) -> Iterator[Metric]:
         apis = [
@@ -175,7 +180,7 @@ class Numbers(Collector):
             for key, api in sorted(self.server.statistics.apis.items())
             if any(api.requests)
         ]
-        yield _metrics(
+        yield metrics_of(
             "requests",
             [
                 ((*name, _version(version)), count)
@@ -185,8 +190,8 @@ class Numbers(Collector):
             ],
         )
         errors = sorted(self.server.errors.copy().items())
-        yield _metrics("request_errors", [((_api(key), _error(code)), n) for (key, code), n in errors])
-        yield _metrics("request_seconds", [(name, api.latency) for name, api in apis])
+        yield metrics_of("request_errors", [((_api(key), _error(code)), n) for (key, code), n in errors])
+        yield metrics_of("request_seconds", [(name, api.latency) for name, api in apis])
         yield _metric("flush_seconds", self.broker.flushes.seconds)
 
     def _topics(self) -> Iterator[Metric]:
@@ -195,7 +200,7 @@ class Numbers(Collector):
             topics[partition.topic].append(partition)
 
         def sums(name: str, count: Callable[[Partition], int]) -> Metric:
-            return _metrics(name, [((topic,), sum(map(count, led))) for topic, led in topics.items()])
+            return metrics_of(name, [((topic,), sum(map(count, led))) for topic, led in topics.items()])
 
         yield sums("topic_bytes_in", lambda partition: partition.log.end - partition.opened_end)
         yield sums("topic_batches_in", lambda partition: partition.batches_in)
@@ -205,66 +210,72 @@ class Numbers(Collector):
 
     def _logs(self) -> Iterator[Metric]:
         logs = [((led.topic, str(led.number)), led.log) for led in self._partitions()]
-        yield _metrics("log_size_bytes", [(labels, log.size) for labels, log in logs])
-        yield _metrics("log_segments", [(labels, log.counts[0]) for labels, log in logs])
-        yield _metrics("log_high_watermark", [(labels, log.high_watermark) for labels, log in logs])
+        yield metrics_of("log_size_bytes", [(labels, log.size) for labels, log in logs])
+        yield metrics_of("log_segments", [(labels, log.counts[0]) for labels, log in logs])
+        yield metrics_of("log_high_watermark", [(labels, log.high_watermark) for labels, log in logs])
         failed = {labels: 1 for labels, log in logs if log.refusal is not None}
         failed |= {(topic, str(number)): 1 for topic, number in self.broker.failed}
-        yield _metrics("log_failed", failed.items())
+        yield metrics_of("log_failed", failed.items())
 
     def _replicas(self) -> Iterator[Metric]:
         numbers = self.broker.replicas.numbers()
-        yield _metrics("replicas", [((role,), count) for role, count in numbers.roles.items()])
+        yield metrics_of("replicas", [((role,), count) for role, count in numbers.roles.items()])
         yield _metric("under_replicated", numbers.under_replicated)
         yield _metric("under_min_isr", numbers.under_min_isr)
         cluster = self.broker.cluster
         states = [state for topic in cluster.topics.values() for state in topic.partitions.values()]
         yield _metric("leaderless", sum(state.leader not in cluster.brokers for state in states))
         lags = [((str(follower),), lag) for follower, lag in sorted(numbers.lags.items())]
-        yield _metrics("replica_lag_bytes", lags)
+        yield metrics_of("replica_lag_bytes", lags)
         yield _metric("moving_bytes", numbers.moving_bytes)
-        yield _metrics("replica_events", [((event,), count) for event, count in numbers.events.items()])
+        yield metrics_of("replica_events", [((event,), count) for event, count in numbers.events.items()])
 
     def _mirrors(self) -> Iterator[Metric]:
-        lags, states = [], []
-        partitions = self.broker.partitions
-        for (topic, number), mirror in self.mirrors.all().items():
-            labels = (mirror.origin.cluster, topic, str(number))
-            states += [((*labels, str(state)), int(mirror.state is state)) for state in State]
-            partition = partitions.get((topic, number))
-            position = partition.log.snapshot[0].mirror if partition is not None else None
-            if mirror.high_watermark >= 0:
-                done = position.cursor.next_offset if position is not None else 0
-                lags.append((labels, max(0, mirror.high_watermark - done)))
-        yield _metrics("mirror_state", states)
-        yield _metrics("mirror_lag", lags)
-        copied = [((origin,), sums) for origin, sums in sorted(self.mirrors.copied.copy().items())]
-        yield _metrics("mirror_batches", [(labels, sums.batches) for labels, sums in copied])
-        yield _metrics("mirror_records", [(labels, sums.records) for labels, sums in copied])
-        yield _metrics("mirror_bytes", [(labels, sums.bytes) for labels, sums in copied])
-        yield _metrics("mirror_latency_seconds", [(labels, sums.latency) for labels, sums in copied])
+        return mirror_metrics(self.mirrors, self._copied_through)
+
+    def _copied_through(self, topic: str, number: int) -> int:
+        partition = self.broker.partitions.get((topic, number))
+        position = partition.log.snapshot[0].mirror if partition is not None else None
+        return position.cursor.next_offset if position is not None else 0
 
     def _groups(self) -> Iterator[Metric]:
         groups = self.groups.coordinated()
-        yield _metrics("group_members", [((g.name, str(g.state)), len(g.members)) for g in groups])
-        yield _metrics("group_generation", [((group.name,), group.generation) for group in groups])
+        yield metrics_of("group_members", [((g.name, str(g.state)), len(g.members)) for g in groups])
+        yield metrics_of("group_generation", [((group.name,), group.generation) for group in groups])
         partitions = self.broker.partitions
         lags = [
             ((group, topic, str(number)), max(0, partitions[topic, number].log.high_watermark - offset))
             for (group, (topic, number)), offset in self.offsets.committed().items()
             if (topic, number) in partitions
         ]
-        yield _metrics("group_lag_bytes", lags)
+        yield metrics_of("group_lag_bytes", lags)
 
     def _partitions(self) -> list[Partition]:
         return list(self.broker.partitions.values())
 
 
+def mirror_metrics(mirrors: MirrorStates, copied_through: Callable[[str, int], int]) -> Iterator[Metric]:
+    """What one process copies; the function tells the next origin offset of a target partition."""
+    lags, states = [], []
+    for (topic, number), mirror in mirrors.all().items():
+        labels = (mirror.origin.cluster, topic, str(number))
+        states += [((*labels, str(state)), int(mirror.state is state)) for state in State]
+        if mirror.high_watermark >= 0:
+            lags.append((labels, max(0, mirror.high_watermark - copied_through(topic, number))))
+    yield metrics_of("mirror_state", states)
+    yield metrics_of("mirror_lag", lags)
+    copied = [((origin,), sums) for origin, sums in sorted(mirrors.copied.copy().items())]
+    yield metrics_of("mirror_batches", [(labels, sums.batches) for labels, sums in copied])
+    yield metrics_of("mirror_records", [(labels, sums.records) for labels, sums in copied])
+    yield metrics_of("mirror_bytes", [(labels, sums.bytes) for labels, sums in copied])
+    yield metrics_of("mirror_latency_seconds", [(labels, sums.latency) for labels, sums in copied])
+
+
 def _metric(name: str, value: float | Histogram) -> Metric:
-    return _metrics(name, [((), value)])
+    return metrics_of(name, [((), value)])
 
 
-def _metrics(name: str, values: Iterable[tuple[Sequence[str], float | Histogram]]) -> Metric:
+def metrics_of(name: str, values: Iterable[tuple[Sequence[str], float | Histogram]]) -> Metric:
     """One metric with a value for each combination of its labels."""
     kind, text, labels = METRICS[name]
     family = kind(PREFIX + name, text, labels=labels)

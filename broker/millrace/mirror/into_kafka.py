@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import KafkaMirrorConfig
@@ -26,18 +26,27 @@ REFRESH_SECONDS = 1.0
 CONNECT_SECONDS = 10.0
 
 
-def mirror_into_kafka(config: KafkaMirrorConfig, stop: threading.Event, ready: Callable[[], None]) -> None:
-    """Copy every origin until `stop` is set; Fenced when another process has begun to copy one."""
+def mirror_into_kafka(
+    config: KafkaMirrorConfig,
+    stop: threading.Event,
+    ready: Callable[[], None],
+    show: Callable[[MirrorStates, Mapping[str, KafkaTarget]], None],
+) -> None:
+    """Copy every origin until `stop` is set; Fenced when another process has begun to copy one.
+
+    `show` is given, before anything is copied, what tells of it: the states, and each origin's target.
+    """
     session = Session.connect(config.zookeeper, identity=config.zookeeper_identity)
     client = ClusterClient(config.bootstrap, client_id="millrace-mirror", timeout_s=CONNECT_SECONDS)
     fenced: queue.SimpleQueue[Fenced] = queue.SimpleQueue()
     states = MirrorStates()
-    origins = []
+    origins, targets = [], dict[str, KafkaTarget]()
     try:
         aggregate = KafkaAggregate(session, config.cluster, client)
         for name, origin in config.mirror.items():
-            target = KafkaTarget(name, aggregate, config.bootstrap, fenced.put)
-            origins.append(CopiedOrigin(name, origin, MIRROR_ID, aggregate, target, states))
+            targets[name] = KafkaTarget(name, aggregate, config.bootstrap, fenced.put)
+            origins.append(CopiedOrigin(name, origin, MIRROR_ID, aggregate, targets[name], states))
+        show(states, targets)
         for one in origins:
             one.start()
         ready()

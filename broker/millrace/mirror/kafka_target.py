@@ -68,6 +68,8 @@ class KafkaTarget:
         """What the last committed transactions say; complete while there is a producer."""
         self._checked: set[Copy] = set()
         """Without a position, and empty."""
+        self.transactions = {"committed": 0, "refused": 0}
+        """How many ended how since the start."""
 
     # For the pulling threads
 
@@ -88,6 +90,14 @@ class KafkaTarget:
                     raise
             recorded = self._recorded.get(copy)
         return None if recorded is None else recorded.position
+
+    def copied_through(self, topic: str, number: int) -> int:
+        """The next origin offset of a copy, for any thread; 0 where nothing is copied, or nobody knows."""
+        try:
+            recorded = self._recorded.get(self._copy(topic, number))
+        except UnknownTopicOrPartition:
+            return 0
+        return 0 if recorded is None else recorded.position.cursor.next_offset
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
         """Append what begins where the recorded positions end; what becomes of each, known at the return."""
@@ -218,7 +228,9 @@ class KafkaTarget:
             self._send_positions(producer, new)
             self._end(producer.commit_transaction)
         except (KafkaException, _Undelivered) as error:
+            self.transactions["refused"] += 1
             raise self._give_up(producer, error) from error
+        self.transactions["committed"] += 1
         self._recorded |= new
         for append, _ in accepted:
             append.visible()

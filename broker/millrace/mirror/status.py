@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OriginConfig
@@ -16,6 +17,8 @@ from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.mirror.examine import examine
+from millrace.mirror.kafka_aggregate import KafkaAggregate
+from millrace.mirror.kafka_positions import Copy, PositionLog, positions_topic
 from millrace.mirror.states import State
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
@@ -35,7 +38,8 @@ class MirrorRow:
     position: MirrorPosition | None
     origin_high_watermark: int | None
     state: str
-    """running, batch (filled from outside), waiting, stopped, retired or unknown."""
+    """running, batch (filled from outside), recorded (in an Apache Kafka), waiting, stopped, retired or
+    unknown."""
     detail: str = ""
     latency_ms: int | None = None
     """From the timestamp of what was copied last to when consumers saw it here."""
@@ -49,10 +53,22 @@ class MirrorRow:
         return max(0, self.origin_high_watermark - done)
 
 
+class Described(NamedTuple):
+    """What the target cluster says of one partition; an empty state is none."""
+
+    position: MirrorPosition | None
+    state: str
+    detail: str = ""
+    latency_ms: int | None = None
+
+
 class MirrorStatus:
     """Asks once about everything that is mirrored into one cluster."""
 
-    def __init__(self, cluster: Cluster, origins: Mapping[str, OriginConfig]) -> None:
+    otherwise = "batch"
+    """The state of a partition of which nobody tells one."""
+
+    def __init__(self, cluster: Cluster | KafkaAggregate, origins: Mapping[str, OriginConfig]) -> None:
         self._cluster, self._origins = cluster, origins
         self._client: ClusterClient | None = None
         self._clients: dict[str, ClusterClient] = {}
@@ -94,20 +110,24 @@ class MirrorStatus:
 
     def ask(self, topic: str, request: MirrorAppend) -> MirrorAppended:
         """The answer of the leader of the origin's target partition."""
+        assert isinstance(self._cluster, Cluster), "only brokers of ours can be asked"
         if self._client is None:
             self._client = ClusterClient(self._cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
         return self._client.mirror_append(topic, request)
 
+    def described(self, topic: str, number: int, partition: PartitionState) -> Described:
+        """What is recorded in this cluster."""
+        if partition.leader not in self._cluster.brokers or partition.origin is None:
+            return Described(None, "unknown", f"broker {partition.leader} is not alive")
+        try:
+            answer = self.ask(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=partition.origin))
+        except MillraceError as error:
+            return Described(None, "unknown", str(error))
+        state, _, detail = answer.state.partition(": ")
+        return Described(answer.position, state, detail, answer.latency_ms)
+
     def _row(self, topic: str, number: int, partition: PartitionState, origin: Origin) -> MirrorRow:
-        position, state, detail = None, "unknown", f"broker {partition.leader} is not alive"
-        latency_ms = None
-        if partition.leader in self._cluster.brokers:
-            try:
-                answer = self.ask(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
-                position, latency_ms = answer.position, answer.latency_ms
-                state, _, detail = answer.state.partition(": ")
-            except MillraceError as error:
-                detail = str(error)
+        position, state, detail, latency_ms = self.described(topic, number, partition)
         high_watermark = None
         try:
             if origin.cluster in self._silent:
@@ -132,7 +152,7 @@ class MirrorStatus:
             position=position,
             origin_high_watermark=high_watermark,
             latency_ms=latency_ms,
-            state=state or "batch",
+            state=state or self.otherwise,
             detail=detail,
         )
 
@@ -141,3 +161,24 @@ class MirrorStatus:
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
         return State.STOPPED, "the origin's topic was deleted and created anew"
+
+
+class KafkaMirrorStatus(MirrorStatus):
+    """The same where the target is an Apache Kafka: its positions are in topics, and nobody tells a state."""
+
+    otherwise = "recorded"
+
+    def __init__(
+        self, aggregate: KafkaAggregate, client: ClusterClient, origins: Mapping[str, OriginConfig]
+    ) -> None:
+        super().__init__(aggregate, origins)
+        there = client.topics(map(positions_topic, origins))
+        logs = {name: PositionLog(client, name) for name in origins if positions_topic(name) in there}
+        self._recorded = {name: log.read() for name, log in logs.items()}
+        self._topics = aggregate.topics
+
+    def described(self, topic: str, number: int, partition: PartitionState) -> Described:
+        assert partition.origin is not None
+        copies = self._recorded.get(partition.origin.cluster, {})
+        recorded = copies.get(Copy(self._topics[topic].topic_id, number))
+        return Described(None if recorded is None else recorded.position, "")
