@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.peers.kafka import KafkaBroker
+from tests.peers.mirrormaker import MirrorMaker, properties_of
 from tests.support import REPOSITORY, run_millrace
 
 EVENTS = 10_000
 
 
-def demo(*options: str) -> subprocess.CompletedProcess[str]:
+LOCAL = REPOSITORY / "deploy" / "local.toml"
+
+
+def demo(*options: str, deployment: Path = LOCAL) -> subprocess.CompletedProcess[str]:
     paths = [f"--{name}={REPOSITORY / name}" for name in ("dags", "schemas")]
-    deployment = f"--deployment={REPOSITORY / 'deploy' / 'local.toml'}"
-    return run_millrace("demo", deployment, *paths, *options, timeout_s=400)
+    return run_millrace("demo", f"--deployment={deployment}", *paths, *options, timeout_s=400)
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,25 @@ def test_apache_kafka_is_every_cluster_the_aggregate_too(needs_maven: None, tmp_
     assert done.returncode == 0
     ours = sorted(log.name for log in (keep / "logs").glob("*") if log.name.startswith(("dc", "offline")))
     assert ours == ["dc1-reader.log", "dc2-reader.log", "offline-mirror.log", "offline-reader.log"]
+
+
+def test_a_company_s_own_mirrormaker_2_copies_between_three_kafkas(needs_maven: None, tmp_path: Path) -> None:
+    keep, deployment = tmp_path / "demo", tmp_path / "mirrormaker.toml"
+    deployment.write_text(LOCAL.read_text() + "by_mirrormaker = true\n")  # of [clusters.offline.mirror]
+    with ExitStack() as opened:
+        at = {
+            name: opened.enter_context(KafkaBroker(tmp_path / name)).address
+            for name in ("dc1", "dc2", "offline")
+        }
+        origins = {name: at[name] for name in ("dc1", "dc2")}
+        properties = properties_of(origins, at["offline"], "PageView|SearchQuery")
+        opened.enter_context(MirrorMaker(tmp_path / "mm2", "offline", properties))
+        kafkas = [f"--kafka={name}={address}" for name, address in at.items()]
+        options = ("--events", str(EVENTS), "--hours", "2", "--keep", str(keep))
+        done = demo(*options, *kafkas, deployment=deployment)
+    output = done.stdout + done.stderr
+    counted = f"published={EVENTS} mirrored={EVENTS} loaded={EVENTS} lost=0 duplicated=0 hours_complete=4/4"
+    assert done.stdout.splitlines()[-1] == f"DEMO OK: {counted}", output
+    assert done.returncode == 0
+    ours = sorted(log.name for log in (keep / "logs").glob("*") if log.name.startswith(("dc", "offline")))
+    assert ours == ["dc1-reader.log", "dc2-reader.log", "offline-reader.log"], "nothing of ours copied"
