@@ -128,17 +128,18 @@ def assign(state: PartitionState, target: Replicas, live: Directories, minimum: 
 def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
     """The leader of `epoch` ends a reassignment; None when it leads no more, or it is too early.
 
-    That is until all that are added are in sync, and as long as too few would be left of those in sync. A
-    leader that is not among the replicas any more resigns. `minimum` is that of the target.
+    That is until all that are added are in sync, and while fewer than the minimum are in sync and anybody
+    would go who has everything committed. A leader that is not among the replicas any more resigns.
+    `minimum` is that of the target.
     """
     target = state.target
     isr = {broker: at for broker, at in state.isr.items() if broker in target}
-    is_enough = len(isr) >= minimum or (isr and len(isr) == len(state.isr))
+    eligible = {broker: at for broker, at in state.eligible.items() if broker in target}
+    is_enough = len(isr) >= minimum or (isr, eligible) == (state.isr, state.eligible)
     if not (_leads(state, leader, epoch) and (state.adding or state.removing)):
         return None
     if not is_enough or any(broker not in isr for broker in state.adding):
         return None
-    eligible = {broker: at for broker, at in state.eligible.items() if broker in target}
     done = replace(
         state,
         leader=leader if leader in target else NO_LEADER,

@@ -73,6 +73,15 @@ def test_nobody_goes_who_is_needed_for_the_minimum() -> None:
     assert finish(joined, 1, 7, 2) == LED
 
 
+def test_nobody_goes_who_may_lead_while_too_few_are_in_sync() -> None:
+    alone = replace(LED, replicas=(1, 2, 3), isr={1: "a"}, eligible={3: "c"})
+    going = assigned(alone, 1, 2, minimum=2)
+    assert finish(going, 1, 7, 2) is None, "if the disk of 1 was lost next, everything would be"
+    joined = expand(going, 1, 7, {2: "b"}, 2)
+    assert joined is not None
+    assert finish(joined, 1, 7, 2) == LED
+
+
 def test_one_replica_becomes_several_and_several_one() -> None:
     single = PartitionState(1, (1,), {1: ""}, 0)
     assert assign(single, (1, 2), {2: "b"}, 1) is None, "its directory is not known"
@@ -120,6 +129,7 @@ class Moves(RuleBasedStateMachine):
         self.state = PartitionState(NO_LEADER, (1, 2, 3), {b: f"{b}" for b in (1, 2, 3)}, 0)
         self.target: Replicas = (1, 2, 3)
         self.complete = {1, 2, 3}
+        self.disk_failed = False
 
     def take(self, state: PartitionState | None) -> None:
         self.state = self.state if state is None else state
@@ -154,6 +164,7 @@ class Moves(RuleBasedStateMachine):
     @rule(is_whole=st.booleans())
     def resigns(self, is_whole: bool) -> None:
         leader, epoch = self.state.leader, self.state.leader_epoch
+        self.disk_failed |= not is_whole
         self.take(resign(self.state, leader, epoch, self.minimum, is_whole=is_whole))
 
     @rule()
@@ -178,6 +189,7 @@ class Moves(RuleBasedStateMachine):
         assert state.isr
         assert counting <= self.complete
         assert counting <= set(state.replicas)
+        assert len(counting) >= self.minimum or self.disk_failed
         assert not set(state.isr) & set(state.eligible)
         assert state.leader in (NO_LEADER, *state.isr)
         assert len(set(state.replicas)) == len(state.replicas)
