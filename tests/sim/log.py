@@ -48,6 +48,11 @@ class MemoryLog:
     def whole_end(self) -> int:
         return next((batch.end for batch in reversed(self._batches) if batch.is_whole), self.start)
 
+    @property
+    def first_state(self) -> int:
+        """What stands for all bytes below the start."""
+        return self._batches[0].before if self._batches else self._empty_state
+
     def state_at(self, position: int) -> int | None:
         """What stands for all bytes up to `position`; None where no batch ends, or none is known."""
         if position == self.start:
@@ -95,10 +100,11 @@ class MemoryLog:
         self.flushed = min(self.flushed, position)
         self._cuts += 1
 
-    def reset(self, position: int) -> None:
-        """Begin anew, empty, at `position`."""
+    def reset(self, position: int, state: int) -> None:
+        """Begin anew, empty, at `position`, below which the leader's bytes are what `state` stands for."""
         self.cut(self.start)
         self.start = self.flushed = position
+        self._empty_state = state
 
     def drop_below(self, position: int) -> None:
         """Apply retention: drop whole batches below `position`."""

@@ -387,6 +387,7 @@ class World:
                 batches,
                 leading.committed,
                 machine.log.start,
+                machine.log.first_state,
             )
 
     def _wake_followers(self, machine: Machine, leading: Leadership) -> None:
@@ -406,6 +407,7 @@ class World:
         batches: list[Batch],
         committed: int,
         leader_start: int,
+        leader_first_state: int,
     ) -> None:
         following, log = fetch.following, machine.log
         if machine.replica.following is not following or fetch.serial != machine.serial:
@@ -417,7 +419,11 @@ class World:
                 raise Violation(str(error)) from error
             self.counts["cuts"] += 1
             if cut is None:
-                log.reset(max(log.start, leader_start))
+                is_ahead = (
+                    log.start > leader_start
+                )  # its retention dropped what was committed, as the leader has it
+                state = log.first_state if is_ahead else leader_first_state
+                log.reset(max(log.start, leader_start), state)
             else:
                 log.cut(cut)
             self._check_replicas()

@@ -13,7 +13,7 @@ from millrace.mirror.kafka_target import KafkaTarget
 from millrace.mirror.states import MirrorStates
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MirrorNumbers(Collector):
     """What is read of one process, called in the thread of whoever asks."""
 

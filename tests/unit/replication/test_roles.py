@@ -216,7 +216,7 @@ def test_a_follower_never_begins_anew_before_its_own_start() -> None:
     log.drop_below(20)
     follower = Following(1, 7, log)
     assert follower.cut_at(EpochEnd(2, 20)) is None  # its own part of epoch 2 is dropped
-    log.reset(max(log.start, 0))
+    log.reset(max(log.start, 0), log.first_state)
     assert leader(log_of((0, 1), (2, 2), (5, 4))).check(*follower.position) is None
 
 
