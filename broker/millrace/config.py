@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from millrace.errors import ConfigError
 
 T = TypeVar("T")
-MIN_MIRROR_BYTES_PER_SECOND = 10_000
-"""Answers without records need some of it, too."""
+MIN_BYTES_PER_SECOND = 10_000
+"""Answers without records need some of a limit, too."""
 
 FLUSH = ("soon", "batch")
 OFFLINE_AUDIT_TOPIC = "audit-offline"
@@ -162,9 +162,9 @@ class OriginConfig:
 
     def __post_init__(self) -> None:
         rate = self.max_bytes_per_second
-        if rate is not None and rate < MIN_MIRROR_BYTES_PER_SECOND:
+        if rate is not None and rate < MIN_BYTES_PER_SECOND:
             raise ConfigError(
-                f"max_bytes_per_second is {rate}: at least {MIN_MIRROR_BYTES_PER_SECOND}; -1 sets none; "
+                f"max_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND}; -1 sets none; "
                 "to stop a mirror leave its topics out"
             )
 
@@ -403,6 +403,9 @@ class BrokerConfig(ClientLimits):
     replicas go to as many racks as there are. Empty: it fails alone."""
     replica_lag_ms: int = 10_000
     """A replica that has not on its disk what its leader had so long ago is not in sync any more."""
+    replica_catch_up_bytes_per_second: int | None = None
+    """The most that this broker copies of what its replicas lack of committed messages, all leaders together:
+    replicas in sync lack nothing and are not slowed. None sets no limit."""
     replica_listener: str = ""
     """The name of the listener through which the brokers copy from each other, and nobody through another
     one; empty: any, and they find the first."""
@@ -446,6 +449,11 @@ class BrokerConfig(ClientLimits):
             raise ConfigError(f"broker_id is {self.broker_id}: it is at most {MAX_BROKER_ID}")
         if self.default_replicas < 1:
             raise ConfigError("default_replicas must be at least 1")
+        rate = self.replica_catch_up_bytes_per_second
+        if rate is not None and rate < MIN_BYTES_PER_SECOND:
+            raise ConfigError(
+                f"replica_catch_up_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND}; -1 sets none"
+            )
         if self.listeners and self.listen != DEFAULT_LISTEN:
             raise ConfigError("`listen` and [listeners] cannot both be: make the address one more listener")
         if self.replica_listener and self.replica_listener not in self.named_listeners:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 from click.testing import CliRunner
 
@@ -18,16 +20,18 @@ from millrace.commands.topics import topics
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
 from millrace.errors import ErrorCode
+from millrace.replication.leader_thread import ANSWER_BYTES
 from millrace.storage.comparison import compare
 from millrace.wire import admin_messages as messages
 from millrace.wire.messages import ApiKey
 from tests.brokers import TestCluster
 from tests.integration.faults.ledger import Ledger
-from tests.integration.faults.traffic import PLAIN, NumberedProducer, Reader, run_until_stored
-from tests.support import Process, wait_until
+from tests.integration.faults.traffic import PLAIN, NumberedProducer, Reader, run, run_until_stored
+from tests.support import WAIT_S, Process, wait_until
 
 BROKERS = (1, 2, 3, 4)
-SETTINGS = "replica_lag_ms = 2000\n"
+RATE = 2_000_000
+SETTINGS = f"replica_lag_ms = 2000\nreplica_catch_up_bytes_per_second = {RATE}\n"
 
 
 class World:
@@ -50,10 +54,18 @@ class World:
 
     def move(self, *replicas: int) -> None:
         """Have the partition move, and wait until it has."""
+        self.reassign("traffic", replicas)
+        wait_until(
+            f"the replicas are {replicas}",
+            lambda: self.state.replicas == replicas and set(self.state.isr) == set(replicas),
+        )
+        wait_until("one of them leads", lambda: self.state.leader in replicas)
+
+    def reassign(self, topic: str, replicas: tuple[int, ...]) -> None:
         Topic = messages.AlterPartitionReassignmentsRequest.Topic
         partition = Topic.Partition(partition_index=0, replicas=replicas)
         request = messages.AlterPartitionReassignmentsRequest(
-            topics=(Topic(name="traffic", partitions=(partition,)),)
+            topics=(Topic(name=topic, partitions=(partition,)),)
         )
         with self.brokers.client() as client:
             answer = client.call(
@@ -65,11 +77,6 @@ class World:
             )
         ((moved,),) = [topic.partitions for topic in answer.responses]
         assert moved.error_code == ErrorCode.NONE, moved.error_message
-        wait_until(
-            f"the replicas are {replicas}",
-            lambda: self.state.replicas == replicas and set(self.state.isr) == set(replicas),
-        )
-        wait_until("one of them leads", lambda: self.state.leader in replicas)
 
     def check(self, where: str) -> None:
         with self.brokers.client() as client:
@@ -88,7 +95,7 @@ class World:
         replicas = self.state.replicas
         for broker in self.brokers.brokers.values():
             broker.process.stop()
-        (compared,) = compare([self.brokers.folder / f"{self.name}-{broker}" for broker in replicas])
+        (compared,) = compare([self.brokers.directory(broker) for broker in replicas])
         assert (compared.difference, len(compared.replicas)) == (None, len(replicas))
         assert compared.compared > 0
 
@@ -155,7 +162,7 @@ def test_a_partition_whose_disks_are_gone_goes_on_when_an_operator_names_a_repli
     world.brokers.brokers[other].kill()
     wait_until("the leader is alone", lambda: set(world.state.isr) == {leader})
     world.brokers.brokers[leader].kill()
-    shutil.rmtree(world.brokers.folder / f"{world.name}-{leader}")
+    shutil.rmtree(world.brokers.directory(leader))
     world.brokers.restart(other)
     wait_until(
         "it is registered, and the dead one not",
@@ -174,6 +181,40 @@ def test_a_partition_whose_disks_are_gone_goes_on_when_an_operator_names_a_repli
     logs = "".join(broker.process.output for broker in world.brokers.brokers.values())
     assert f"has broker {other} lead traffic-0, which may lose committed messages" in logs
     assert "Reason: its disk is gone" in logs
+
+
+def test_a_replica_catches_up_no_faster_than_the_limit_and_replicas_in_sync_go_on(world: World) -> None:
+    with world.brokers.client() as client:
+        client.create_topic("large", 1, replicas=1)
+        ((_, leader),) = client.topic("large").partitions.items()
+    producer = confluent_kafka.Producer({"bootstrap.servers": world.brokers.bootstrap})
+    for _ in range(100):
+        producer.produce("large", bytes(100_000), partition=0)
+        producer.flush()
+    follower, other, _ = set(BROKERS) - {leader}
+    world.create(1)
+    world.move(leader)
+    world.move(leader, follower, other)
+    run_until_stored(world.producers, 50)
+    world.reassign("large", (leader, follower))
+
+    def copied() -> int:
+        return sum(file.stat().st_size for file in world.brokers.directory(follower).glob("large-0-*/*.log"))
+
+    samples = [(time.monotonic(), copied(), time.monotonic())]
+    before, in_sync = world.producers[0].stored_count, set[int]()
+    while follower not in world.cluster.topics["large"].partitions[0].isr:
+        run(world.producers, 0.02)
+        samples.append((time.monotonic(), copied(), time.monotonic()))
+        in_sync.add(len(world.state.isr))
+        assert samples[-1][0] - samples[0][0] < WAIT_S, f"{samples[-1][1]} bytes are copied"
+    burst = RATE // 4 + 2 * ANSWER_BYTES  # the bucket, an answer too much, and one not yet in the log
+    for index, (begin, first, _) in enumerate(samples):
+        assert all(last - first <= RATE * (end - begin) + burst for _, last, end in samples[index:])
+    assert samples[-1][1] > 100 * 100_000
+    assert world.producers[0].stored_count > before
+    assert in_sync == {3}
+    world.check("after it has caught up")
 
 
 def test_a_broker_is_drained_under_traffic_and_listed_without_anything(world: World) -> None:

@@ -105,9 +105,13 @@ class World:
         self.zookeeper = start("zookeeper", "--port", "0", "--data-dir", self._zookeeper_data)
         self.zookeeper_address = self.zookeeper.ready()
         self.ways = {broker: Proxy(self.zookeeper_address) for broker in BROKERS}
-        self.brokers = TestCluster(self._start_broker, self.name, folder, self.zookeeper_address, SETTINGS)
+        limit = chance.choice([-1, 1_000_000])
+        print(f"replica_catch_up_bytes_per_second = {limit}")
+        settings = f"{SETTINGS}replica_catch_up_bytes_per_second = {limit}\n"
+        self.brokers = TestCluster(self._start_broker, self.name, folder, self.zookeeper_address, settings)
         self.disks = {
-            broker: Disk(folder / f"disk-{broker}", self.directory(broker), chance) for broker in BROKERS
+            broker: Disk(folder / f"disk-{broker}", self.brokers.directory(broker), chance)
+            for broker in BROKERS
         }
         self.brokers.start_brokers(*BROKERS)
         self.cluster = Cluster.connect(self.zookeeper_address, self.name, create=False)
@@ -126,9 +130,6 @@ class World:
         broker = int(Path(arguments[1]).stem.rpartition("-")[2])
         env = {**self.disks[broker].env, "DISK_PACE": "1"}
         return self._start(*arguments, "--set", f"zookeeper={self.ways[broker].address}", env=env, **options)
-
-    def directory(self, broker: int) -> Path:
-        return self.brokers.folder / f"{self.name}-{broker}"
 
     def process(self, broker: int) -> Process:
         return self.brokers.brokers[broker].process
@@ -153,7 +154,7 @@ class World:
 
     def _compared(self) -> list[Comparison]:
         try:
-            return list(compare([self.directory(broker) for broker in BROKERS]))
+            return list(compare([self.brokers.directory(broker) for broker in BROKERS]))
         except MillraceError:
             return []  # a log that has just begun
 
@@ -175,12 +176,14 @@ class World:
                 assert sum(map(len, first.values())) > 0
                 for other in others:
                     assert other == first, f"the replicas of {traffic.topic}-{partition} differ"
-        compared = run_millrace("log", "compare", *(str(self.directory(broker)) for broker in BROKERS))
+        compared = run_millrace(
+            "log", "compare", *(str(self.brokers.directory(broker)) for broker in BROKERS)
+        )
         assert compared.returncode == 0, compared.stdout + compared.stderr
 
     def _files(self, broker: int, partition: str) -> dict[str, bytes]:
         """The contents of a replica's files that have any."""
-        (folder,) = self.directory(broker).glob(f"{partition}-*")
+        (folder,) = self.brokers.directory(broker).glob(f"{partition}-*")
         return {path.name: content for path in sorted(folder.glob("*.log")) if (content := path.read_bytes())}
 
 
@@ -225,7 +228,7 @@ def _power_cut(world: World, broker: int) -> Iterator[None]:
 @contextmanager
 def _disk_lost(world: World, broker: int) -> Iterator[None]:
     world.process(broker).kill()
-    shutil.rmtree(world.directory(broker))
+    shutil.rmtree(world.brokers.directory(broker))
     world.disks[broker].begin_anew()
     yield
     world.brokers.restart(broker)

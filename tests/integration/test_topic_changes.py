@@ -63,7 +63,7 @@ def test_partitions_settings_and_deletion_reach_every_broker(
             client.delete_topic("changing")
             client.create_topic("changing", 1)
             cluster.restart(2)
-            left = sorted(path.name for path in (tmp_path / f"{cluster.name}-2").iterdir() if path.is_dir())
+            left = sorted(path.name for path in cluster.directory(2).iterdir() if path.is_dir())
             assert [name.split("-")[1] for name in left] == ["2", "3"]
             assert all(".foreign-" in name for name in left), "set aside, not served, not lost"
             assert recorded(2) == {}

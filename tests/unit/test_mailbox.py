@@ -9,14 +9,7 @@ import threading
 import pytest
 
 from millrace.mailbox import MIN_SWEEP, Mailbox
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support import Clock
 
 
 @pytest.fixture

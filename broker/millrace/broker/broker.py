@@ -67,6 +67,8 @@ class Hosted:
     """Set while it is served."""
     replica: PartitionLog | None = None
     """Set where there are other replicas, served here or not."""
+    configured: TopicState | None = None
+    """By whose settings the partition is kept."""
     opening: Future[PartitionLog] | None = None
     error: BaseException | None = None
     """Why its log could not be opened last."""
@@ -209,8 +211,8 @@ class Broker:
         for key, topic in kept.items():
             if key not in self._hosted:
                 self._open(key, topic)
-            elif (partition := self._hosted[key].partition) is not None:
-                self._configure(partition, topic)
+            elif (hosted := self._hosted[key]).partition is not None and hosted.configured is not topic:
+                self._configure(hosted.partition, hosted, topic)
         self.replicas.refresh()
 
     def standstills(self) -> int:
@@ -294,8 +296,8 @@ class Broker:
             self.flushes,
             self._standstill.doubtful,
         )
-        self._configure(partition, topic)
-        self._hosted[key] = Hosted(topic.topic_id, State.SERVING, partition)
+        hosted = self._hosted[key] = Hosted(topic.topic_id, State.SERVING, partition)
+        self._configure(partition, hosted, topic)
         self._record_soon()
         partition.maybe_flush()  # a log that is led here again may still hold what was not flushed
         log.info(
@@ -307,7 +309,7 @@ class Broker:
         hosted.partition = partition
         topic = self._current(key, hosted.topic_id)
         if topic is not None:
-            self._configure(partition, topic)
+            self._configure(partition, hosted, topic)
 
     def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
         """Serve it no longer; the log stays."""
@@ -423,7 +425,8 @@ class Broker:
             self._recording = True
             self.mailbox.after(RECORD_DELAY_S, record)
 
-    def _configure(self, partition: Partition, topic: TopicState) -> None:
+    def _configure(self, partition: Partition, hosted: Hosted, topic: TopicState) -> None:
+        hosted.configured = topic
         partition.mirrored = topic.partitions[partition.number].origin is not None
         try:
             partition.log.config = topic_log_config(self.config, topic.settings)

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from millrace import errors
+from millrace.allowance import Allowance
 from millrace.broker.flush import FlushThreads
 from millrace.broker.followers import Answer, Connected, Followers
 from millrace.broker.replicated_partition import ReplicatedPartition
@@ -31,7 +32,7 @@ from millrace.mailbox import Mailbox
 from millrace.records.topic_partition import TopicPartition
 from millrace.replication.copying import Checked, Copying
 from millrace.replication.following import Following
-from millrace.replication.leader_thread import LeaderThread, Received
+from millrace.replication.leader_thread import ANSWER_BYTES, LeaderThread, Received
 from millrace.replication.leadership import Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
 from millrace.replication.session import Led, check_epoch
@@ -107,6 +108,8 @@ class StoredReplica:
     id: ReplicaPartition
     log: PartitionLog
     replica: Replica
+    topic: TopicState
+    """As it was seen last."""
     partition: ReplicatedPartition | None = None
     """Set while it is led here, served or not yet."""
     is_served: bool = False
@@ -156,6 +159,7 @@ class Replicas:
         self._flushes, self._owner, self._directory, self._doubtful = flushes, owner, directory, doubtful
         self._stored: dict[ReplicaPartition, StoredReplica] = {}
         self._threads: dict[int, LeaderThread] = {}
+        self._limit = Allowance(config.replica_catch_up_bytes_per_second, ANSWER_BYTES)
         self._leaderless: dict[StoredReplica, None] = {}
         self._live: Directories = {}
         self._changes: dict[tuple[str, UUID], list[_Change]] = {}
@@ -172,7 +176,8 @@ class Replicas:
 
     def add(self, key: TopicPartition, topic: TopicState, log_: PartitionLog) -> None:
         """Take part in a partition from now on; its log is open."""
-        self._live = self._registered()
+        if not self._stored:  # later `refresh` takes in who lives, for all of them
+            self._live = self._registered()
         partition = ReplicaPartition(topic.topic_id, key[1])
         replica = Replica(
             self._config.broker_id,
@@ -181,8 +186,8 @@ class Replicas:
             lag_s=self._lag_s,
             prefer_after_s=PREFER_AFTER_LAGS * self._lag_s,
         )
-        one = self._stored[partition] = StoredReplica(key, partition, log_, replica)
-        self._see(one, topic)
+        one = self._stored[partition] = StoredReplica(key, partition, log_, replica, topic)
+        self._see(one)
         if not self._is_ticking:
             self._is_ticking = True
             self._mailbox.after(self._lag_s / 10, self._tick)
@@ -240,20 +245,25 @@ class Replicas:
             then()
 
     def refresh(self) -> None:
-        """Take in the cluster's snapshots."""
-        self._live = self._registered()
+        """Take in what has changed in the cluster's snapshots; of 1,000 partitions that is seldom much."""
+        before, self._live = self._live, self._registered()
+        changed = []
         for one in list(self._stored.values()):
-            topic = self._cluster.topics.get(one.key[0])
-            if topic is not None and topic.topic_id == one.id.topic_id and one.key[1] in topic.partitions:
-                self._see(one, topic)
-        self._propose()
+            name, number = one.key
+            topic = self._cluster.topics.get(name)
+            if topic is None or topic.topic_id != one.id.topic_id or number not in topic.partitions:
+                continue
+            is_new, one.topic = topic is not one.topic, topic
+            if self._live != before or (is_new and not _says(one.replica.snapshot, topic, number)):
+                self._see(one)
+                changed.append(one)
+        self._propose(changed)
 
     def _registered(self) -> Directories:
         return {broker: at.directory for broker, at in self._cluster.brokers.items()}
 
-    def _see(self, one: StoredReplica, topic: TopicState) -> None:
-        snapshot = _snapshot(topic, one.key[1])
-        one.replica.observe(snapshot, self._mailbox.now())
+    def _see(self, one: StoredReplica) -> None:
+        one.replica.observe(_snapshot(one.topic, one.key[1]), self._mailbox.now())
         one.replica.see_brokers(self._live, self._mailbox.now())
         self._settle(one)
         if one in self._leaderless:
@@ -370,7 +380,7 @@ class Replicas:
         """Ten times in the lag that a follower may have."""
         now = self._mailbox.now()
         self._followers.end_closed(now)
-        self._propose()
+        self._propose(self._stored.values())
         for one in self._stored.values():
             if one.partition is not None:
                 one.partition.refuse_late(now)
@@ -437,9 +447,9 @@ class Replicas:
             replica.not_won(now)
         self._settle(one)
 
-    def _propose(self) -> None:
+    def _propose(self, replicas: Iterable[StoredReplica]) -> None:
         """Have the changes of in-sync replicas written that are due."""
-        for one in self._stored.values():
+        for one in replicas:
             leading = one.replica.leading
             if leading is not None and one.partition is not None:
                 proposal = leading.propose(self._live, self._mailbox.now())
@@ -581,8 +591,11 @@ class Replicas:
             log.error("cannot copy %s: %s; trying again", one.name, error)
             self._mailbox.after(COPY_AGAIN_S, lambda: self._settle(one))
             return
-        one.copying = Copying(one.id, following, one.log)
-        one.thread.want(one.copying.wanted)
+        assert one.replica.snapshot is not None, "it follows by a state"
+        isr = one.replica.snapshot.state.isr
+        is_behind = isr.get(self._config.broker_id) != self._directory
+        one.copying = Copying(one.id, following, one.log, is_behind=is_behind)
+        one.thread.want(one.copying)
 
     def _stop_copying(self, one: StoredReplica) -> None:
         if one.thread is not None:
@@ -599,6 +612,7 @@ class Replicas:
                 lambda: self._address(leader),
                 self._config.replica_client,
                 lambda thread, received: self._mailbox.post(lambda: self._take(thread, received)),
+                self._limit,
             )
         if thread.ident is None:
             thread.start()
@@ -628,7 +642,7 @@ class Replicas:
             return
         copying = one.copying
         if wanted[1:4] != copying.wanted[1:4]:  # an answer to what was asked before
-            thread.want(copying.wanted)
+            thread.want(copying)
             return
         try:
             if isinstance(outcome, errors.MillraceError):
@@ -640,7 +654,7 @@ class Replicas:
         if work is not None:
             self._change_log(one, work, lambda error: self._cut(one, copying, error))
         else:
-            thread.want(copying.wanted)
+            thread.want(copying)
             self._flush(one)
             self._delete_records(one, copying)
 
@@ -666,7 +680,7 @@ class Replicas:
             self._events["cut"] += 1
             log.info("cut %s to %s, as broker %s has it", one.name, one.log.end, copying.following.leader)
             assert one.thread is not None, "it copies"
-            one.thread.want(copying.wanted)
+            one.thread.want(copying)
         else:
             self._log_failed(one, error)
         self._settle(one)
@@ -689,7 +703,7 @@ class Replicas:
 
         def again() -> None:
             if one.copying is copying and one.thread is not None:
-                one.thread.want(copying.wanted)
+                one.thread.want(copying)
 
         self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
 
@@ -803,6 +817,11 @@ def _leader_start(one: StoredReplica) -> int:
 
 def _snapshot(topic: TopicState, number: int) -> Snapshot:
     return Snapshot(topic.version, topic.partitions[number], topic.minimum(number))
+
+
+def _says(known: Snapshot | None, topic: TopicState, number: int) -> bool:
+    """True if what is known says the same of the partition, of whichever version it is."""
+    return known is not None and known[1:] == (topic.partitions[number], topic.minimum(number))
 
 
 def _write(

@@ -122,7 +122,7 @@ _ANY_TIME = "a batch may have any times"
 _NOT_COMPACTED = "nothing is compacted"
 _NOT_COMPRESSED = "the broker compresses nothing"
 _NOT_REMOTE = "a log is on its broker's disk alone"
-_NOT_THROTTLED = "copying between replicas is not throttled"
+_NOT_THROTTLED = "each broker's file limits what it copies, by replica_catch_up_bytes_per_second"
 _OWN_INDEX = "where a reader begins is found by landmarks of another kind"
 
 FIXED: Mapping[str, OnlyValue] = {

@@ -2,6 +2,7 @@
 
 Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is
 a compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups.
+Every method that asks ZooKeeper waits for it, so it is for a thread; the snapshots are for anybody.
 
 Brokers delete the logs of topics that a snapshot has lost, so only a topic whose entry is really gone may be
 missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.

@@ -279,8 +279,14 @@ class ConsumerRegistry:
         return self.coordinators([group]).get(group)
 
     def coordinators(self, groups: Iterable[str]) -> dict[str, int]:
-        """Group -> broker, of those that somebody coordinates; asked for all at once."""
-        nodes = {f"{self._group(group)}/coordinator": group for group in groups}
+        """Group -> broker, of those that somebody coordinates; asked for all at once.
+
+        Of more names than there are groups, most of them made up, only the groups are asked for.
+        """
+        asked = set(groups)
+        if len(asked) > 1 and (root := self._session.get(self._root)) and root[1].numChildren < len(asked):
+            asked &= self.names()
+        nodes = {f"{self._group(group)}/coordinator": group for group in asked}
         return {nodes[path]: int(data) for path, (data, _) in self._session.read_all(nodes).items()}
 
     def resign(self, group: str, fence: Fence) -> None:

@@ -8,6 +8,10 @@ says why. Knows no sockets.
 A right is looked up here, before the handler runs. An API that lists what it was not asked for by name
 (`lists`) shows its client what `Call.only` lets through, and else nothing. Produce, Fetch and Metadata have
 ways of their own besides, for runs of requests, for what waited and for what is cached.
+
+A handler runs on the loop, which nothing may keep waiting: it asks ZooKeeper nothing (of `Cluster` it reads
+snapshots only), calls of `PartitionLog` only what its head allows to the loop, and hashes no password. Such
+work goes to a thread by `thread=`, `Call.answer_from`, `Groups` or `LoginThread`.
 """
 
 from __future__ import annotations

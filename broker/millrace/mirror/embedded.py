@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Mapping
 
+from millrace.allowance import Allowance
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
-from millrace.mirror.allowance import Allowance
 from millrace.mirror.puller import ANSWER_BYTES, BrokerPuller, MirrorTarget, Pull
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.mirror.watch import CopyRegistry, OriginWatch

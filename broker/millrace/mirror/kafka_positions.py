@@ -95,13 +95,23 @@ class PositionLog:
     """The newest position of every partition copied from one origin. For one thread."""
 
     def __init__(self, client: ClusterClient, origin: str) -> None:
-        self._log = TopicLog(client, positions_topic(origin))
+        self._topic = positions_topic(origin)
+        self._log = TopicLog(client, self._topic)
         self._newest: dict[Copy, Recorded] = {}
 
     def read(self) -> dict[Copy, Recorded]:
         """Read on to the end of what is committed; MillraceError when that cannot be read."""
         for record in self._log.read():
-            position, end = MirrorPosition.decode(record.value or b""), stated_end(record.value or b"")
-            if position is not None and end is not None and record.key is not None:
-                self._newest[Copy.of_key(record.key)] = Recorded(position, end)
+            self._newest |= _recorded(record.key, record.value, self._topic)
         return self._newest
+
+
+def _recorded(key: bytes | None, value: bytes | None, topic: str) -> dict[Copy, Recorded]:
+    """What one record says; nothing where it is no position, MillraceError where it only begins as one."""
+    try:
+        position, end = MirrorPosition.decode(value or b""), stated_end(value or b"")
+        if position is None or end is None or key is None:
+            return {}
+        return {Copy.of_key(key): Recorded(position, end)}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise MillraceError(f"{topic} has a record that is no position: let only the mirror write") from None

@@ -17,6 +17,7 @@ import time
 from typing import NamedTuple
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.errors import MillraceError
 from millrace.mirror.kafka_positions import TopicLog
 from millrace.records.topic_partition import TopicPartition
 
@@ -39,7 +40,8 @@ class SyncLog:
     """The newest word on every partition that is copied from one origin. For one thread."""
 
     def __init__(self, client: ClusterClient, origin: str) -> None:
-        self._client, self._log = client, TopicLog(client, syncs_topic(origin))
+        self._topic = syncs_topic(origin)
+        self._log = TopicLog(client, self._topic)
         self._newest: dict[TopicPartition, Synced] = {}
         self._read_at = -FRESH_SECONDS
 
@@ -52,7 +54,7 @@ class SyncLog:
             return self._newest
         for record in self._log.read():
             if record.key is not None and record.value is not None:
-                place, (upstream, downstream) = _place(record.key), _OFFSETS.unpack_from(record.value)
+                place, upstream, downstream = _sync(record.key, record.value, self._topic)
                 before = self._newest.get(place, Synced(0, 0))
                 # After a crash MirrorMaker goes back at the origin, and its copy grows on.
                 self._newest[place] = Synced(max(before.origin_end, upstream + 1), downstream + 1)
@@ -60,6 +62,15 @@ class SyncLog:
         return self._newest
 
 
-def _place(key: bytes) -> TopicPartition:
-    (size,) = struct.unpack_from(">h", key)
-    return key[2 : 2 + size].decode(), struct.unpack_from(">i", key, 2 + size)[0]
+def _sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, int, int]:
+    """One record: the partition, and the offset there and here; MillraceError for any other record."""
+    try:
+        (size,) = struct.unpack_from(">h", key)
+        if size < 0:
+            raise ValueError("a negative length")
+        place = key[2 : 2 + size].decode(), struct.unpack_from(">i", key, 2 + size)[0]
+        return place, *_OFFSETS.unpack_from(value)
+    except (struct.error, ValueError):
+        raise MillraceError(
+            f"{topic} has a record that is no offset sync: let only MirrorMaker write"
+        ) from None

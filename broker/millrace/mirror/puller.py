@@ -20,16 +20,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from millrace.client.errors import MOVED
+from millrace.allowance import Allowance
+from millrace.client.errors import MOVED, in_words
 from millrace.client.fetcher import FIRST_PAUSE_SECONDS, BrokerFetcher, FetchLimits, Puller
 from millrace.config import ClientSecurity
 from millrace.errors import ErrorCode, LeaderNotAvailable, MillraceError, NotLeader, UnknownTopicOrPartition
-from millrace.mirror.allowance import Allowance
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.fetch import FetchedPartition, error_name
+from millrace.wire.fetch import FetchedPartition
 from millrace.wire.primitives import MAX_DECODED_ITEMS
 
 log = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class BrokerPuller(Puller):
                 continue
             if fetch.error in MOVED:
                 self._refresh()
-            self._waits(pull, f"the origin answers {error_name(fetch.error)}")
+            self._waits(pull, f"at the origin, {in_words(fetch.error)}")
 
     def _out_of_range(self, fetch: _Fetch, earliest: int, high_watermark: int) -> None:
         """Stop when offsets that were to be read are gone; else find where reading goes on."""

@@ -41,8 +41,13 @@ def checked(copied: Copied, wanted: Wanted) -> Checked:
 class Copying:
     """One partition while this broker follows the leader of one epoch."""
 
-    def __init__(self, partition: ReplicaPartition, following: Following, log: PartitionLog) -> None:
+    def __init__(
+        self, partition: ReplicaPartition, following: Following, log: PartitionLog, *, is_behind: bool = False
+    ) -> None:
         self.partition, self.following, self.log = partition, following, log
+        self.is_behind = is_behind
+        """True while the log is known, or before the leader's first word taken, to lack something committed:
+        of a replica in sync it never is."""
         self.leader_start = log.start
         """Where the leader's log begins: what lies below may go here, too."""
         self._start_offset = -1
@@ -77,6 +82,7 @@ class Copying:
             self.log.append_copied(answer.headers, answer.batches, copied.segment)
             self._states.appended(self.log.whole)
         self._states.publish(self.following.accepted(copied.committed))
+        self.is_behind = self.log.end < copied.committed
         self.leader_start, self._start_offset = copied.log_start, copied.start_offset
         return None
 

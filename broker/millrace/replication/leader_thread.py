@@ -2,7 +2,8 @@
 
 The loop says what is wanted of which partition and takes what came; the thread owns the connection, and
 nothing else of the broker. It holds one answer that the loop has not taken, and at most one more is on its
-way. A leader that does not answer is asked again, everything anew.
+way. A leader that does not answer is asked again, everything anew. With a limit, partitions that lack
+something committed are asked for one after the other, as it allows; the others are not slowed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from millrace.allowance import Allowance
 from millrace.client.connection import Connection
 from millrace.config import ClientSecurity
 from millrace.errors import ERRORS, BrokerError, MillraceError
-from millrace.replication.copying import Checked, checked
+from millrace.replication.copying import Checked, Copying, checked
 from millrace.wire.messages import ApiKey
 from millrace.wire.replica import (
     MAX_PARTITIONS,
@@ -63,17 +65,25 @@ class LeaderThread(threading.Thread):
         address: Callable[[], tuple[str, int] | None],
         security: ClientSecurity,
         deliver: Callable[[LeaderThread, Sequence[Received]], None],
+        limit: Allowance,
     ) -> None:
-        """`address` says where the leader is now; `deliver` hands over what came, and `taken` follows."""
+        """`address` says where the leader is now; `deliver` hands over what came, and `taken` follows.
+
+        `limit` is of what partitions that are behind copy, from all leaders.
+        """
         super().__init__(name=f"copy from broker {leader}", daemon=True)
         self.leader = leader
         self._follower, self._directory = follower, directory
-        self._address, self._security, self._deliver = address, security, deliver
+        self._address, self._security, self._deliver, self._limit = address, security, deliver, limit
         self._lock = threading.Lock()
         self._wants: dict[ReplicaPartition, Wanted] = {}
         """Everything that is copied from this leader, as last said."""
         self._news: dict[ReplicaPartition, None] = {}
         """What of it the leader does not know, and what it need not know any more."""
+        self._behind: dict[ReplicaPartition, None] = {}
+        """What of it the leader is to hear when the limit allows it, the longest waiting first."""
+        self._catching_up: ReplicaPartition | None = None
+        """The one of those that the leader has not answered."""
         self._acks: dict[ReplicaPartition, Acked] = {}
         self._untaken = 0
         self._stopped = False
@@ -82,19 +92,30 @@ class LeaderThread(threading.Thread):
 
     # For the loop
 
-    def want(self, wanted: Wanted) -> None:
-        """Go on from there in this partition."""
+    def want(self, copying: Copying) -> None:
+        """Go on with this partition where it is now; as the limit allows it where it is behind."""
+        partition = copying.partition
         with self._lock:
-            self._wants[wanted.partition] = wanted
-            self._news[wanted.partition] = None
+            self._void(partition)
+            self._wants[partition] = copying.wanted
+            news = self._behind if copying.is_behind and self._limit.rate is not None else self._news
+            news[partition] = None
         self._wake()
 
     def forget(self, partition: ReplicaPartition) -> None:
         with self._lock:
             if self._wants.pop(partition, None) is not None:
+                self._void(partition)
                 self._news[partition] = None
                 self._acks.pop(partition, None)
         self._wake()
+
+    def _void(self, partition: ReplicaPartition) -> None:
+        """What was wanted of it before, and the leader may not have heard yet, does not count any more."""
+        self._news.pop(partition, None)
+        self._behind.pop(partition, None)
+        if partition == self._catching_up:
+            self._catching_up = None
 
     def ack(self, acked: Acked) -> None:
         """Tell the leader what is on the disk."""
@@ -160,11 +181,12 @@ class LeaderThread(threading.Thread):
         """Copy over one connection, as long as it holds and there is anything to copy."""
         asked: dict[ReplicaPartition, Wanted] = {}
         with self._lock:
-            self._news = dict.fromkeys(self._wants)
+            self._news = {partition: None for partition in self._wants if partition not in self._behind}
         anew, unanswered, answer_by = True, 0, 0.0
         while self._wants and not (self._stopped or connection.worn):
             self._send_acks(connection)
             with self._lock:
+                until_next = self._seconds_to_next_behind()
                 has_room, has_news = self._untaken == 0, bool(self._news)
             if has_room and (unanswered == 0 or has_news):
                 # While the leader still waits with its answer to the last request, this one ends that wait.
@@ -172,11 +194,23 @@ class LeaderThread(threading.Thread):
                 anew, unanswered = False, unanswered + 1
                 answer_by = time.monotonic() + MAX_WAIT_MS / 1000 + TIMEOUT_S
             patience = answer_by - time.monotonic() if unanswered else TIMEOUT_S
-            if connection.wait(self._wake_fd, max(0.0, patience)):
+            if connection.wait(self._wake_fd, max(0.0, min(patience, until_next))):
                 self._take_answer(connection.receive(timeout_s=TIMEOUT_S), asked)
                 unanswered -= 1
             elif unanswered and time.monotonic() > answer_by:
                 raise MillraceError("it does not answer")
+
+    def _seconds_to_next_behind(self) -> float:
+        """Let the next partition catch up if it is time; else how long until it is. Under the lock."""
+        if self._catching_up is not None or not self._behind:
+            return TIMEOUT_S  # what changes that wakes the thread
+        seconds = self._limit.wait_seconds()
+        if seconds <= 0:
+            self._catching_up = next(iter(self._behind))
+            del self._behind[self._catching_up]
+            self._news[self._catching_up] = None
+            return TIMEOUT_S
+        return seconds
 
     def _request(self, asked: dict[ReplicaPartition, Wanted], anew: bool) -> bytes:
         """What the leader does not know yet; `asked` follows."""
@@ -208,6 +242,10 @@ class LeaderThread(threading.Thread):
         if error:
             raise ERRORS.get(error, BrokerError)(f"it answers with error {error}")
         self._failure = ""
+        for one in copied:
+            if one.partition == self._catching_up:
+                self._limit.took(len(one.records) if isinstance(one.records, memoryview) else 0)
+                self._catching_up = None
         received = [_checked(one, wanted) for one in copied if (wanted := asked.get(one.partition))]
         if received:
             with self._lock:

@@ -125,16 +125,10 @@ class Leadership:
         """True once every in-sync replica has flushed what the log held when this epoch began.
 
         Before, this leader does not know how much of that is committed. It shows nothing, and its broker
-        takes no writes: a high watermark below the one its predecessor told would send readers back.
+        takes no writes: a high watermark below the one its predecessor told would send readers back. A
+        reader that knows a newer epoch is not answered either (`Partition.check_epoch`).
         """
         return self.committed >= self.start
-
-    def high_watermark(self, known_epoch: int) -> int | None:
-        """How far a reader may read; None while this leader cannot tell, or when it is not the newest one.
-
-        `known_epoch`: the newest epoch that the reader has heard of.
-        """
-        return self.committed if self.is_serving and known_epoch <= self.epoch else None
 
     @property
     def has_enough(self) -> bool:

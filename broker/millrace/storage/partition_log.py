@@ -2,9 +2,9 @@
 
 Knows bytes and offsets. Does not know topics, who leads, sockets or Kafka's API numbers.
 
-Three snapshots say what there is: as appended, as flushed and as visible. Readers see the visible one.
-Appends and changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds
-of caller:
+Three snapshots say what there is, each a part of the one before: as appended, as flushed and as visible.
+Readers see the visible one; where its records end is the high watermark of Kafka's clients. Appends and
+changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
 
     the loop        append, append_mirrored, append_copied, read, publish  (one thread; waits for no sync)
     a flush thread  flush, then write_due_checkpoint                       (waits for the disk)
@@ -154,7 +154,10 @@ class PartitionLog:
 
     @property
     def high_watermark(self) -> int:
-        """Offset after the last flushed data record; never goes back, not even across restarts."""
+        """Offset after the last visible data record: flushed, and of several replicas committed.
+
+        It never goes back, not even across restarts.
+        """
         return self._visible.high_watermark
 
     @property
@@ -509,7 +512,7 @@ class PartitionLog:
             self._checkpoint_lock.release()
 
     def publish(self, state: LogState) -> bool:
-        """Show consumers what a flush brought to the disk; True when there are new messages to read."""
+        """Show consumers what is flushed, of several replicas committed; True when there is more to read."""
         with self._lock:
             before = self._visible
             if state.end <= before.end:

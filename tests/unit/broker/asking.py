@@ -79,12 +79,11 @@ class AskingClient:
     """A connection that only counts its answers."""
 
     closed = spare = False
-    address = "127.0.0.1:1"
     listener_name = "default"
     login: Login | None = None
 
-    def __init__(self, access: Access = EVERYTHING) -> None:
-        self.access = access
+    def __init__(self, access: Access = EVERYTHING, address: str = "127.0.0.1:1") -> None:
+        self.access, self.address = access, address
         self.answers = 0
         self.errors: Counter[tuple[int, int]] = Counter()
 

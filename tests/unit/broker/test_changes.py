@@ -37,7 +37,7 @@ def test_a_mistake_while_a_new_partition_begins_to_be_served_is_told_and_does_no
 ) -> None:
     running = start()
 
-    def mistaken(broker: Broker, partition: object, topic: TopicState) -> None:
+    def mistaken(broker: Broker, partition: object, hosted: object, topic: TopicState) -> None:
         if topic.name == "late":
             raise ValueError("a mistake")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +19,6 @@ from millrace.coordination.state import BrokerAddress, PartitionState, TopicStat
 from millrace.errors import ErrorCode
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
-from millrace.security.login import Login
-from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
@@ -32,35 +29,6 @@ from millrace.wire.primitives import MAX_DECODED_ITEMS
 from millrace.wire.replica import ReplicaAckRequest, encode_ack
 from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import topic
-
-
-class FakeClient:
-    closed = spare = False
-    address = "127.0.0.1:1"
-    listener_name = "default"
-    login: Login | None = None
-    access = Access(None, ANONYMOUS, "127.0.0.1")
-
-    def __init__(self) -> None:
-        self.answers = 0
-        self.errors: Counter[tuple[int, int]] = Counter()
-
-    def answered(self, size: int) -> None:
-        self.answers += 1
-
-    def copies(self) -> None: ...
-
-    def mute(self, seconds: float) -> None:
-        raise AssertionError("nobody has a quota here")
-
-    def logged_in(self, principal: str) -> None:
-        raise AssertionError("nobody logs in here")
-
-    def end(self) -> None:
-        raise AssertionError("nobody logs in here")
-
-    def abort(self, reason: str) -> None:
-        self.closed = True
 
 
 @pytest.fixture
@@ -105,7 +73,7 @@ def body_of(request: Request) -> bytes:
 def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -> None:
     handlers = handlers_of(broker)
     received = produce_frame(acks=-1)
-    request = handlers.handle(FakeClient(), memoryview(received))
+    request = handlers.handle(AskingClient(), memoryview(received))
     broker.end_of_turn()
     assert request.parts is None, "it waits for the flush"
     received.append(0)  # BufferError as long as anybody holds a view
@@ -123,7 +91,7 @@ def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -
 def test_over_a_connection_too_many_only_a_broker_is_served(
     broker: Broker, api_key: int, version: int, body: bytes, served: bool
 ) -> None:
-    client = FakeClient()
+    client = AskingClient()
     client.spare = True
     frame = produce_frame(acks=1) if api_key == ApiKey.PRODUCE else b""
     frame = frame or struct.pack(">hhih", api_key, version, 1, -1) + body
@@ -141,7 +109,7 @@ def test_a_handler_that_fails_says_so_in_the_log_and_closes_what_it_cannot_answe
 ) -> None:
     handlers = handlers_of(broker)
     monkeypatch.setattr(broker, "produce", lambda *arguments: 1 // 0)
-    client = FakeClient()
+    client = AskingClient()
     request = handlers.handle(client, memoryview(produce_frame(acks=1)))
     assert (request.parts, client.closed) == (None, True)
     assert "ZeroDivisionError" in caplog.text
@@ -169,7 +137,7 @@ def test_work_that_fails_is_answered_or_closes_the_connection(
 
     monkeypatch.setattr("millrace.handlers.table.encode", fails)
     flexible = b"\0" if is_flexible(api_key, version) else b""
-    received, client = memoryview(frame(api_key, version, flexible + body)), FakeClient()
+    received, client = memoryview(frame(api_key, version, flexible + body)), AskingClient()
     request = handlers_of(broker).handle(client, received)
     deadline = time.monotonic() + 10
     while request.parts is None and not client.closed:
@@ -184,7 +152,7 @@ def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker:
     for api_key in range(-2, 100):
         for version in [-1, *range(17), 99]:
             for body in (b"", b"\xff" * 40, bytes(40)):
-                client = FakeClient()
+                client = AskingClient()
                 request = handlers.handle(client, memoryview(frame(api_key, version, body)))
                 deadline = time.monotonic() + 10
                 while request.parts is None and not client.closed:
@@ -194,7 +162,7 @@ def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker:
 
 def test_a_request_without_acks_and_batches_takes_no_answer(broker: Broker) -> None:
     empty = frame(ApiKey.PRODUCE, 7, struct.pack(">hhii", -1, 0, 1000, 0))
-    request = handlers_of(broker).handle(FakeClient(), memoryview(empty))
+    request = handlers_of(broker).handle(AskingClient(), memoryview(empty))
     assert request.parts == ()
 
 
@@ -202,7 +170,9 @@ def test_the_api_list_is_the_same_at_every_version(broker: Broker) -> None:
     handlers = handlers_of(broker)
     lists = []
     for version in range(4):
-        body = body_of(handlers.handle(FakeClient(), memoryview(frame(ApiKey.API_VERSIONS, version, b"\0"))))
+        body = body_of(
+            handlers.handle(AskingClient(), memoryview(frame(ApiKey.API_VERSIONS, version, b"\0")))
+        )
         lists.append(decode(ApiVersionsResponse, ApiKey.API_VERSIONS, version, body))
     assert all(answer == lists[0] for answer in lists)
     keys = [api.api_key for api in lists[0].api_keys]
@@ -212,12 +182,12 @@ def test_the_api_list_is_the_same_at_every_version(broker: Broker) -> None:
 def test_metadata_is_encoded_once_per_snapshot(broker: Broker) -> None:
     handlers = handlers_of(broker)
     ask = memoryview(frame(ApiKey.METADATA, 8, b"\xff\xff\xff\xff\0\0\0"))
-    first, second = (body_of(handlers.handle(FakeClient(), ask)) for _ in range(2))
+    first, second = (body_of(handlers.handle(AskingClient(), ask)) for _ in range(2))
     assert first is not None
     assert first == second
     assert b"\0\x01t" in first
     broker.cluster.topics = {}
-    assert b"\0\x01t" not in body_of(handlers.handle(FakeClient(), ask))
+    assert b"\0\x01t" not in body_of(handlers.handle(AskingClient(), ask))
 
 
 @pytest.mark.parametrize("version", [1, 8, 12])
@@ -239,7 +209,7 @@ def test_metadata_encodes_a_topic_again_when_it_or_the_brokers_change_and_no_oth
 
     def answer() -> MetadataResponse:
         encoded.clear()
-        answered = body_of(handlers.handle(FakeClient(), ask)).removeprefix(flexible)
+        answered = body_of(handlers.handle(AskingClient(), ask)).removeprefix(flexible)
         return decode(MetadataResponse, ApiKey.METADATA, version, answered)
 
     cluster.brokers = dict.fromkeys((1, 2), BrokerAddress("127.0.0.1", 1))
@@ -255,19 +225,19 @@ def test_metadata_encodes_a_topic_again_when_it_or_the_brokers_change_and_no_oth
 
 
 def test_errors_are_counted_by_api_and_code_whatever_clients_make_up(broker: Broker) -> None:
-    handlers, client = handlers_of(broker), FakeClient()
+    handlers, client = handlers_of(broker), AskingClient()
     for api_key in range(1000, 3000):
         handlers.handle(client, memoryview(frame(api_key, 0, b"")))
     wanted = struct.pack(">iiqi", 1, 0, 10**9, 1000)
     asked = struct.pack(">iiiib", -1, 0, 1, 1000, 0) + struct.pack(">ih", 1, 1) + b"t" + wanted
     assert client.errors == {(-1, ErrorCode.UNSUPPORTED_VERSION): 2000}
-    client = FakeClient()
+    client = AskingClient()
     handlers.handle(client, memoryview(frame(ApiKey.FETCH, 4, asked)))
     assert client.errors == {(ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE): 1}
 
 
 def test_an_error_of_each_partition_is_counted_whatever_api_says_it(broker: Broker) -> None:
-    client = FakeClient()
+    client = AskingClient()
     wanted = [struct.pack(">iq", number, -1) for number in (0, 5, 6)]
     body = struct.pack(">iih", -1, 1, 1) + b"t" + struct.pack(">i", len(wanted)) + b"".join(wanted)
     handlers_of(broker).handle(client, memoryview(frame(ApiKey.LIST_OFFSETS, 1, body)))
@@ -275,7 +245,7 @@ def test_an_error_of_each_partition_is_counted_whatever_api_says_it(broker: Brok
 
 
 def test_requests_are_counted_by_api_and_version_whatever_clients_make_up() -> None:
-    statistics, client = Statistics(), FakeClient()
+    statistics, client = Statistics(), AskingClient()
     made_up = [(api_key, 0) for api_key in range(1000, 3000)]
     for api_key, version in [*made_up, *((ApiKey.FETCH, version) for version in (-1, 4, 30, 31, 0x7FFF))]:
         statistics.served(Request(client, api_key, version, 1, memoryview(b"")), 0.0)
@@ -287,7 +257,7 @@ def test_requests_are_counted_by_api_and_version_whatever_clients_make_up() -> N
 def test_an_api_or_version_that_is_not_offered_closes_the_connection(
     broker: Broker, api_key: int, version: int
 ) -> None:
-    client = FakeClient()
+    client = AskingClient()
     request = handlers_of(broker).handle(client, memoryview(frame(api_key, version, b"")))
     assert client.closed
     assert request.parts is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from millrace.coordination.state import BrokerAddress
 from millrace.errors import ErrorCode
 from millrace.mirror.translation import MAX_OFFSETS, TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch, control_batch
-from millrace.security.login import Login
-from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
@@ -24,36 +21,8 @@ from millrace.wire.mirror_append import (
     decode_response,
     encode_request,
 )
-from tests.unit.broker.asking import handlers_of
+from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
-
-
-class FakeClient:
-    closed = spare = False
-    listener_name = "default"
-    login: Login | None = None
-    access = Access(None, ANONYMOUS, "127.0.0.1")
-
-    def __init__(self, address: str = "127.0.0.1:1") -> None:
-        self.address = address
-        self.errors: Counter[tuple[int, int]] = Counter()
-
-    def answered(self, size: int) -> None:
-        pass
-
-    def logged_in(self, principal: str) -> None:
-        raise AssertionError("nobody logs in here")
-
-    def copies(self) -> None: ...
-
-    def mute(self, seconds: float) -> None:
-        raise AssertionError("nobody has a quota here")
-
-    def end(self) -> None:
-        raise AssertionError("nobody logs in here")
-
-    def abort(self, reason: str) -> None:
-        pass
 
 
 @pytest.fixture
@@ -65,7 +34,7 @@ def ask(running: Running, request: MirrorAppend, address: str = "127.0.0.1:1") -
     body = b"".join(encode_request("t", request))
     handlers = handlers_of(running.broker)
     header = int(ApiKey.MIRROR_APPEND).to_bytes(2, "big") + b"\0\0" + b"\0\0\0\7" + b"\xff\xff"
-    return handlers.handle(FakeClient(address), memoryview(bytearray(header + body)))
+    return handlers.handle(AskingClient(address=address), memoryview(bytearray(header + body)))
 
 
 def answer(running: Running, asked: Request) -> MirrorAppended:
@@ -196,7 +165,7 @@ def test_a_translation_of_too_many_offsets_is_refused(running: Running) -> None:
     request = TranslateOffsetsRequest(to_origin=True, topic="t", partition=0, offsets=offsets)
     header = int(key).to_bytes(2, "big") + b"\0\0" + b"\0\0\0\7" + b"\xff\xff"
     frame = memoryview(bytearray(header + encode(request, key, 0)))
-    asked = handlers_of(running.broker).handle(FakeClient(), frame)
+    asked = handlers_of(running.broker).handle(AskingClient(), frame)
     running.until("the answer", lambda: asked.parts is not None)
     parts: Any = asked.parts
     response = decode(TranslateOffsetsResponse, key, 0, parts[0][8:])

@@ -133,8 +133,12 @@ def test_a_flush_that_begins_sooner_takes_the_place_of_the_one_that_was_to_come(
     assert (clocked.flushes.begun, waiting.answers) == (1, 0)
     clocked.flushes.run()
     assert waiting.answers == 1
-    clocked.passes(2 * FLUSH_S)
+    clocked.passes(FLUSH_S * 0.5)
+    clocked.write(acks_all=False)
+    clocked.passes(FLUSH_S * 0.9)
     assert clocked.flushes.begun == 1
+    clocked.passes(FLUSH_S * 0.2)
+    assert clocked.flushes.begun == 2
 
 
 def test_a_partition_that_was_closed_is_not_flushed_any_more(clocked: Clocked) -> None:

@@ -7,7 +7,6 @@ import itertools
 import struct
 import tempfile
 import tracemalloc
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,50 +17,25 @@ from hypothesis import strategies as st
 from millrace.config import LogConfig
 from millrace.handlers.produce import PRODUCE
 from millrace.records import Message, batch_crc, build_batch
-from millrace.security.login import Login
-from millrace.security.rights import ANONYMOUS, Access
 from millrace.server.request import Part, Request
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
-from tests.unit.broker.asking import handlers_of
+from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
 
 MAX_FRAME_BYTES = 600
 MAX_BATCH_BYTES = 400
 
 
-class Client:
+class Client(AskingClient):
     """Sends bytes as a connection brings them, to a broker that serves runs or only single requests."""
 
-    address = "127.0.0.1:1"
-    listener_name = "default"
-    login: Login | None = None
-    access = Access(None, ANONYMOUS, "127.0.0.1")
-
     def __init__(self, running: Running, *, runs: bool) -> None:
+        super().__init__()
         self._running = running
         apis = None if runs else [dataclasses.replace(PRODUCE, serve_run=None)]
         self._handlers = handlers_of(running.broker, apis)
         self._framer = RequestFramer(MAX_FRAME_BYTES, FrameBuffers())
-        self.closed = self.spare = False
-        self.errors: Counter[tuple[int, int]] = Counter()
         self.requests: list[Request] = []
-
-    def answered(self, size: int) -> None:
-        pass
-
-    def copies(self) -> None: ...
-
-    def mute(self, seconds: float) -> None:
-        raise AssertionError("nobody has a quota here")
-
-    def logged_in(self, principal: str) -> None:
-        raise AssertionError("nobody logs in here")
-
-    def end(self) -> None:
-        raise AssertionError("nobody logs in here")
-
-    def abort(self, reason: str) -> None:
-        self.closed = True
 
     def send(self, data: bytes) -> None:
         """One turn."""
@@ -76,7 +50,7 @@ class Client:
         self._running.turn()
         buffer[:] = bytes(len(buffer))  # what was received is gone at the end of the turn
 
-    def answers(self) -> bytes:
+    def received(self) -> bytes:
         """Every byte sent back, once all requests are answered."""
         self._running.until(
             "all answers", lambda: all(request.parts is not None for request in self.requests)
@@ -157,7 +131,7 @@ def outcome(folder: Path, turns: list[bytes], *, runs: bool = True) -> tuple[obj
         for data in turns:
             if not client.closed:
                 client.send(data)
-        answers = b"" if client.closed else client.answers()
+        answers = b"" if client.closed else client.received()
         served = sum(request.count for request in client.requests)
     finally:
         running.stop()

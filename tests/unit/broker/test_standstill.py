@@ -11,16 +11,8 @@ import pytest
 from millrace.broker.standstill import STANDSTILL_S
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, RequestTimedOut, UnknownTopicOrPartition
-from tests.support import WAIT_S
+from tests.support import WAIT_S, Clock
 from tests.unit.broker.running import FakeCluster, Outcome, Running, topic
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class ConfirmedCluster(FakeCluster):

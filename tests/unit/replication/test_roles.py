@@ -42,18 +42,12 @@ def leader(log: MemoryLog, state: PartitionState = LED, minimum: int = 2) -> Lea
 def test_a_leader_shows_nothing_before_all_in_sync_replicas_have_what_it_began_with() -> None:
     log = log_of((1, 1), (1, 2))
     leading = leader(log)
-    assert (leading.start, leading.high_watermark(7)) == (20, None)
+    assert (leading.start, leading.is_serving) == (20, False)
     leading.reported(2, "b", 20)
     leading.reported(3, "c", 19)
-    assert leading.high_watermark(7) is None
+    assert not leading.is_serving
     assert leading.reported(3, "c", 20)
-    assert leading.high_watermark(7) == 20
-
-
-def test_a_reader_that_knows_a_newer_leader_is_told_nothing() -> None:
-    leading = leader(log_of((1, 1)), PartitionState(1, (1, 2), {1: "a"}, 7), 1)
-    leading.flushed()
-    assert (leading.high_watermark(7), leading.high_watermark(8)) == (10, None)
+    assert (leading.is_serving, leading.committed) == (True, 20)
 
 
 def test_a_commit_waits_for_the_slowest_disk_and_ends_with_a_unit() -> None:

@@ -19,6 +19,7 @@ from millrace.security.login import (
 )
 from millrace.security.plain import MAX_BYTES, PlainExchange
 from millrace.security.scram import MECHANISMS, Credentials, make_credential
+from tests.support import Clock
 
 ALICE = {name: make_credential(name, "wonderland", 4096) for name in MECHANISMS}
 
@@ -35,13 +36,6 @@ class Named:
     def answer(self, message: bytes) -> bytes:
         self.user = message.decode() or None
         return b""
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def logged_in(login: Login, user: str = "alice") -> str | None:

@@ -7,18 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from millrace.security.quotas import MAX_DEBT_S, MAX_METERS, Kind, Limits, Meter, Meters
+from tests.support import Clock
 
 
 class Book:
     def __init__(self, limits: Mapping[str | None, Limits]) -> None:
         self.limits = limits
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_who_has_no_quota_never_waits() -> None:

@@ -180,27 +180,24 @@ def test_clients_that_open_and_close_all_the_time_do_not_hold_up_the_others(
 ) -> None:
     running = start()
     honest = connect(running)
-    stop = threading.Event()
+    stop, opened = threading.Event(), list[None]()
 
     def storm() -> None:
         while not stop.is_set():
             with contextlib.suppress(OSError):
                 running.client().close()
+                opened.append(None)
 
     threads = [threading.Thread(target=storm) for _ in range(2)]
     for thread in threads:
         thread.start()
     try:
-        slowest = 0.0
-        for _ in range(100):
-            before = time.monotonic()
+        while len(opened) < 200:
             assert is_served(honest)
-            slowest = max(slowest, time.monotonic() - before)
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert slowest < 1
     open_connections(running, 1)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +15,7 @@ from millrace.config import LogConfig
 from millrace.errors import MillraceError
 from millrace.storage.log_directory import LogDirectory, claim, parse_partition_name, partition_name
 from millrace.storage.partition_log import PartitionLog
-from tests.support import WAIT_S
+from tests.support import WAIT_S, run_python
 from tests.unit.storage.logs import Clock, appended, batch, consume, flush, log_files
 
 TOPIC_ID = UUID("0190d3a4-1111-4222-8333-123456789abc")
@@ -45,9 +43,7 @@ def test_a_second_broker_is_refused_with_the_directorys_name(tmp_path: Path) -> 
         "from millrace.storage.log_directory import LogDirectory\n"
         "LogDirectory.open(pathlib.Path(sys.argv[1]), LogConfig(), time.time)\n"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
-    )
+    other = run_python("-c", script, str(tmp_path), timeout_s=30)
     assert other.returncode != 0
     message = other.stderr.strip().splitlines()[-1]
     assert str(tmp_path) in message

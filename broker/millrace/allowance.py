@@ -1,8 +1,8 @@
-"""How many bytes of an origin may be read now: a bucket that fills at a steady rate.
+"""How many bytes of other brokers may be read now: a bucket that fills at a steady rate.
 
-Shared by the threads that read from one origin. What is taken too much, because a batch comes whole or an
-answer was under way, is paid back by waiting: in any time the bytes taken are at most the rate's share of it,
-one bucket and one answer of each of the origin's brokers. Nothing is ever dropped.
+Shared by the threads that read from one origin, or from all leaders. What is taken too much, because a batch
+comes whole or an answer was under way, is paid back by waiting: in any time the bytes taken are at most the
+rate's share of it, one bucket and one answer of each of these brokers. Nothing is ever dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Allowance:
     def __init__(
         self, bytes_per_second: int | None, largest_answer: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._rate, self._clock = bytes_per_second, clock
+        self.rate, self._clock = bytes_per_second, clock
         self._size = min(largest_answer, (bytes_per_second or 0) // 4) if bytes_per_second else largest_answer
         self._level, self._filled_at = float(self._size), clock()
         self._lock = threading.Lock()
@@ -27,14 +27,14 @@ class Allowance:
 
     def wait_seconds(self) -> float:
         """How long until an answer worth its trouble may be asked for; 0 for now."""
-        if self._rate is None:
+        if self.rate is None:
             return 0.0
         with self._lock:
             self._fill()
-            return max(0.0, (self._size / 2 - self._level) / self._rate)
+            return max(0.0, (self._size / 2 - self._level) / self.rate)
 
     def most(self) -> int:
-        if self._rate is None:
+        if self.rate is None:
             return self._size
         with self._lock:
             self._fill()
@@ -43,12 +43,12 @@ class Allowance:
     def took(self, size: int) -> None:
         with self._lock:
             self.taken += size
-            if self._rate is not None:
+            if self.rate is not None:
                 self._fill()
                 self._level -= size
 
     def _fill(self) -> None:
         now = self._clock()
-        if self._rate is not None:
-            self._level = min(self._size, self._level + (now - self._filled_at) * self._rate)
+        if self.rate is not None:
+            self._level = min(self._size, self._level + (now - self._filled_at) * self.rate)
         self._filled_at = now

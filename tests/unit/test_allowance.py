@@ -6,16 +6,10 @@ import random
 
 import pytest
 
-from millrace.mirror.allowance import Allowance
+from millrace.allowance import Allowance
+from tests.support import Clock
 
 ANSWER = 4 << 20
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_without_a_limit_nobody_waits() -> None:
