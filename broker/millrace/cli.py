@@ -10,11 +10,9 @@ from __future__ import annotations
 import ast
 import errno
 import importlib
-import importlib.abc
 import importlib.util
 import os
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -49,7 +47,7 @@ class LazyGroup(Group):
         return sorted(_targets())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        target = _targets().get(name)
+        target = COMMANDS.get(name) or _targets().get(name)
         if target is None:
             return None
         module, _, function = target.partition(":")
@@ -63,8 +61,8 @@ class LazyGroup(Group):
         module, _, function = _targets()[name].partition(":")
         spec = importlib.util.find_spec(module)
         assert spec is not None
-        assert isinstance(spec.loader, importlib.abc.InspectLoader)
-        for node in ast.parse(spec.loader.get_source(module) or "").body:
+        assert spec.origin is not None
+        for node in ast.parse(Path(spec.origin).read_bytes()).body:
             if isinstance(node, ast.FunctionDef) and node.name == function:
                 return click.Command(name, help=ast.get_docstring(node)).get_short_help_str(WHOLE)
         return ""
@@ -72,6 +70,8 @@ class LazyGroup(Group):
 
 def _targets() -> dict[str, str]:
     """Command name -> `module:function`: the entry points', and the broker's own before them."""
+    from importlib.metadata import entry_points  # and with it email, which no command of the broker's needs
+
     return {entry.name: entry.value for entry in entry_points(group="millrace.commands")} | COMMANDS
 
 

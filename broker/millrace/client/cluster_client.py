@@ -364,7 +364,10 @@ class ClusterClient:
 
     def _read_copies(self, deadline: float) -> CopiedTopics | None:
         """Whether MirrorMaker 2 fills the cluster; asked once, for a reader has to go on as it began."""
-        there = metadata.topics_of(self._asked_metadata([COPIES_TOPIC], deadline)).get(COPIES_TOPIC)
+        response = self._asked_metadata([COPIES_TOPIC], deadline)
+        there = metadata.topics_of(response).get(COPIES_TOPIC)
+        if any(topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE for topic in response.topics):
+            raise TryAgain(f"nobody leads {COPIES_TOPIC} on {self.bootstrap}")
         if there is None:
             return None
         leader = there.partitions.get(0, -1)

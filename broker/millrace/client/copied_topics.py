@@ -52,7 +52,18 @@ class CopiedTopics:
 
     @classmethod
     def decode(cls, value: bytes, topic_id: UUID) -> CopiedTopics:
-        return cls(tuple(json.loads(value)["origins"]), topic_id)
+        """MillraceError for a record that somebody else wrote."""
+        try:
+            origins = json.loads(value)["origins"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            origins = None
+        if not isinstance(origins, list) or not all(isinstance(one, str) and one for one in origins):
+            raise MillraceError(
+                f"the newest record of {COPIES_TOPIC} does not name the origins: write one behind it, key"
+                f' {COPIES_KEY.decode()}, value {{"origins": [...]}}, with all that `mirror adopt` was given'
+                " in their order, and let nobody else write there"
+            )
+        return cls(tuple(origins), topic_id)
 
     def origin(self, partition: int) -> str | None:
         """The origin that a topic's partition is a copy of; None for one of the cluster's own."""
@@ -145,7 +156,7 @@ def read_copies(fetcher: BrokerFetcher, topic_id: UUID) -> CopiedTopics | None:
         raise MillraceError(f"{COPIES_TOPIC} cannot be read: see its broker's log")
     offset, end = bounds
     limits = FetchLimits(max_bytes=_FETCH_BYTES, partition_max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)
-    newest: CopiedTopics | None = None
+    newest: bytes | None = None
     while offset < end:
         fetcher.request({place: offset}, limits)
         fetched = fetcher.receive()[place]
@@ -155,8 +166,8 @@ def read_copies(fetcher: BrokerFetcher, topic_id: UUID) -> CopiedTopics | None:
         for header, batch, readable in batches_from(fetched, offset):
             for record in iter_records(header, batch) if readable else ():
                 if record.key == COPIES_KEY and record.value:
-                    newest = CopiedTopics.decode(record.value, topic_id)
+                    newest = record.value
             offset = header.next_offset
         if offset == before:
             raise MillraceError(f"{COPIES_TOPIC} gives nothing at offset {offset}, below its end {end}")
-    return newest
+    return None if newest is None else CopiedTopics.decode(newest, topic_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.errors import ERRORS, BrokerError, ErrorCode, UnknownTopicOrPartition
+from millrace.errors import ERRORS, BrokerError, ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.wire.fetch import error_name
 
 # The partition has moved or is about to appear: ask again who leads it.
@@ -19,8 +19,8 @@ MOVED = LEADER_MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}  # to a broker tha
 _NOT_YET = LEADER_MOVED | {41, ErrorCode.OFFSET_NOT_AVAILABLE}
 
 
-class TryAgain(Exception):
-    """The answer may be another one in a moment; the text is what to say when time is up."""
+class TryAgain(MillraceError):
+    """The answer may be another one in a moment; the text is what to say when nobody asks again."""
 
 
 def raise_error(code: int, what: str, message: str | None = None) -> None:
@@ -28,7 +28,14 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
     if not code:
         return
     if code in _NOT_YET:
-        raise TryAgain(f"{what}: no broker leads it")
+        raise TryAgain(f"{what}: {message or in_words(code)}")
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
     raise ERRORS.get(code, BrokerError)(f"{what}: {message or error_name(code)}")
+
+
+def in_words(code: int) -> str:
+    """What an error code says of a partition, and where to look; while its leader changes, nowhere."""
+    if code in _NOT_YET:
+        return "no broker leads it at the moment"
+    return f"its broker answers {error_name(code)}: see the broker's log"

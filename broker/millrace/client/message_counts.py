@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.client.errors import TryAgain, raise_error
+from millrace.client.errors import raise_error
 from millrace.errors import BrokerError, ErrorCode
 from millrace.records import BatchHeader
 from millrace.records.header import split_batches
@@ -33,7 +33,10 @@ class MessageCount(NamedTuple):
 def count_messages(
     client: ClusterClient, topic: str, partition: int, first: int, end: int, most: int = COUNTED_BYTES
 ) -> MessageCount:
-    """How many messages there are from `first` up to the offset `end`; BrokerError: they cannot be read."""
+    """How many messages there are from `first` up to the offset `end`.
+
+    BrokerError or TryAgain when they cannot be read.
+    """
     counted, size = 0, 0
     for header in _headers(client, topic, partition, first, end):
         if size >= most:
@@ -74,10 +77,7 @@ def _headers(
         if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and first < part.log_start_offset:
             first = part.log_start_offset
             continue
-        try:
-            raise_error(part.error, f"{topic}-{partition}")
-        except TryAgain as error:
-            raise BrokerError(str(error)) from None
+        raise_error(part.error, f"{topic}-{partition}")
         before = first
         for header, _ in split_batches(part.records):
             if header.base_offset >= end:

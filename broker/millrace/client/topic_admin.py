@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.client.errors import TryAgain, raise_error
+from millrace.client.errors import raise_error
 from millrace.errors import BrokerError
 from millrace.wire import admin_messages as messages
 from millrace.wire.fetch import error_name
@@ -127,7 +127,7 @@ def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str
     request = messages.AlterConfigsRequest(resources=(resource,))
     response = client.call(None, ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, request, messages.AlterConfigsResponse)
     for result in response.responses:
-        _check(topic, result.error_code, result.error_message)
+        raise_error(result.error_code, f"topic {topic!r}", result.error_message)
 
 
 def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
@@ -136,14 +136,7 @@ def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
     request = messages.CreatePartitionsRequest(topics=(wanted,), timeout=_CREATE_PARTITIONS_MS)
     response = client.call(None, ApiKey.CREATE_PARTITIONS, 1, request, messages.CreatePartitionsResponse)
     for result in response.results:
-        _check(topic, result.error_code, result.error_message)
-
-
-def _check(topic: str, code: int, message: str | None) -> None:
-    try:
-        raise_error(code, f"topic {topic!r}", message)
-    except TryAgain as error:
-        raise BrokerError(f"topic {topic!r}: {message or error}") from None
+        raise_error(result.error_code, f"topic {topic!r}", result.error_message)
 
 
 def partition_sizes(client: ClusterClient, topic: str, leaders: Mapping[int, int]) -> dict[int, int]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import click
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.errors import TryAgain
 from millrace.client.group_client import GroupClient, GroupDescription, Member
 from millrace.client.message_counts import MessageCount, count_messages
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_records, print_rows
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, led, naming_the_remedy
+from millrace.config import parse_time
 from millrace.errors import BrokerError, ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
@@ -184,10 +185,10 @@ def _positions(
 
 
 def _count(cluster: ClusterClient, topic: str, number: int, offset: int, end: int) -> MessageCount | None:
-    """The messages of a lag; None where they cannot be read, for want of a right for one."""
+    """The messages of a lag; None where they cannot be read, for want of a right or of a leader."""
     try:
         return count_messages(cluster, topic, number, offset, end)
-    except BrokerError:
+    except (BrokerError, TryAgain):
         return None
 
 
@@ -205,12 +206,11 @@ def _target(text: str) -> tuple[int, int | None]:
     if text.isdecimal():
         return LATEST, int(text)
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
+        return int(parse_time(text, "--to").timestamp() * 1000), None
+    except ConfigError:
         raise ConfigError(
             f"--to {text!r} is neither earliest, latest, an offset nor a time like 2026-03-01T12:00:00Z"
         ) from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000), None
 
 
 def _check_kept(cluster: ClusterClient, topic: str, partition: int, offset: int) -> None:

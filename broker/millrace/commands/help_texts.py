@@ -26,9 +26,9 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown name fails with the one that was probably meant."""
-        names = self.list_commands(ctx)
-        if args[0] not in names and (close := difflib.get_close_matches(args[0], names, n=1)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        if self.get_command(ctx, args[0]) is None:
+            for close in difflib.get_close_matches(args[0], self.list_commands(ctx), n=1):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {close!r}?")
         return super().resolve_command(ctx, args)
 
     def summary(self, ctx: click.Context, name: str) -> str:

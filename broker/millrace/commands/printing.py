@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WIDE = 1000  # columns: wider than any table
 
@@ -39,6 +40,9 @@ def print_rows(
 
     A value that is None leaves its cell empty.
     """
+    from rich.console import Console  # both for people alone
+    from rich.table import Table
+
     table = Table()
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left")
@@ -56,6 +60,8 @@ def print_rows(
 
 def print_table(table: Table) -> None:
     """Print a table on standard output: fitted to a terminal, else with every cell whole on its line."""
+    from rich.console import Console
+
     console = Console()
     if not console.is_terminal:
         console.width = _WIDE

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
 from uuid import UUID
 
-from millrace.client.copied_topics import CopiedTopics, Topic
-from millrace.errors import ErrorCode
+import pytest
+
+from millrace.client.copied_topics import COPIES_KEY, CopiedTopics, Topic, read_copies
+from millrace.client.fetcher import BrokerFetcher
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records import Message, build_batch
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition
 
 MARK = UUID(int=5)
 BOTH = CopiedTopics(("dc1", "dc2"), MARK)
@@ -22,6 +30,24 @@ def missing(name: str) -> Topic:
 
 def seen(topics: tuple[Topic, ...]) -> dict[str | None, list[int]]:
     return {one.name: [p.partition_index for p in one.partitions] for one in topics}
+
+
+def test_a_record_that_names_no_origins_is_refused_in_one_line() -> None:
+    assert CopiedTopics.decode(BOTH.encode(), MARK) == BOTH
+    for value in (
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"{}",
+        b'{"origins": "dc1"}',
+        b'{"origins": [1]}',
+        b'{"origins": [""]}',
+    ):
+        with pytest.raises(MillraceError, match="does not name the origins"):
+            CopiedTopics.decode(value, MARK)
+    with pytest.raises(MillraceError, match="does not name the origins"):
+        CopiedTopics.decode(b"[" * 100_000, MARK)
 
 
 def test_the_copies_of_all_origins_are_one_topic_beside_the_cluster_s_own() -> None:
@@ -72,3 +98,28 @@ def test_a_topic_of_which_there_is_no_copy_is_what_it_is() -> None:
 
 def test_what_the_record_says_is_what_was_written() -> None:
     assert CopiedTopics.decode(BOTH.encode(), MARK) == BOTH
+
+
+class Holding(BrokerFetcher):
+    """The leader of a partition with these values under the key, a batch each."""
+
+    def __init__(self, *values: bytes) -> None:
+        self._values = values
+
+    def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        return dict.fromkeys(partitions, (0, len(self._values)))
+
+    def request(self, offsets: Any, limits: Any) -> None:
+        ((self._place, self._offset),) = offsets.items()
+
+    def receive(self, buffer: bytearray | None = None) -> dict[TopicPartition, FetchedPartition]:
+        base, end = self._offset, len(self._values)
+        batch = build_batch([Message(1, COPIES_KEY, self._values[base])], base_offset=base)
+        return {self._place: FetchedPartition(0, end, end, 0, memoryview(batch))}
+
+
+def test_the_newest_record_counts_whatever_a_stranger_wrote_before() -> None:
+    assert read_copies(Holding(b"hello", BOTH.encode()), MARK) == BOTH
+    assert read_copies(Holding(), MARK) is None
+    with pytest.raises(MillraceError, match="does not name the origins"):
+        read_copies(Holding(BOTH.encode(), b"hello"), MARK)
