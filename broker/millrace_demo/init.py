@@ -18,6 +18,7 @@ import click
 from millrace.commands.help_texts import Group
 from millrace.errors import MillraceError
 from millrace.installation import shipped
+from millrace_registry.directory import AUDIT_HEADER
 
 DEPLOYMENT = "millrace.toml"
 ENVIRONMENT = "airflow.env"
@@ -26,18 +27,7 @@ _TOPICS = "MILLRACE_TOPICS="
 _HEADER = {
     "name": "header",
     "doc": "Filled in by the producer; every event starts with it, and the audit reads nothing else.",
-    "type": {
-        "type": "record",
-        "name": "AuditHeader",
-        "namespace": "millrace.events",
-        "fields": [
-            {"name": "time", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-            {"name": "server", "type": "string"},
-            {"name": "service", "type": "string"},
-            {"name": "instance", "type": "long"},
-            {"name": "sequence", "type": "long"},
-        ],
-    },
+    "type": AUDIT_HEADER,
 }
 _PRODUCER = '''\
 """Sends events of {name} that happened an hour ago: python {file} CLUSTER BOOTSTRAP [REGISTRY]"""

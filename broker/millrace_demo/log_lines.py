@@ -11,16 +11,16 @@ import io
 import json
 import logging
 import os
-import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from millrace.errors import MillraceError
+from millrace_audit.agent.rotation import is_replaced, open_again, open_next
 
 log = logging.getLogger("millrace.access-log")
 
@@ -172,7 +172,10 @@ class Follower:
     def chunks(self) -> Iterator[Chunk]:
         """For ever; an empty chunk every POLL_S while nothing arrives. MillraceError when a read fails."""
         try:
-            file, start = _open_at(self._path, self._start), self._start
+            file, start = None, self._start
+            if start is not None:
+                is_it = partial(_begins_as, position=start)
+                file = open_again(self._path, start.device, start.inode, start.offset, is_it)
             if file is None and start is not None:
                 log.warning(
                     "the file of the position is no longer beside %s: that is read from its beginning, and"
@@ -183,12 +186,12 @@ class Follower:
             if file is None and not self._path.exists():
                 log.warning("%s is not there yet: waiting for it", self._path)
             while True:
-                while (file := file or _open_next(self._path, None)) is None:
+                while (file := file or open_next(self._path, None)) is None:
                     yield Chunk((), caught_up=True)
                     time.sleep(POLL_S)
                 with file:
                     yield from self._read(file, start)
-                    while (following := _open_next(self._path, file)) is None:
+                    while (following := open_next(self._path, file)) is None:
                         yield Chunk((), caught_up=True)
                         time.sleep(POLL_S)
                 file, start = following, None
@@ -211,7 +214,7 @@ class Follower:
                 splitter, offset = LineSplitter(splitter.number), 0
                 file.seek(0)
                 continue
-            replaced = _is_replaced(self._path, file)
+            replaced = is_replaced(self._path, file)
             if replaced and self._clock() - silent_since >= SILENCE_S:
                 yield Chunk(splitter.end(), offset, _position(file, offset, splitter.number))
                 return
@@ -219,14 +222,6 @@ class Follower:
                 silent_since = self._clock()
             yield Chunk((), offset, caught_up=not replaced)
             time.sleep(POLL_S)
-
-
-def _is_replaced(path: Path, file: io.FileIO) -> bool:
-    """True when the path names another file than the open one; while it names none, a rotation goes on."""
-    try:
-        return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def _position(file: io.FileIO, offset: int, line: int) -> Position:
@@ -238,52 +233,3 @@ def _position(file: io.FileIO, offset: int, line: int) -> Position:
 def _begins_as(file: io.FileIO, position: Position) -> bool:
     """True when the file begins as the position's did: an inode may be another file's by now."""
     return _position(file, position.offset, position.line).beginning == position.beginning
-
-
-def _generations(path: Path) -> list[tuple[Path, os.stat_result]]:
-    """The rotated files beside a log, those not compressed, oldest first; then the log itself."""
-    name = re.compile(re.escape(path.name) + r"[.-]\d[\dT_-]*")
-    rotated = []
-    for other in path.parent.iterdir():
-        if name.fullmatch(other.name):
-            with suppress(FileNotFoundError):
-                rotated.append((other, other.stat()))
-    rotated.sort(key=lambda generation: generation[1].st_mtime_ns)
-    with suppress(FileNotFoundError):
-        rotated.append((path, path.stat()))
-    return rotated
-
-
-def _open_next(path: Path, file: io.FileIO | None) -> io.FileIO | None:
-    """The file that was written after an open one, or the log where that is not known; None: not yet.
-
-    Names move on while they are read, so what is opened must be what was seen.
-    """
-    while generations := _generations(path):
-        found = generations[-1] if generations[-1][0] == path else None
-        for index, (_, state) in enumerate(generations):
-            if file is not None and os.path.samestat(state, os.fstat(file.fileno())):
-                found = generations[index + 1] if index + 1 < len(generations) else None
-        if found is None:
-            return None
-        with suppress(FileNotFoundError):
-            opened = found[0].open("rb", buffering=0)
-            if os.path.samestat(os.fstat(opened.fileno()), found[1]):
-                return opened
-            opened.close()
-    return None
-
-
-def _open_at(path: Path, position: Position | None) -> io.FileIO | None:
-    """The log or the rotated file that the position is of; None where it is gone."""
-    if position is None:
-        return None
-    for other, _ in _generations(path):
-        with suppress(FileNotFoundError):
-            file = other.open("rb", buffering=0)
-            state = os.fstat(file.fileno())
-            same = (state.st_dev, state.st_ino) == (position.device, position.inode)
-            if same and state.st_size >= position.offset and _begins_as(file, position):
-                return file
-            file.close()
-    return None

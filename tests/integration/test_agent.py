@@ -30,22 +30,15 @@ from tests.audit_world import audit_of_one_origin
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.integration.test_audit import World as AuditWorld
 from tests.integration.test_audit_producer import World as ProducerWorld
+from tests.page_view import EVENT, START
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
 
 Start = Callable[..., Process]
-START = 1_431_856_800_000
-FIELDS: dict[str, Any] = {
-    "clientAddress": "10.0.0.1",
-    "method": "GET",
-    "url": "/",
-    "protocol": "HTTP/1.1",
-    "status": 200,
-}
 PARSED: Any = fastavro.parse_schema(dict(schema_file("PageView")))
 
 
 def event(url: str, **more: Any) -> dict[str, Any]:
-    return {"time": START, "event": {**FIELDS, "url": url}, **more}
+    return {"time": START, "event": {**EVENT, "url": url}, **more}
 
 
 @dataclass
@@ -173,7 +166,7 @@ def test_events_in_avro_are_the_ones_that_arrive(world: World) -> None:
     schema: Any = fastavro.parse_schema(answer["schema"])
     defaults = {"memberId": 5, "referrer": None, "userAgent": None, "bytes": None}
     batch = [
-        {**event(f"/{n}", key=b"\xff"), "event": {**FIELDS, **defaults, "url": f"/{n}"}} for n in range(9)
+        {**event(f"/{n}", key=b"\xff"), "event": {**EVENT, **defaults, "url": f"/{n}"}} for n in range(9)
     ]
     out = BytesIO()
     fastavro.schemaless_writer(out, schema, batch)
@@ -207,19 +200,19 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
     good = event("/good")
     for wrong, said in (
         ({**good, "time": "now"}, "time: now is no time in ms since the epoch between 2000-01-01"),
-        ({"event": FIELDS}, "time: None is no time"),
+        ({"event": EVENT}, "time: None is no time"),
         ({**good, "time": 1 << 70}, "time: 118"),
         ({**good, "time": True}, "time: True"),
         ({**good, "key": 5}, "key: give a text or null"),
         ({**good, "event": []}, "event: give an object"),
         ({**good, "extra": 1}, "extra: no such field"),
-        ({**good, "event": {**FIELDS, "header": {}}}, "leave header out"),
-        ({**good, "event": {**FIELDS, "status": "ok"}}, "status"),
-        ({**good, "event": {**FIELDS, "status": 1 << 40}}, "status"),
-        ({**good, "event": {**FIELDS, "nonsense": 1}}, "nonsense"),
-        ({**good, "event": {k: v for k, v in FIELDS.items() if k != "url"}}, "url"),
-        ({**good, "event": {**FIELDS, "url": "\ud800"}}, "does not fit schema PageView"),
-        ({**good, "event": {**FIELDS, "url": "x" * (MAX_EVENT_BYTES + 1)}}, f"at most {MAX_EVENT_BYTES}"),
+        ({**good, "event": {**EVENT, "header": {}}}, "leave header out"),
+        ({**good, "event": {**EVENT, "status": "ok"}}, "status"),
+        ({**good, "event": {**EVENT, "status": 1 << 40}}, "status"),
+        ({**good, "event": {**EVENT, "nonsense": 1}}, "nonsense"),
+        ({**good, "event": {k: v for k, v in EVENT.items() if k != "url"}}, "url"),
+        ({**good, "event": {**EVENT, "url": "\ud800"}}, "does not fit schema PageView"),
+        ({**good, "event": {**EVENT, "url": "x" * (MAX_EVENT_BYTES + 1)}}, f"at most {MAX_EVENT_BYTES}"),
         (7, "it is no object"),
     ):
         content = json.dumps([good, good, wrong])
@@ -260,7 +253,7 @@ def test_a_full_spool_says_so_and_takes_events_again_once_the_brokers_are_back(w
 
     def batch() -> list[dict[str, Any]]:
         return [event(f"/{taken + n}") for n in range(100)] + [
-            {"time": START, "event": {**FIELDS, "url": "/large", "referrer": large}} for _ in range(10)
+            {"time": START, "event": {**EVENT, "url": "/large", "referrer": large}} for _ in range(10)
         ]
 
     while (answer := agent.post(topic, batch())).status_code == 200:
@@ -284,7 +277,7 @@ def test_events_that_the_brokers_refuse_are_kept_and_sent_once_they_take_them(wo
         client.create_topic(topic, 1, {"max.message.bytes": "2000"})
     agent = world.agent(topic)
     agent.run()
-    large = event("/large") | {"event": {**FIELDS, "url": "/large", "referrer": "x" * 5000}}
+    large = event("/large") | {"event": {**EVENT, "url": "/large", "referrer": "x" * 5000}}
     assert agent.post(topic, [event("/1"), large, event("/2")]).status_code == 200
     wait_until(
         "it is refused",

@@ -10,6 +10,8 @@ import os
 import socket
 import ssl
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,6 +23,7 @@ from millrace.logs import start_logging
 from millrace.security.certificates import ServerCertificates
 from millrace.signals import stop_on_signals
 
+log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
 
 
@@ -41,6 +44,7 @@ class WebServer(uvicorn.Server):
         # Connections inherit it. asyncio would set it, but not on sockets made without naming the protocol;
         # without it the body of every answer waits 40 ms for the client to acknowledge the head.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._what, self._failure = what, list[Exception]()
         self._ready = f"ready: {what} on {shown_host}:{self._listener.getsockname()[1]}"
         start_logging()
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -60,9 +64,27 @@ class WebServer(uvicorn.Server):
         config.ssl = context  # one of ours: uvicorn's own takes older versions of TLS, and tickets
         super().__init__(config)
 
+    def start_beside(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Do the service's other work in a thread; if it fails, the server stops as well."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                log.exception("the %s has failed", name)
+                self._failure.append(error)
+                self.stop()  # a service that is not whole must not go on answering
+
+        thread = threading.Thread(target=run, name=name)
+        thread.start()
+        return thread
+
     def serve_until_stopped(self) -> None:
+        """Serve; MillraceError when work beside it has failed."""
         stop_on_signals(self.stop, limited=True)
         self.run([self._listener])
+        if self._failure:
+            raise MillraceError(f"the {self._what} stopped: {self._failure[0]}")
 
     def stop(self) -> None:
         """Answer the requests that have come, then end; from any thread, before or while it serves."""

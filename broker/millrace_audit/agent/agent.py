@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.config import TlsConfig
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import ConfigError
 from millrace.repeated_lines import RepeatedLines
 from millrace.service.access import AccessList
 from millrace.service.web import WebServer
@@ -65,7 +65,6 @@ class Agent:
         access = AccessList(config.access_file) if config.access_file else None
         self._registry = SchemaRegistryClient(config.registry)
         self._spool = Spool(config.spool, config.spool_bytes)
-        self._failure: list[Exception] = []
         self._stop = threading.Event()
         try:
             intake = Intake(self._registry, BrokersTopics(config.bootstrap), self._spool, config.subjects)
@@ -92,14 +91,13 @@ class Agent:
             raise
         log.info("producer instance %d; %d events wait", self._carrier.instance, self._spool.events)
         self._no_more = threading.Event()
-        self._following = self._thread("follower", lambda: self._follower.run(self._no_more))
-        self._carrying = self._thread("carrier", lambda: self._carrier.run(self._stop, DRAIN_S))
+        beside = self._server.start_beside
+        self._following = beside("follower", lambda: self._follower.run(self._no_more))
+        self._carrying = beside("carrier", lambda: self._carrier.run(self._stop, DRAIN_S))
 
     def serve(self) -> None:
         """Take events until SIGTERM; MillraceError when a part of it failed."""
         self._server.serve_until_stopped()
-        if self._failure:
-            raise MillraceError(f"the agent stopped: {self._failure[0]}")
 
     def __enter__(self) -> Agent:
         return self
@@ -112,19 +110,6 @@ class Agent:
         self._follower.close()
         self._spool.close()
         self._registry.close()
-
-    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                log.exception("the %s has failed", name)
-                self._failure.append(error)
-                self._server.stop()  # an agent that is not whole must not go on taking
-
-        thread = threading.Thread(target=run, name=name)
-        thread.start()
-        return thread
 
     def _problems(self) -> list[str]:
         problems = [*self._carrier.troubles, *self._follower.troubles]

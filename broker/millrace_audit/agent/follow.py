@@ -8,20 +8,19 @@ truncated begins anew.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from millrace.errors import MillraceError
 from millrace_audit.agent.intake import Intake, Refused
+from millrace_audit.agent.rotation import is_replaced, open_again, open_next
 from millrace_audit.agent.spool import Event, FilePosition, Spool
 
 log = logging.getLogger("millrace.agent")
@@ -36,8 +35,6 @@ ROTATED_S = 2.0
 """How long a renamed file is still watched: its writer may not have opened the new one yet."""
 IDLE_S = 0.1
 RETRY_S = 1.0
-_SUFFIX = re.compile(r"[.\-_]\d[\d.\-_T:]*")
-"""What rotation appends to a name: a number or a time. Compressed files are not read."""
 
 
 @dataclass(slots=True)
@@ -46,7 +43,7 @@ class FollowedFile:
 
     path: Path
     topic: str
-    file: BinaryIO | None = None
+    file: io.FileIO | None = None
     offset: int = 0
     tail: bytes = b""
     in_long_line: bool = False
@@ -113,12 +110,12 @@ class Follower:
             one.rotated_at = None
             self._take(one, block[:whole])
             return True
-        if _is(one.path, one.file) or not one.path.exists():
+        if not is_replaced(one.path, one.file):
             one.caught_up_at = began
         elif self._is_left(one):
             if block:
                 self._take(one, block)  # the last line, which nobody will end
-            self._open_next(one)
+            self._begin_next(one)
             return True
         return False
 
@@ -137,7 +134,7 @@ class Follower:
         events: list[Event] = []
         refused: list[tuple[int, str]] = []
         in_long_line, done, size = one.in_long_line, 0, 0
-        for line in BytesIO(block):
+        for line in io.BytesIO(block):
             if in_long_line:
                 in_long_line = not line.endswith(b"\n")
             elif len(line) == BLOCK_BYTES and not line.endswith(b"\n"):
@@ -177,46 +174,27 @@ class Follower:
         """Go on in the file that was read before, whatever its name is now; False when there is no file."""
         known = self._spool.file_position(str(one.path))
         if known is not None:
-            for path in (one.path, *_rotated(one.path)):
-                with suppress(FileNotFoundError):
-                    file = path.open("rb")
-                    status = os.fstat(file.fileno())
-                    is_same = (status.st_dev, status.st_ino) == (known.device, known.inode)
-                    if (
-                        is_same
-                        and status.st_size >= known.offset
-                        and _continues(file, known.offset, known.tail)
-                    ):
-                        self._use(one, file, known.offset, known.tail)
-                        return True
-                    file.close()
+            is_it = partial(_continues, offset=known.offset, tail=known.tail)
+            file = open_again(one.path, known.device, known.inode, known.offset, is_it)
+            if file is not None:
+                self._use(one, file, known.offset, known.tail)
+                return True
             log.warning("file %s is another one than before: it is read from its beginning", one.path)
-        with suppress(FileNotFoundError):
-            self._begin(one, one.path.open("rb"))
-            return True
-        return False
+        return self._begin_next(one)
 
-    def _open_next(self, one: FollowedFile) -> None:
-        """Leave a renamed file for the one that was written after it."""
-        assert one.file is not None
-        left = os.fstat(one.file.fileno())
-        for path in (*_rotated(one.path), one.path):
-            with suppress(FileNotFoundError):
-                file = path.open("rb")
-                status = os.fstat(file.fileno())
-                is_next = path == one.path or status.st_mtime_ns > left.st_mtime_ns
-                if is_next and (status.st_dev, status.st_ino) != (left.st_dev, left.st_ino):
-                    self._begin(one, file)
-                    return
-                file.close()
+    def _begin_next(self, one: FollowedFile) -> bool:
+        """Begin the file that was written after a renamed one, or the log; False when there is none yet.
 
-    def _begin(self, one: FollowedFile, file: BinaryIO) -> None:
-        """Read a file from its beginning, and note it: it is found if it is renamed before its first line."""
-        self._use(one, file, 0, b"")
-        self._spool.take([], self._position(one, b"")).result()
+        It is noted at once: it is found if it is renamed before its first line.
+        """
+        file = open_next(one.path, one.file)
+        if file is not None:
+            self._use(one, file, 0, b"")
+            self._spool.take([], self._position(one, b"")).result()
+        return file is not None
 
     @staticmethod
-    def _use(one: FollowedFile, file: BinaryIO, offset: int, tail: bytes) -> None:
+    def _use(one: FollowedFile, file: io.FileIO, offset: int, tail: bytes) -> None:
         if one.file is not None:
             one.file.close()
         one.file, one.offset, one.tail = file, offset, tail
@@ -228,24 +206,5 @@ class Follower:
                 one.file.close()
 
 
-def _continues(file: BinaryIO, offset: int, tail: bytes) -> bool:
+def _continues(file: io.FileIO, offset: int, tail: bytes) -> bool:
     return os.pread(file.fileno(), len(tail), offset - len(tail)) == tail
-
-
-def _is(path: Path, file: BinaryIO) -> bool:
-    try:
-        named = path.stat()
-    except FileNotFoundError:
-        return False
-    status = os.fstat(file.fileno())
-    return (named.st_dev, named.st_ino) == (status.st_dev, status.st_ino)
-
-
-def _rotated(path: Path) -> list[Path]:
-    """The files that rotation has made of this one, the oldest first."""
-    found: list[tuple[int, Path]] = []
-    for other in path.parent.glob("*"):
-        if other.name.startswith(path.name) and _SUFFIX.fullmatch(other.name, len(path.name)):
-            with suppress(FileNotFoundError):
-                found.append((other.stat().st_mtime_ns, other))
-    return [other for _, other in sorted(found)]

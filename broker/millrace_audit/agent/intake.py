@@ -40,7 +40,7 @@ SUBJECT_AGE_S = 60.0
 """How long the latest schema of a subject is the latest one without another question."""
 _REGISTRY_WAIT_S = 2.0
 _FIELDS = {"time", "key", "event"}
-_NO_HEADER: Mapping[str, Any] = {"time": 0, "server": "", "service": "", "instance": 0, "sequence": 0}
+_NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
 _NO_HEADER_BYTES = len(EventHeader._fields)
 """Avro writes each of these zeros and empty strings in one byte."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import random
 from collections.abc import Iterator
@@ -103,13 +104,13 @@ class Followed:
     """A file and its follower, until it has nothing to read for a while."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.now = path, 0.0
+        self.path = path
         self.read: list[bytes] = []
         self.position: Position | None = None
         self.chunks: Iterator[Chunk] = iter(())
 
     def restart(self) -> None:
-        self.chunks = Follower(self.path, self.position, lambda: self.now).chunks()
+        self.chunks = Follower(self.path, self.position, itertools.count().__next__).chunks()
 
     def catch_up(self) -> None:
         while True:
@@ -118,7 +119,6 @@ class Followed:
             self.position = chunk.position or self.position
             if chunk.caught_up:
                 return
-            self.now += 1
 
     def write(self, data: bytes) -> None:
         with self.path.open("ab") as file:

@@ -1,0 +1,83 @@
+"""A log and what rotation has made of it: one file under another name, and the one that was written after it.
+
+For whoever reads a file that grows. Rotated files are found by their names, FILE.1 or FILE-20260101;
+compressed ones are not read. Reads no lines.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_SUFFIX = re.compile(r"[.\-_]\d[\d.\-_T:]*")
+"""What rotation appends to a name: a number or a time."""
+
+
+def is_replaced(path: Path, file: io.FileIO) -> bool:
+    """True when the path names another file than the open one; while it names none, a rotation goes on."""
+    try:
+        return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def open_again(
+    path: Path, device: int, inode: int, offset: int, is_it: Callable[[io.FileIO], bool]
+) -> io.FileIO | None:
+    """The log, or the rotated file, that was read up to an offset; None where it is gone.
+
+    `is_it` tells it from a later file of the same inode.
+    """
+    for other, _ in _generations(path):
+        with suppress(FileNotFoundError):
+            file = other.open("rb", buffering=0)
+            state = os.fstat(file.fileno())
+            same = (state.st_dev, state.st_ino) == (device, inode)
+            if same and state.st_size >= offset and is_it(file):
+                return file
+            file.close()
+    return None
+
+
+def open_next(path: Path, file: io.FileIO | None) -> io.FileIO | None:
+    """The file that was written after an open one, or without one the log; None: not yet.
+
+    Names move on while they are read, so what is opened must be what was seen.
+    """
+    while later := _later(path, file):
+        with suppress(FileNotFoundError):
+            opened = later[0][0].open("rb", buffering=0)
+            if os.path.samestat(os.fstat(opened.fileno()), later[0][1]):
+                return opened
+            opened.close()
+    return None
+
+
+def _later(path: Path, file: io.FileIO | None) -> list[tuple[Path, os.stat_result]]:
+    generations = _generations(path)
+    left = None if file is None else os.fstat(file.fileno())
+    for index, (_, state) in enumerate(generations):
+        if left is not None and os.path.samestat(state, left):
+            return generations[index + 1 :]
+    return [  # the open one has no such name any more: it was deleted or compressed
+        (other, state)
+        for other, state in generations
+        if other == path or (left is not None and state.st_mtime_ns > left.st_mtime_ns)
+    ]
+
+
+def _generations(path: Path) -> list[tuple[Path, os.stat_result]]:
+    """The rotated files beside a log, oldest first; then the log itself."""
+    rotated = []
+    for other in path.parent.glob("*"):
+        if other.name.startswith(path.name) and _SUFFIX.fullmatch(other.name, len(path.name)):
+            with suppress(FileNotFoundError):
+                rotated.append((other, other.stat()))
+    rotated.sort(key=lambda generation: generation[1].st_mtime_ns)
+    with suppress(FileNotFoundError):
+        rotated.append((path, path.stat()))
+    return rotated
