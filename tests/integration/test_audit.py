@@ -32,14 +32,7 @@ from millrace_audit.answer import Completeness, Window
 from millrace_audit.client import completeness
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
-from millrace_audit.reports.messages import (
-    AUDIT_TOPIC,
-    COUNTS_TOPIC,
-    AuditCodec,
-    LoadEnd,
-    LoadNumber,
-    schema_file,
-)
+from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, AuditCodec, LoadEnd, LoadNumber
 from millrace_audit.reports.publish import AuditPublisher, edition_records
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.turns import Seat, read_turns
@@ -49,11 +42,11 @@ from millrace_warehouse.storage import open_storage
 from tests.access_log import AccessLog, access_log_names
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.loaded import compact_as_others_do
-from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
+from tests.page_view import EVENT, PAGE_VIEW, START
+from tests.support import ROUNDS, WAIT_S, Process, run_millrace, run_python, wait_until
 from tests.warehouses import load_here
 
 Start = Callable[..., Process]
-PAGE_VIEW = schema_file("PageView")
 TOPICS = [
     *(f"{name}-log" for name in access_log_names()),
     "twice",
@@ -68,14 +61,6 @@ TOPICS = [
     "edited",
 ]
 AUDIT_TOPICS = [AUDIT_TOPIC, COUNTS_TOPIC]
-START = 1_431_856_800_000
-EVENT: dict[str, Any] = {
-    "clientAddress": "10.0.0.1",
-    "method": "GET",
-    "url": "/",
-    "protocol": "HTTP/1.1",
-    "status": 200,
-}
 
 
 @dataclass
@@ -101,41 +86,30 @@ class World:
         return f"http://127.0.0.1:{self.auditor_port}"
 
     def start_reader(self, name: str) -> None:
+        cluster = self.clusters[name]
         self.readers[name] = self.start(
-            "audit-reader",
-            "--cluster",
-            self.clusters[name].name if name == "offline" else name,
-            "--tier",
-            name,
-            "--bootstrap",
-            self.clusters[name].bootstrap,
-            "--registry",
-            self.registry,
-            "--zookeeper",
-            self.zookeeper,
-            "--new-cluster",  # other tests have a dc1, too, and the same ZooKeeper
-            "--interval-ms",
-            "100",
+            *("audit-reader", "--cluster", cluster.name if name == "offline" else name, "--tier", name),
+            *("--bootstrap", cluster.bootstrap, "--registry", self.registry, "--zookeeper", self.zookeeper),
+            *("--new-cluster", "--interval-ms", "100"),  # other tests have a dc1, too, and the same ZooKeeper
         )
 
+    def auditor_words(self, database: str, port: int, *, registry: str = "", origins: str = "") -> list[str]:
+        offline = self.clusters["offline"].bootstrap
+        return [
+            *(
+                "auditor",
+                "--listen",
+                f"127.0.0.1:{port}",
+                "--database-url",
+                f"sqlite:///{self.folder}/{database}",
+            ),
+            *("--bootstrap", offline, "--registry", registry or self.registry, "--zookeeper", self.zookeeper),
+            *("--origins", origins or ",".join(name for name in self.clusters if name != "offline")),
+        ]
+
     def start_auditor(self, database: str = "auditor.db", port: int | None = None) -> Process:
-        return self.start(
-            "auditor",
-            "--listen",
-            f"127.0.0.1:{self.auditor_port if port is None else port}",
-            "--database-url",
-            f"sqlite:///{self.folder}/{database}",
-            "--bootstrap",
-            self.clusters["offline"].bootstrap,
-            "--registry",
-            self.registry,
-            "--zookeeper",
-            self.zookeeper,
-            "--origins",
-            ",".join(name for name in self.clusters if name != "offline"),
-            "--grace-s",
-            "0",
-        )
+        words = self.auditor_words(database, self.auditor_port if port is None else port)
+        return self.start(*words, "--grace-s", "0")
 
     def producer(self, cluster: str, **options: Any) -> AuditedProducer:
         return AuditedProducer(
@@ -148,19 +122,11 @@ class World:
         )
 
     def start_warehouse_reader(self) -> Process:
+        offline = self.clusters["offline"].bootstrap
         self.warehouse_reader = self.start(
-            "audit-warehouse",
-            "--warehouse",
-            str(self.warehouse),
-            "--bootstrap",
-            self.clusters["offline"].bootstrap,
-            "--registry",
-            self.registry,
-            "--zookeeper",
-            self.zookeeper,
-            "--new-warehouse",
-            "--interval-ms",
-            "100",
+            *("audit-warehouse", "--warehouse", str(self.warehouse), "--bootstrap", offline),
+            *("--registry", self.registry, "--zookeeper", self.zookeeper),
+            *("--new-warehouse", "--interval-ms", "500"),
         )
         return self.warehouse_reader
 
@@ -244,19 +210,9 @@ def test_an_access_log_published_in_two_datacenters_is_complete_once_it_is_loade
     lines = hours_of_the_log.total()
     for part, cluster in enumerate(("dc1", "dc2"), start=1):
         published = run_millrace(
-            "publish-access-log",
-            str(access_log.path),
-            "--topic",
-            topic,
-            "--cluster",
-            cluster,
-            "--json",
-            "--bootstrap",
-            world.clusters[cluster].bootstrap,
-            "--registry",
-            world.registry,
-            "--part",
-            f"{part}/2",
+            *("publish-access-log", str(access_log.path), "--topic", topic, "--cluster", cluster, "--json"),
+            *("--bootstrap", world.clusters[cluster].bootstrap, "--registry", world.registry),
+            *("--part", f"{part}/2"),
         )
         assert published.returncode == 0, published.stderr
         assert json.loads(published.stdout)["acknowledged"] == lines // 2
@@ -640,30 +596,7 @@ cli.main(sys.argv[1:], standalone_mode=False)
 
 
 def test_an_auditor_that_cannot_read_on_ends_and_does_not_go_on_answering(world: World) -> None:
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            DOOMED,
-            "auditor",
-            "--listen",
-            "127.0.0.1:0",
-            "--database-url",
-            f"sqlite:///{world.folder}/doomed.db",
-            "--origins",
-            "dc1,dc2",
-            "--bootstrap",
-            world.clusters["offline"].bootstrap,
-            "--registry",
-            world.registry,
-            "--zookeeper",
-            world.zookeeper,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_python("-c", DOOMED, *world.auditor_words("doomed.db", 0), timeout_s=60)
     assert ended.returncode != 0
     assert "a mistake in the program" in ended.stderr
 
@@ -679,22 +612,8 @@ def test_the_auditors_health_says_whether_it_reads(world: World) -> None:
     answer = httpx.get(f"{world.url}/v1/health").json()
     assert (answer["trouble"], answer["behind_s"].keys()) == (None, tiers)
     assert "/v1/bad" in httpx.get(world.url).json()["paths"]
-    port = free_port()
-    blind = world.start(
-        "auditor",
-        "--listen",
-        "127.0.0.1:0",
-        "--database-url",
-        f"sqlite:///{world.folder}/blind.db",
-        "--bootstrap",
-        world.clusters["offline"].bootstrap,
-        "--registry",
-        f"http://127.0.0.1:{port}",
-        "--zookeeper",
-        world.zookeeper,
-        "--origins",
-        "dc1",
-    )
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    blind = world.start(*world.auditor_words("blind.db", 0, registry=nowhere, origins="dc1"))
     answer = httpx.get(f"http://{blind.ready()}/v1/health")
     assert answer.status_code == 503
     assert answer.json()["trouble"]
@@ -714,7 +633,7 @@ def nobody() -> Iterator[str]:
 def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str, tmp_path: Path) -> None:
     span = ["--from", "2015-05-17T10:00Z", "--to", "2015-05-17T11:00Z"]
     rest = ["--registry", world.registry, "--bootstrap"]
-    turns = ["--zookeeper", world.zookeeper]
+    turns, database = ["--zookeeper", world.zookeeper], ["--database-url", f"sqlite:///{tmp_path}/x.db"]
     bad_log = tmp_path / "bad.log"
     bad_log.write_text("nonsense\n")
     offline = world.clusters["offline"].bootstrap
@@ -738,33 +657,11 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
             "ask for less",
         ),
         (
-            [
-                "auditor",
-                *turns,
-                *rest,
-                offline,
-                "--origins",
-                "dc1",
-                "--listen",
-                world.url[7:],
-                "--database-url",
-                f"sqlite:///{tmp_path}/x.db",
-            ],
+            ["auditor", *turns, *rest, offline, "--origins", "dc1", "--listen", world.url[7:], *database],
             "cannot listen",
         ),
         (
-            [
-                "auditor",
-                *turns,
-                *rest,
-                nobody,
-                "--origins",
-                "dc1",
-                "--listen",
-                "127.0.0.1:0",
-                "--database-url",
-                f"sqlite:///{tmp_path}/x.db",
-            ],
+            ["auditor", *turns, *rest, nobody, "--origins", "dc1", "--listen", "127.0.0.1:0", *database],
             nobody,
         ),
         (["auditor", *turns, *rest, offline, "--origins", ","], "--origins names"),

@@ -20,32 +20,16 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import EventHeader, read_header
-from millrace_audit.reports.messages import (
-    FOR_EVER,
-    NOTHING,
-    AuditCodec,
-    AuditRecord,
-    Hello,
-    Report,
-    schema_file,
-)
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, AuditRecord, Hello, Report
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
+from tests.page_view import EVENT, PAGE_VIEW, START
 from tests.support import Process, wait_until
 
 Start = Callable[..., Process]
-PAGE_VIEW = schema_file("PageView")
-START = 1_431_856_800_000
 MINUTE_MS = 60_000
-EVENT: dict[str, Any] = {
-    "clientAddress": "10.0.0.1",
-    "method": "GET",
-    "url": "/",
-    "protocol": "HTTP/1.1",
-    "status": 200,
-}
 
 
 @dataclass

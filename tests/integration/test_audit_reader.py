@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -22,32 +21,15 @@ from millrace.coordination.session import Session
 from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
-from millrace_audit.reports.messages import (
-    NOTHING,
-    AuditCodec,
-    AuditRecord,
-    Count,
-    Heartbeat,
-    Origin,
-    Report,
-    schema_file,
-)
+from millrace_audit.reports.messages import NOTHING, AuditCodec, AuditRecord, Count, Heartbeat, Origin, Report
 from millrace_audit.reports.seals import fingerprint, wrapped
 from millrace_audit.reports.turns import Seat, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
+from tests.page_view import EVENT, PAGE_VIEW, START
 from tests.support import ROUNDS, WAIT_S, Process, wait_until
 
 Start = Callable[..., Process]
-PAGE_VIEW = schema_file("PageView")
-START = 1_431_856_800_000
-EVENT: dict[str, Any] = {
-    "clientAddress": "10.0.0.1",
-    "method": "GET",
-    "url": "/",
-    "protocol": "HTTP/1.1",
-    "status": 200,
-}
 
 
 @dataclass
@@ -371,7 +353,7 @@ class Damage:
     cluster: TestCluster
 
     def segments(self, topic: str) -> list[Path]:
-        folder = self.world.folder / f"{self.cluster.name}-1"
+        folder = self.cluster.directory(1)
         return sorted(folder.glob(f"{topic}-0-*/*.log"))
 
 
@@ -474,7 +456,7 @@ def test_one_damaged_partition_is_named_and_all_others_are_counted_on(
     assert len({turn for turn, _ in said()}) == 1, "it keeps its turn"
 
     cluster.brokers[1].process.stop()
-    repaired = world.start("log", "repair", str(world.folder / f"{cluster.name}-1"))
+    repaired = world.start("log", "repair", str(cluster.directory(1)))
     repaired.wait()
     cluster.restart(1)
     produce("bad", 1)
@@ -518,7 +500,8 @@ def test_a_segment_that_is_gone_is_said_where_it_is_gone(
     if which == 0:
         assert missing, "what is gone from the beginning is said to be lost"
     else:
-        assert "millrace log verify" in named[0].cause
+        assert named[0].cause == "its broker answers STORAGE_ERROR: see the broker's log"
+        assert "restore the file that held them" in cluster.brokers[1].process.output
 
 
 def test_a_broker_that_is_away_takes_only_its_own_partitions_with_it(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import case, func, or_, select
+from sqlalchemy import bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import (
@@ -156,10 +156,21 @@ def history(session: Session, topic: str, start: int, end: int) -> list[dict[str
     ]
 
 
+# Every topic is asked for these: to build a statement takes longer than its answer.
+_OF_TOPIC = WindowRow.topic == bindparam("topic")
+_FIRST = select(func.min(WindowRow.window)).where(_OF_TOPIC)
+_FIRST_DOUBTFUL = (
+    select(WindowRow.window, WindowRow.verdict, WindowRow.judged)
+    .where(_OF_TOPIC, or_(~WindowRow.settled, WindowRow.verdict == Verdict.INCOMPLETE))
+    .where(WindowRow.window >= bindparam("first"))
+    .order_by(WindowRow.window)
+    .limit(1)
+)
+
+
 def watermark_of(session: Session, view: TopicView) -> tuple[datetime | None, str | None]:
     """The time before which every window is complete or carried, and what holds it there."""
-    here = WindowRow.topic == view.topic
-    first = session.scalar(select(func.min(WindowRow.window)).where(here))
+    first = session.scalar(_FIRST, {"topic": view.topic})
     through, held_by = view.final_through, view.holding()
     for gap in view.gaps:
         if gap.since == NOTHING and first is not None:  # what is known begins behind it
@@ -170,9 +181,7 @@ def watermark_of(session: Session, view: TopicView) -> tuple[datetime | None, st
             through, held_by = gap.since, gap.reason
     if first is None:
         return None, "nothing was reported or counted yet"
-    doubtful = or_(~WindowRow.settled, WindowRow.verdict == Verdict.INCOMPLETE)
-    bad = select(WindowRow.window, WindowRow.verdict, WindowRow.judged).where(here, doubtful)
-    row = session.execute(bad.where(WindowRow.window >= first).order_by(WindowRow.window).limit(1)).first()
+    row = session.execute(_FIRST_DOUBTFUL, {"topic": view.topic, "first": first}).first()
     end = window_start(max(min(through, FOR_EVER - WINDOW_MS), 0))
     if row is not None and row.window < end:
         end, held_by = row.window, f"{row.verdict}: {_first_cause(row.judged)}"

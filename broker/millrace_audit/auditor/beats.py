@@ -149,8 +149,10 @@ class Progress:
             for tier, beats in self.beats.items()
         }
         """Tier -> time of its newest beat by which all that its producers had said is applied."""
+        by_topic = select(CoverageRow).order_by(CoverageRow.topic, CoverageRow.tier, CoverageRow.partition)
+        self.coverage = session.scalars(by_topic).all()
         self._coverage: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
-        for row in session.scalars(select(CoverageRow)):
+        for row in self.coverage:
             self._coverage[row.tier, row.topic].append(row)
         self.unreadable: defaultdict[str, list[UnreadableRow]] = defaultdict(list)
         for bad in session.scalars(select(UnreadableRow)):

@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from sqlalchemy import String, cast, func, select
+from sqlalchemy import String, bindparam, cast, func, select
 from sqlalchemy.orm import Session
 
 from millrace.client.cluster_client import LATEST, ClusterClient
@@ -33,7 +33,7 @@ from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
 from millrace_audit.auditor import answers
-from millrace_audit.auditor.beats import names_by_number
+from millrace_audit.auditor.beats import Progress, names_by_number
 from millrace_audit.auditor.heat import TopicHours, hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.rules import AuditRules
@@ -272,8 +272,9 @@ class _Console:
 
     def overview(self) -> dict[str, Any]:
         session = self._session
-        topics = hours_of_all(session, self._rules, self._start, self._end)
-        partitions = list(_partitions(session))
+        progress = Progress(session)
+        topics = hours_of_all(session, self._rules, progress, self._start, self._end)
+        partitions = list(_partitions(progress))
         by_topic: defaultdict[str, list[PartitionLine]] = defaultdict(list)
         for line in partitions:
             by_topic[line.topic].append(line)
@@ -359,18 +360,14 @@ class _Console:
             "findings": [(window.start, one) for window in answer.windows for one in window.findings],
             "reasons": _reasons(answer),
             "delays": self._numbers.delays(topic),
-            "partitions": [line for line in _partitions(self._session) if line.topic == topic],
+            "partitions": [line for line in _partitions(Progress(self._session)) if line.topic == topic],
             "history": answers.history(self._session, topic, first, last),
         }
 
 
-def _partitions(session: Session) -> Iterator[PartitionLine]:
+def _partitions(progress: Progress) -> Iterator[PartitionLine]:
     """Every partition at every tier that counts it, with its lag behind where it comes from."""
-    rows = session.scalars(
-        select(CoverageRow)
-        .where(~CoverageRow.gone)
-        .order_by(CoverageRow.topic, CoverageRow.tier, CoverageRow.partition)
-    ).all()
+    rows = [row for row in progress.coverage if not row.gone]
     ends = {(row.tier, f"{row.topic_id}-{row.partition}"): row.end for row in rows}
     of_topic: defaultdict[tuple[str, str], list[CoverageRow]] = defaultdict(list)
     for row in rows:
@@ -420,6 +417,16 @@ def _mirrors(partitions: Sequence[PartitionLine]) -> list[MirrorLine]:
     ]
 
 
+_NEWEST = (
+    select(WindowRow.window, cast(WindowRow.positions, String).label("positions"))
+    .where(WindowRow.topic == bindparam("topic"))
+    .order_by(WindowRow.window.desc())
+    .limit(_LOOKED_AT)
+    .subquery()
+)
+_NEWEST_IN_TABLE = select(func.max(_NEWEST.c.window)).where(_NEWEST.c.positions.contains(f'"{TABLE}"'))
+
+
 def _loads(session: Session) -> list[dict[str, Any]]:
     """Of each topic the newest load that was read back, and which of its newest hours its table holds."""
     newest = select(LoadRow.topic, func.max(LoadRow.load).label("load")).group_by(LoadRow.topic).subquery()
@@ -430,15 +437,7 @@ def _loads(session: Session) -> list[dict[str, Any]]:
     ).all()
     found = {}
     for row in rows:
-        newest_windows = (
-            select(WindowRow.window, cast(WindowRow.positions, String).label("positions"))
-            .where(WindowRow.topic == row.topic)
-            .order_by(WindowRow.window.desc())
-            .limit(_LOOKED_AT)
-            .subquery()
-        )
-        in_table = newest_windows.c.positions.contains(f'"{TABLE}"')
-        window = session.scalar(select(func.max(newest_windows.c.window)).where(in_table))
+        window = session.scalar(_NEWEST_IN_TABLE, {"topic": row.topic})
         found[row.topic] = {
             "topic": row.topic,
             "load": row.load,

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from typing import Any
 
 import click
 
-from millrace.errors import MillraceError
 from millrace.logs import start_logging
-from millrace.service.options import door_options, tls_of
+from millrace.service.options import door_options
 from millrace.signals import stop_on_signals
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
-
-log = logging.getLogger("millrace.audit")
 
 
 @click.command(
@@ -44,13 +40,16 @@ log = logging.getLogger("millrace.audit")
     help="How often it looks for new messages and publishes.",
 )
 @click.option(
-    "--metrics-listen", metavar="HOST:PORT", help="Serve /metrics for Prometheus there, and /healthz."
+    "--metrics-listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Serve /metrics for Prometheus there, and /healthz.",
 )
 @door_options
 def audit_reader(
     tier: str | None,
     topics: str,
-    metrics_listen: str | None,
+    metrics_listen: str,
     access_file: str,
     certificate: str,
     key: str,
@@ -69,11 +68,7 @@ def audit_reader(
     stop = threading.Event()
     stop_on_signals(stop.set, limited=True)
     numbers = ReaderNumbers(config.tier)
-    tls = tls_of(certificate, key)
-    if metrics_listen:
-        log.info("metrics on %s/metrics", serve(numbers, metrics_listen, access_file, tls))
-    elif access_file or tls is not None:
-        raise MillraceError("--access and --certificate are for the metrics: give --metrics-listen, too")
+    serve(numbers, metrics_listen, access_file, certificate, key)
 
     def ready() -> None:
         click.echo(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")

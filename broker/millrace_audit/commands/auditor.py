@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import logging
 import re
 import threading
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,12 +15,6 @@ from millrace.service.access import AccessList
 from millrace.service.options import door_options, tls_of
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
-
-if TYPE_CHECKING:
-    from millrace.service.web import WebServer
-    from millrace_audit.auditor.auditor import Auditor
-
-log = logging.getLogger("millrace.audit")
 
 
 @click.command(
@@ -117,7 +110,13 @@ def auditor(
         server = WebServer(app, listen, "auditor", tls_of(certificate, key))
         # What is there by now stays. A collection that looked through it again took 70 ms of a page.
         gc.freeze()
-        _serve_while_applying(server, worker)
+        stop = threading.Event()
+        applying = server.start_beside("reader of the audit topics", lambda: worker.run(stop))
+        try:
+            server.serve_until_stopped()
+        finally:
+            stop.set()
+            applying.join()
 
 
 def _rules(
@@ -138,25 +137,3 @@ def _rules(
         fold_after_ms=fold_after_h * 3_600_000,
         keep_ms=keep_days * 24 * 3_600_000,
     )
-
-
-def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
-    stop, failure = threading.Event(), list[Exception]()
-
-    def apply() -> None:
-        try:
-            worker.run(stop)
-        except Exception as error:
-            log.exception("the audit topics are no longer applied")
-            failure.append(error)
-            server.stop()  # an auditor that no longer reads must not go on answering
-
-    thread = threading.Thread(target=apply, name="audit-topics")
-    thread.start()
-    try:
-        server.serve_until_stopped()
-    finally:
-        stop.set()
-        thread.join()
-    if failure:
-        raise MillraceError(f"the auditor stopped: {failure[0]}")

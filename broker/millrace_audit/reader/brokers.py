@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.connection import Connection
+from millrace.client.errors import in_words
 from millrace.client.fetcher import (
     EARLIEST,
     LATEST,
@@ -20,7 +21,7 @@ from millrace.client.fetcher import (
 )
 from millrace.errors import ErrorCode, MillraceError
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.fetch import FetchedPartition, error_name
+from millrace.wire.fetch import FetchedPartition
 from millrace_audit.reader.partition import CannotRead
 
 FETCH_BYTES = 8 << 20
@@ -85,12 +86,7 @@ class Brokers:
         except MillraceError as error:
             raise self._away(leader, error) from error
         return {
-            name: CannotRead(
-                f"broker {leader} answers {error_name(answer.error_code)}: see its log, and run"
-                " `millrace log verify DIR` there"
-            )
-            if answer.error_code
-            else answer.offset
+            name: CannotRead(in_words(answer.error_code)) if answer.error_code else answer.offset
             for name, answer in answers.items()
         }
 

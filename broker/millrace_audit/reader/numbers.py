@@ -5,6 +5,7 @@ Plain numbers where the work is done; they are read when somebody asks, in a thr
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,14 +15,16 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from millrace.config import TlsConfig
+from millrace.errors import ConfigError
 from millrace.security.certificates import ServerCertificates
 from millrace.service.access import AccessList
 from millrace.service.monitoring import MonitoringServer
+from millrace.service.options import tls_of
 from millrace_audit.reader.counting import Part
 from millrace_audit.reader.partition import Partition
 from millrace_audit.reports.messages import now_ms
 
+log = logging.getLogger("millrace.audit")
 PREFIX = "millrace_audit_reader_"
 DELAYS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
 """Upper bounds of the delays, from the next round to a day late."""
@@ -133,8 +136,18 @@ class ReaderNumbers(TierNumbers):
         yield delay
 
 
-def serve(numbers: TierNumbers, listen: str, access_file: str = "", tls: TlsConfig | None = None) -> str:
-    """Answer `/metrics` and `/healthz` in threads of their own; their URL, where port 0 takes a free one."""
+def serve(
+    numbers: TierNumbers, listen: str, access_file: str = "", certificate: str = "", key: str = ""
+) -> str:
+    """Answer `/metrics` and `/healthz` in threads of their own; their URL, where port 0 takes a free one.
+
+    An empty `listen` is nowhere: ConfigError then for the options that say more of it.
+    """
+    tls = tls_of(certificate, key)
+    if not listen:
+        if access_file or tls is not None:
+            raise ConfigError("--access and --certificate are for the metrics: give --metrics-listen, too")
+        return ""
 
     def health() -> tuple[bool, Mapping[str, Any]]:
         troubles = numbers.troubles()
@@ -146,4 +159,5 @@ def serve(numbers: TierNumbers, listen: str, access_file: str = "", tls: TlsConf
         certificates.watch()
     server = MonitoringServer(listen, "--metrics-listen", numbers, health, access, certificates)
     server.start()
+    log.info("metrics on %s/metrics", server.url)
     return server.url

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from millrace.client.errors import in_words
 from millrace.client.transactions import batches_from
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.mirror.runs import OffsetRules
@@ -242,7 +243,7 @@ def _origin(position: MirrorPosition) -> Origin:
 
 def _cause(error: int, rules: OffsetRules, detail: str = "") -> str:
     if error not in _DAMAGED:
-        return f"its broker answers {error_name(error)}: see the broker's log"
+        return in_words(error)
     mend = (
         "stop its broker and run `millrace log repair DIR`"
         if rules.byte_positions

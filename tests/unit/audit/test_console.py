@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,7 +17,7 @@ from sqlalchemy import update
 from millrace_audit.answer import Verdict, iso, overall, utc
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.app import build_app
-from millrace_audit.auditor.beats import Beat
+from millrace_audit.auditor.beats import Beat, Progress
 from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.console import MARKS
 from millrace_audit.auditor.heat import hours_of_all, newest_end
@@ -36,9 +36,8 @@ EVIL = "<script>alert(1)</script>\"'&"
 class Console:
     """A story, and the page about it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.clock = NOW
-        self.store = AuditStore(f"sqlite:///{folder}/audit.db")
+    def __init__(self, store: AuditStore) -> None:
+        self.clock, self.store = NOW, store
         self.rules = replace(RULES, clock_ms=lambda: self.clock)
         self.story = Story(self.store, self.rules)
         self.numbers = AuditNumbers(self.store, self.rules)
@@ -49,14 +48,18 @@ class Console:
 
     def verdicts(self, start: int, end: int) -> dict[str, list[Verdict | None]]:
         with self.store.reading() as session:
-            return {row.known.topic: [*row.hours] for row in hours_of_all(session, self.rules, start, end)}
+            return {
+                row.known.topic: [*row.hours]
+                for row in hours_of_all(session, self.rules, Progress(session), start, end)
+            }
 
 
 @pytest.fixture
-def console(tmp_path: Path) -> Iterator[Console]:
-    console = Console(tmp_path)
-    yield console
-    console.store.close()
+def console(request: pytest.FixtureRequest, stores: Callable[[str], AuditStore], tmp_path: Path) -> Console:
+    """On SQLite, or on PostgreSQL where a test asks for it."""
+    is_postgres = getattr(request, "param", "sqlite") == "postgresql"
+    url = request.getfixturevalue("postgres_url") if is_postgres else f"sqlite:///{tmp_path}/audit.db"
+    return Console(stores(url))
 
 
 class Tags(HTMLParser):
@@ -141,13 +144,14 @@ def test_what_the_picture_says_of_an_hour_is_what_the_answer_says_of_it(console:
     assert "millrace log verify" in page, "what to do about it"
 
 
+@pytest.mark.parametrize("console", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("days", [2, 7, 30])
 def test_the_picture_says_of_each_hour_what_its_windows_say_one_by_one(console: Console, days: int) -> None:
     dice, end = random.Random(days), W - W % HOUR_MS + HOUR_MS
     start = end - days * 24 * HOUR_MS
     console.story.whole()
     console.story.apply()
-    words = [*Verdict, *[Verdict.COMPLETE] * 10, "a word of a later Millrace"]
+    words = [*Verdict, *[Verdict.COMPLETE] * 10, "a later word"]
     expected: dict[int, Verdict] = {}
     with console.store.writing() as session:
         for at in range(start - HOUR_MS, end - HOUR_MS, WINDOW_MS):
@@ -163,6 +167,7 @@ def test_the_picture_says_of_each_hour_what_its_windows_say_one_by_one(console: 
     hours = [expected.get(hour) for hour in range(start, end, HOUR_MS)]
     assert {*hours} == {*Verdict, None}
     assert console.verdicts(start, end) == {TOPIC: hours}
+    assert console.get(days=str(days)).status_code == 200
     page = Picture(console.get(days=str(days), until=iso(end)).text)
     assert page.cells == "".join(MARKS[verdict] for verdict in hours)
     named = [at for at in page.titles if at.partition(": ")[2] == "no events"]

@@ -20,16 +20,10 @@ from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited
 from millrace_audit.reports.messages import AuditCodec, Count, ForeignCount, schema_file
 from millrace_audit.reports.publish import MAX_MESSAGE_BYTES
 from millrace_audit.reports.seals import fingerprint, wrapped
+from tests.page_view import EVENT
 from tests.unit.audit.test_messages import Ids
 
 PAGE_VIEW = EventSchema(schema_file("PageView"), 7)
-EVENT: dict[str, Any] = {
-    "clientAddress": "10.0.0.1",
-    "method": "GET",
-    "url": "/",
-    "protocol": "HTTP/1.1",
-    "status": 200,
-}
 
 
 def message(server: str, instance: int, time_ms: int, sequence: int) -> bytes:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import MillraceError
-from millrace_audit.reports.event import EventSchema, NotAudited, has_header, read_header
+from millrace_audit.reports.event import EventHeader, EventSchema, NotAudited, has_header, read_header
 from millrace_audit.reports.messages import schema_file
+from millrace_registry.directory import AUDIT_HEADER
 
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
 HEADER = {"time": 1_431_856_800_000, "server": "web-1", "service": "shop", "instance": 2**62, "sequence": 7}
@@ -139,3 +140,9 @@ def test_the_header_is_written_as_fastavro_would_write_it(
         expected, fastavro.parse_schema(dict(schema_file("PageView"))), {**EVENT, "header": header}
     )
     assert PAGE_VIEW.encode(header, EVENT)[5:] == expected.getvalue()
+
+
+def test_the_registry_asks_for_the_header_that_the_audit_reads() -> None:
+    fields = AUDIT_HEADER["fields"]
+    assert [field["name"] for field in fields][: len(EventHeader._fields)] == list(EventHeader._fields)
+    assert has_header({"type": "record", "name": "E", "fields": [{"name": "header", "type": AUDIT_HEADER}]})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, func, select
+from sqlalchemy import func, select
 
 from millrace_audit.answer import iso
 from millrace_audit.auditor import answers, ledger, topic_view
@@ -20,7 +20,6 @@ from millrace_audit.auditor.store import (
     BeatRow,
     MarkRow,
     ProducerRow,
-    Row,
     TierRow,
     UnheardRow,
     WindowRow,
@@ -49,24 +48,6 @@ from tests.support import ROUNDS
 from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found
 
 LATER = W + 20 * WINDOW_MS
-
-
-@pytest.fixture(scope="module")
-def stores() -> Iterator[Callable[[str], AuditStore]]:
-    """Gives the store at a URL, emptied. Each new engine would compile every statement again."""
-    opened: dict[str, AuditStore] = {}
-
-    def emptied(url: str) -> AuditStore:
-        if url not in opened:
-            opened[url] = AuditStore(url)
-        with opened[url].writing() as session:
-            for table in reversed(Row.metadata.sorted_tables):
-                session.execute(delete(table))
-        return opened[url]
-
-    yield emptied
-    for store in opened.values():
-        store.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
