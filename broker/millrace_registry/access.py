@@ -1,13 +1,12 @@
-"""Who asks, and for what: the one place where a request meets its principal and a role.
+"""Who asks, and for what: the one place where a request meets its token and a role.
 
-Every route but `/` and `/healthz` says the role that it needs. `admit` asks the application's door, before
-anything of the request's body is read. The registry's own door is open: everybody has every role.
+Every route but `/` and `/healthz` says the role that it needs. `admit` asks the application's access list,
+before anything of the request's body is read. Without a list everybody has every role.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from enum import StrEnum
 
 from fastapi import Depends, FastAPI
@@ -30,29 +29,6 @@ class Role(StrEnum):
     """Deletes, and changes levels and modes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Door:
-    """Says who sends a request, and what that principal may do; its functions do not wait for anything."""
-
-    principal_of: Callable[[Request], str] = lambda _: "User:ANONYMOUS"
-    """`User:NAME`; RegistryError for a request that does not prove what it claims."""
-    allows: Callable[[str, Role, str], bool] = lambda *_: True
-    """Whether a principal has a role for a subject; GLOBAL stands for all subjects."""
-
-
-def door_of(known: AccessList) -> Door:
-    def principal_of(request: Request) -> str:
-        try:
-            return "User:" + known.name_of(request.headers.get("authorization"))
-        except NotKnown as error:
-            raise RegistryError(ErrorCode.UNAUTHENTICATED, str(error)) from None
-
-    def allows(principal: str, role: Role, subject: str) -> bool:
-        return known.allows(principal.removeprefix("User:"), role, subject)
-
-    return Door(principal_of, allows)
-
-
 def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
     async def admit_by_path(request: Request) -> None:
         admit(request, role, await subject_or_global(request))
@@ -60,18 +36,21 @@ def needs(role: Role) -> Callable[[Request], Coroutine[None, None, None]]:
     return admit_by_path
 
 
-def admit(request: Request, role: Role, subject: str) -> str:
-    """The request's principal, who has the role for the subject; RegistryError when there is none."""
-    door: Door = request.app.state.door
-    principal = door.principal_of(request)
-    if not door.allows(principal, role, subject):
+def admit(request: Request, role: Role, subject: str) -> None:
+    """RegistryError unless who sends the request has the role for the subject; GLOBAL stands for all."""
+    access: AccessList | None = request.app.state.access
+    if access is None:
+        return
+    try:
+        name = access.name_of(request.headers.get("authorization"))
+    except NotKnown as error:
+        raise RegistryError(ErrorCode.UNAUTHENTICATED, str(error)) from None
+    if not access.allows(name, role, subject):
         what = f"subject {subject!r}" if subject else "all subjects"
-        message = f"{principal} lacks the role {role} for {what}: ask an administrator for it"
+        message = f"User:{name} lacks the role {role} for {what}: ask an administrator for it"
         raise RegistryError(ErrorCode.FORBIDDEN, message)
-    return principal
 
 
-OPEN = Door()
 READ, REGISTER, ADMIN = ([Depends(needs(role))] for role in Role)
 """A route's `dependencies`."""
 _ROLES = [dependency.dependency for (dependency,) in (READ, REGISTER, ADMIN)]

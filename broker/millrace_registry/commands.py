@@ -72,18 +72,17 @@ def registry(
 ) -> None:
     """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
     from millrace.service.web import WebServer
-    from millrace_registry.access import OPEN, door_of
     from millrace_registry.app import create_app
     from millrace_registry.store import Store
     from millrace_registry.usage import Usage
 
     if bootstrap is not None:
         parse_addresses(bootstrap, "--bootstrap")
-    door = door_of(AccessList(access_file)) if access_file else OPEN
+    access = AccessList(access_file) if access_file else None
     tls = tls_of(certificate, key)
     store, usage = Store.open(database_url), Usage(bootstrap)
     try:
-        server = WebServer(create_app(store, door, usage), listen, "registry", tls)
+        server = WebServer(create_app(store, access, usage), listen, "registry", tls)
         usage.start()
         server.serve_until_stopped()
     finally:

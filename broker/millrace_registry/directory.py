@@ -41,13 +41,14 @@ _HEADER_FIELDS = (
     ("instance", "long"),
     ("sequence", "long"),
 )
-_HEADER = {
+AUDIT_HEADER: Mapping[str, Any] = {
     "type": "record",
     "name": "AuditHeader",
     "namespace": HEADER_NAME.rpartition(".")[0],
     "fields": [{"name": name, "type": kind} for name, kind in _HEADER_FIELDS],
 }
-_WRITE = f"Write as the first field: {json.dumps({'name': 'header', 'type': _HEADER})}"
+"""The type of the field `header` that every audited event begins with."""
+_WRITE = f"Write as the first field: {json.dumps({'name': 'header', 'type': AUDIT_HEADER})}"
 
 
 @dataclass(frozen=True, slots=True)

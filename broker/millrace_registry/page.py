@@ -49,7 +49,7 @@ _templates = Environment(
 )
 _templates.filters["utc"] = lambda ms: f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 _templates.filters["segment"] = lambda subject: quote(subject, safe="")
-routes = APIRouter(prefix="/ui", dependencies=READ)
+routes = APIRouter(prefix="/ui", dependencies=[*requests.CHECKS, *READ])
 
 
 @dataclass(frozen=True, slots=True)

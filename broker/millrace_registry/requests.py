@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
 
+from fastapi import Depends
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -89,6 +90,10 @@ async def own_pages(request: Request) -> None:
 async def only_text(request: Request) -> None:
     """Refuse a query that holds no text; runs for every request, as `json_body` for every body."""
     _check_text([text for pair in request.query_params.multi_items() for text in pair])
+
+
+CHECKS = [Depends(own_pages), Depends(only_text)]
+"""What every router has before a route's own dependencies."""
 
 
 def _check_text(value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from millrace.errors import ConfigError, ErrorCode
 from millrace.wire import security_messages as messages
 from tests.brokers import free_port, read_topic
 from tests.certificates import Authority
-from tests.compat.brokers import start_broker
+from tests.compat.brokers import RunningBroker, start_broker
 from tests.logins import authenticate, handshake, topics
 from tests.support import Process, wait_until
 from tests.tokens import AUDIENCE, ISSUER, Issuer, key_server, message
@@ -29,10 +30,22 @@ from tests.tokens import AUDIENCE, ISSUER, Issuer, key_server, message
 TOKEN_S = 4
 
 
-def test_our_own_clients_show_the_token_that_is_in_their_file_and_the_next_one_before_it_ends(
-    start: Callable[..., Process], zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority, issuer = Authority(tmp_path), Issuer()
+@dataclass
+class Site:
+    """A broker that takes tokens; their issuer cannot be reached any more."""
+
+    authority: Authority
+    issuer: Issuer
+    port: int
+    broker: RunningBroker
+
+
+@pytest.fixture(scope="module")
+def site(
+    start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> Site:
+    folder = tmp_path_factory.mktemp("tokens")
+    authority, issuer = Authority(folder), Issuer()
     server = authority.issue("server")
     port = free_port()
     with key_server(server) as keys:
@@ -45,14 +58,22 @@ def test_our_own_clients_show_the_token_that_is_in_their_file_and_the_next_one_b
             "oauth.audience": AUDIENCE,
             "oauth.jwks": keys.url,
             "oauth.ca": authority.ca,
+            "listeners.plain.listen": f"127.0.0.1:{free_port()}",
             "listeners.only.listen": f"127.0.0.1:{port}",
             "listeners.only.advertised": f"localhost:{port}",
             "listeners.only.protocol": "SASL_SSL",
             "listeners.only.mechanisms": ["OAUTHBEARER"],
         }
-        broker = start_broker(start, zookeeper, tmp_path, "own-tokens", **settings)
+        broker = start_broker(start_for_module, zookeeper, folder, "tokens", **settings)
         wait_until("the keys", lambda: "fetched 1 keys" in broker.process.output)
-    file, next_file, at = tmp_path / "token", tmp_path / "next-token", f"localhost:{port}"
+    return Site(authority, issuer, port, broker)
+
+
+def test_our_own_clients_show_the_token_that_is_in_their_file_and_the_next_one_before_it_ends(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, issuer = site.authority, site.issuer
+    file, next_file, at = tmp_path / "token", tmp_path / "next-token", f"localhost:{site.port}"
     client_file = tmp_path / "client.toml"
     names = {"protocol": "SASL_SSL", "mechanism": "OAUTHBEARER", "ca": authority.ca, "token_file": "token"}
     client_file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in names.items()))
@@ -85,31 +106,8 @@ def test_our_own_clients_show_the_token_that_is_in_their_file_and_the_next_one_b
         ClusterClient(at).broker_ids()
 
 
-def test_tokens_of_the_issuer_let_clients_in_for_as_long_as_they_count(
-    start: Callable[..., Process], zookeeper: str, tmp_path: Path
-) -> None:
-    authority, issuer = Authority(tmp_path), Issuer()
-    server = authority.issue("server")
-    port = free_port()
-    with key_server(server) as keys:
-        keys.body = json.dumps(issuer.key_set()).encode()
-        settings: dict[str, Any] = {
-            "listen": None,
-            "tls.certificate": server.certificate,
-            "tls.key": server.key,
-            "oauth.issuer": ISSUER,
-            "oauth.audience": AUDIENCE,
-            "oauth.jwks": keys.url,
-            "oauth.ca": authority.ca,
-            "listeners.plain.listen": f"127.0.0.1:{free_port()}",
-            "listeners.only.listen": f"127.0.0.1:{port}",
-            "listeners.only.advertised": f"localhost:{port}",
-            "listeners.only.protocol": "SASL_SSL",
-            "listeners.only.mechanisms": ["OAUTHBEARER"],
-        }
-        broker = start_broker(start, zookeeper, tmp_path, "tokens", **settings)
-        wait_until("the keys", lambda: "fetched 1 keys" in broker.process.output)
-    # From here on the issuer cannot be reached.
+def test_tokens_of_the_issuer_let_clients_in_for_as_long_as_they_count(site: Site) -> None:
+    authority, issuer, port, broker = site.authority, site.issuer, site.port, site.broker
     topic = broker.create_topic("by-token", 1, flush_ms=5)
     given, errors, failed = list[float](), list[str](), list[object]()
 

@@ -1,10 +1,11 @@
-"""Where a request meets its principal and a role: every route, and nothing happens without the role."""
+"""Where a request meets its token and a role: every route, and nothing happens without the role."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +13,10 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from millrace_registry.access import Door, Role, check_roles
+from millrace.service.access import AccessList, add_entry
+from millrace_registry.access import Role, check_roles
 from millrace_registry.app import create_app
-from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.errors import ErrorCode
 from millrace_registry.store import Store
 
 OPEN = {("GET", "/"), ("POST", "/"), ("GET", "/healthz")}
@@ -66,37 +68,43 @@ def filled(path: str) -> str:
     return re.sub(r"{(\w+)}", lambda match: values[match[1]], path)
 
 
-def test_every_route_asks_for_one_role_and_a_refused_request_changes_nothing(store: Store) -> None:
-    asked: list[tuple[str, Role, str]] = []
+@pytest.fixture
+def access_file(tmp_path: Path) -> Path:
+    return tmp_path / "access.toml"
 
-    def refuse(principal: str, role: Role, subject: str) -> bool:
-        asked.append((principal, role, subject))
-        return False
 
+def header(file: Path, name: str, *roles: str) -> dict[str, str]:
+    """What a new client of the file sends."""
+    return {"authorization": f"Bearer {add_entry(file, name, roles)}"}
+
+
+def test_every_route_asks_for_one_role_and_a_refused_request_changes_nothing(
+    store: Store, access_file: Path
+) -> None:
     with TestClient(create_app(store)) as open_to_all:
         made = open_to_all.post("/subjects/a%2Fb/versions", json={"schema": '"long"'}).json()
-    app = create_app(store, Door(lambda request: f"User:{request.headers.get('x-user')}", refuse))
+    eve = header(access_file, "eve", "metrics")
+    app = create_app(store, AccessList(str(access_file)))
     with TestClient(app) as client:
         for method, path in sorted(routes(app)):
-            asked.clear()
-            answer = client.request(method, filled(path), headers={"x-user": "eve"}, json=BODY)
             role = expected(method, path)
             if role is None:
-                assert (answer.status_code, asked) == (200, []), path
+                assert client.request(method, path).status_code == 200, path
                 continue
-            subject = "a/b" if "{subject}" in path else ""
-            assert asked == [("User:eve", role, subject)], (method, path)
+            answer = client.request(method, filled(path), headers=eve, json=BODY)
             assert (answer.status_code, answer.json()["error_code"]) == (403, ErrorCode.FORBIDDEN)
-            assert f"User:eve lacks the role {role} for" in answer.json()["message"]
+            what = "subject 'a/b'" if "{subject}" in path else "all subjects"
+            assert f"User:eve lacks the role {role} for {what}:" in answer.json()["message"], (method, path)
     with TestClient(create_app(store)) as open_to_all:
         assert open_to_all.get("/subjects/a%2Fb/versions/latest").json()["id"] == made["id"]
         assert open_to_all.get("/mode").json() == {"mode": "READWRITE"}
 
 
-def test_nothing_of_a_body_is_read_for_a_request_that_is_refused(store: Store) -> None:
-    with TestClient(create_app(store, Door(allows=lambda *_: False))) as client:
-        answer = client.post("/subjects/s/versions", content=b"no JSON", headers={"content-type": "text/x"})
-        assert answer.status_code == 403
+def test_nothing_of_a_body_is_read_for_a_request_that_is_refused(store: Store, access_file: Path) -> None:
+    eve = header(access_file, "eve", "metrics")
+    with TestClient(create_app(store, AccessList(str(access_file)))) as client:
+        asked = {**eve, "content-type": "text/x"}
+        assert client.post("/subjects/s/versions", content=b"no JSON", headers=asked).status_code == 403
 
 
 def test_a_browser_changes_nothing_for_a_page_of_another_site(store: Store) -> None:
@@ -111,18 +119,15 @@ def test_a_browser_changes_nothing_for_a_page_of_another_site(store: Store) -> N
         assert client.post("/subjects/s/versions", json={"schema": '"int"'}, headers=own).status_code == 200
 
 
-@pytest.mark.parametrize(("user", "status"), [("reader", 200), ("writer", 403), ("", 401)])
-def test_a_door_may_give_roles_by_principal_and_subject(store: Store, user: str, status: int) -> None:
-    def principal_of(request: Any) -> str:
-        if not request.headers.get("x-user"):
-            raise RegistryError(ErrorCode.UNAUTHENTICATED, "say who you are")
-        return f"User:{request.headers['x-user']}"
-
-    granted = {("User:reader", Role.READ, "s")}
+@pytest.mark.parametrize(("role", "status"), [("read:s", 200), ("read:t", 403), ("register", 403), ("", 401)])
+def test_roles_are_given_by_token_and_subject(
+    store: Store, access_file: Path, role: str, status: int
+) -> None:
+    bob = header(access_file, "bob", role or "read")
     with TestClient(create_app(store)) as open_to_all:
         open_to_all.post("/subjects/s/versions", json={"schema": json.dumps("int")})
-    with TestClient(create_app(store, Door(principal_of, lambda *asked: asked in granted))) as client:
-        answer = client.get("/subjects/s/versions", headers={"x-user": user})
+    with TestClient(create_app(store, AccessList(str(access_file)))) as client:
+        answer = client.get("/subjects/s/versions", headers=bob if role else {})
         assert answer.status_code == status
 
 
