@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -21,7 +23,7 @@ from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.task import write_cut
 from millrace_warehouse.load.writing import Pinned, Writing
-from millrace_warehouse.storage import open_storage
+from millrace_warehouse.storage import Storage, open_storage
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, Process, wait_until
 
@@ -84,12 +86,15 @@ class TestSite:
     folder: Path
 
     @classmethod
-    def start(cls, start: Start, name: str, folder: Path, zookeeper: str, brokers: int = 1) -> TestSite:
+    def start(
+        cls, start: Start, name: str, folder: Path, zookeeper: str, brokers: int = 1, replicas: int = 1
+    ) -> TestSite:
         """Start everything; the audit topics are there."""
         registry = start(
             "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
         )
-        cluster = TestCluster(start, name, folder, zookeeper, "[log]\nflush_ms = 20\n")
+        settings = f"default_replicas = {replicas}\n[log]\nflush_ms = 20\n"
+        cluster = TestCluster(start, name, folder, zookeeper, settings)
         cluster.start_brokers(*range(1, brokers + 1))
         site = cls(cluster, f"http://{registry.ready()}", folder)
         with SchemaRegistryClient(site.registry) as client:
@@ -160,3 +165,19 @@ def loaded_rows(warehouse: Path, topic: str) -> list[LoadedRow]:
             place = (row["_topic_partition"], row["_offset"])
             rows.append(LoadedRow(header["instance"], header["sequence"], header["time"], *place))
     return sorted(rows, key=lambda row: (row.partition, row.offset))
+
+
+def race_to_create(storage: Storage, turns: int) -> None:
+    """Create a file by several threads at once, again and again: exactly one says that it has."""
+    racers = 6
+    for turn in range(turns):
+        barrier = threading.Barrier(racers)
+
+        def create(racer: int, turn: int = turn, barrier: threading.Barrier = barrier) -> bool:
+            barrier.wait()
+            return storage.create(f"loads/{turn}", b"%d" % racer)
+
+        with ThreadPoolExecutor(racers) as threads:
+            won = list(threads.map(create, range(racers)))
+        assert won.count(True) == 1
+        assert storage.read(f"loads/{turn}") == b"%d" % won.index(True)

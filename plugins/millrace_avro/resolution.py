@@ -196,7 +196,7 @@ def leaf_value(leaf: avro.Plain, raw: Any) -> Any:
     if scale is None:
         return raw
     if not scale.smallest <= raw <= scale.largest:
-        raise ValueError(f"{raw} is out of range for {leaf.logical or 'int'}")
+        raise ValueError(f"out of range for {leaf.logical or 'int'}")
     return raw * scale.factor
 
 

@@ -67,7 +67,9 @@ class RowDecoder:
                     self._arrays([row])
                     kept.append(row)
                 except _NOT_FOR_ARROW as error:
-                    faults.mark(np.array([number]), f"{type(error).__name__}: {error}")
+                    faults.mark(
+                        np.array([number]), f"{type(error).__name__}: a value does not fit its column"
+                    )
             return self._arrays(kept)
 
     def _arrays(self, rows: list[Row]) -> list[pa.Array]:
@@ -230,7 +232,7 @@ def _read_string(data: bytes, position: int) -> tuple[str, int]:
 def _read_int(data: bytes, position: int) -> tuple[int, int]:
     value, position = _read_long(data, position)
     if not -_INT_LIMIT <= value < _INT_LIMIT:
-        raise ValueError(f"{value} is out of range for int")
+        raise ValueError("out of range for int")
     return value, position
 
 
@@ -315,7 +317,7 @@ def _blocks(data: bytes, position: int, least: int, path: str) -> tuple[int, int
         count = -count
         _, position = _read_long(data, position)  # its size in bytes, for readers that skip it
     if count * least > len(data) - position:
-        raise ValueError(f"{path}: a block of {count} items reaches past the end of the message")
+        raise ValueError(f"{path}: a block of items reaches past the end of the message")
     return count, position
 
 
@@ -355,9 +357,7 @@ def _enum(writer: avro.Enum, table: avro.Enum, path: str) -> Read:
         if not 0 <= index < len(codes):
             raise ValueError(f"{path}: no such symbol of the enum")
         if codes[index] < 0:
-            raise ValueError(
-                f"{path}: {writer.symbols[index]} is a symbol that the table's schema does not have"
-            )
+            raise ValueError(f"{path}: a symbol that the table's schema does not have")
         return table.symbols[codes[index]], position
 
     return read

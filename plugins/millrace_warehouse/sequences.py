@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from millrace.records.row_cursor import Longs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.event import EventHeader
 
-HEADER_FIELDS = ("time", "server", "service", "instance", "sequence")
-_COLUMNS = [f"header.{name}" for name in HEADER_FIELDS]
+_COLUMNS = [f"header.{name}" for name in EventHeader._fields]
 _FEW = 8
 """Rows per run of consecutive numbers from which the runs are counted as they come."""
 
@@ -25,8 +25,8 @@ _FEW = 8
 def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | None = None) -> SequenceCounts:
     """The rows of a batch by producer, window and sequence, added to `counts` or to a new account.
 
-    An audit header is a struct column `header` with the five HEADER_FIELDS. Rows without one, or with a null
-    in one of its fields, count nowhere.
+    An audit header is a struct column `header` with the fields of an EventHeader. Rows without one, or with
+    a null in one of its fields, count nowhere.
     """
     counts = SequenceCounts() if counts is None else counts
     columns_of_header = _header_columns(batch)
@@ -89,13 +89,13 @@ def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
     type_ = batch.schema.types[index] if index >= 0 else None
     if type_ is None or not pa.types.is_struct(type_):
         return None
-    if any(type_.get_field_index(name) < 0 for name in HEADER_FIELDS):
+    if any(type_.get_field_index(name) < 0 for name in EventHeader._fields):
         return None
     header = batch.column(index)
     if isinstance(header, pa.ChunkedArray):
         header = header.combine_chunks()
     columns = dict(zip(type_.names, header.flatten(), strict=True))
-    fields = [columns[name] for name in HEADER_FIELDS]
+    fields = [columns[name] for name in EventHeader._fields]
     if any(column.null_count for column in fields):
         whole = functools.reduce(pc.and_, [column.is_valid() for column in fields])
         return [column.filter(whole) for column in fields]

@@ -283,6 +283,11 @@ class Erase:
         default="",
     )
     all_rows: bool = option("--all-rows", "Go on though the condition matches every row.", default=False)
+    rejected: bool = option(
+        "--rejected",
+        "Also take out the bytes of all records that could not be decoded: no condition fits them.",
+        default=False,
+    )
     logs: Sequence[str] = option(
         "--log HOST:PORT...",
         "A cluster that has the topic, to say what its log holds until when; one for each.",

@@ -74,6 +74,18 @@ def checked_addresses(text: str, option: str) -> str:
     return text
 
 
+def check_writable(folder: Path, what: str) -> None:
+    """Make a folder if it is not there; ConfigError, which begins with `what`, when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{what} cannot be made ({error.strerror}): name a folder that can be written"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{what} cannot be written: name another folder, or mend its rights")
+
+
 def checked_pattern(text: str, option: str) -> str:
     try:
         re.compile(text)

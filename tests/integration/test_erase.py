@@ -1,4 +1,4 @@
-"""`millrace erase` as it is typed: one member leaves a loaded and published topic, and the log is asked."""
+"""`millrace erase` as it is typed: a member leaves a published topic, and so does what nobody can decode."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
+
+import pyarrow.parquet as pq
+from confluent_kafka import Producer
 
 from tests.support import Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, TestSite, load_here
@@ -66,3 +69,33 @@ def test_a_member_is_erased_and_the_logs_say_until_when_they_hold_them(
     )
     assert everything.returncode == 1
     assert "give --all-rows" in everything.stderr
+
+
+def test_records_that_nobody_can_decode_are_named_and_their_bytes_go_when_that_is_asked_for(
+    zookeeper: str, start: Start, tmp_path: Path
+) -> None:
+    site = TestSite.start(start, f"rejected-{uuid4().hex[:6]}", tmp_path, zookeeper)
+    topic, bootstrap, warehouse = site.topic("PageView", partitions=1), site.cluster.bootstrap, tmp_path / "w"
+    site.publish(topic, [1_431_856_800_000])
+    foreign = Producer({"bootstrap.servers": bootstrap})
+    foreign.produce(topic, b"jane doe, in no schema")
+    assert foreign.flush(60) == 0
+    loaded = load_here(bootstrap, site.registry, warehouse, topic)
+    assert (loaded.rows, loaded.rejected) == (1, 1)
+
+    words = ["--where", "memberId = 42", "--reason", "request", "--warehouse", str(warehouse)]
+    tried = run_millrace("erase", topic, *words, "--dry-run")
+    assert "would erase: 0 rows of 0 load(s)" in tried.stdout
+    assert "left: 1 records that could not be decoded, with their bytes" in tried.stderr
+    assert "/rejected-*.parquet of load 1: " in tried.stderr
+    done = run_millrace("erase", topic, *words, "--rejected")
+    assert done.returncode == 0, done.stderr
+    taken = "no row matched: 0 rows of 0 load(s), in 0 file(s), and the bytes of 1 rejected record(s)"
+    assert taken in done.stdout
+    assert "could not be decoded" not in done.stderr
+    (kept,) = warehouse.glob("PageView/rows/*/rejected-*.parquet")
+    (record,) = pq.read_table(kept).to_pylist()
+    assert record["raw"] is None
+    assert record["reason"] == "the message does not begin with a zero byte and a schema id"
+    proven = run_millrace("verify", str(warehouse), "--rows", "--bootstrap", bootstrap)
+    assert proven.returncode == 0, proven.stdout + proven.stderr

@@ -7,7 +7,6 @@ local folder is left to the job.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
+from millrace_warehouse.words import check_writable
 
 TIMEOUT_S = 10.0
 MASTER_TIMEOUT_S = 5.0
@@ -103,17 +103,8 @@ def _are_new(warehouse: str, topics: Sequence[str]) -> bool:
 
 def check_warehouse(warehouse: str) -> None:
     """ConfigError when a local warehouse cannot be written."""
-    if not warehouse.startswith("/"):
-        return
-    folder = Path(warehouse)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"warehouse {warehouse} cannot be made ({error.strerror}): name a folder that can be written"
-        ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"warehouse {warehouse} cannot be written: name another folder, or mend its rights")
+    if warehouse.startswith("/"):
+        check_writable(Path(warehouse), f"warehouse {warehouse}")
 
 
 def check_master(master: str) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from millrace.errors import ConfigError
+from millrace.signals import interruptible
 from millrace_spark.commands.early import check_master
 from millrace_spark.jobs import submit
 from millrace_warehouse.commands.options import Output
@@ -98,7 +99,10 @@ def _submit_elsewhere(
             f"--archives does not go with {submit.DEPLOY_MODE}=cluster, whose driver would not have it:"
             " install Millrace on every machine of the cluster, under the same path"
         )
-    return elsewhere.submit(name, settings, master=invocation.master, on_line=on_line, conf=invocation.conf)
+    with interruptible():
+        return elsewhere.submit(
+            name, settings, master=invocation.master, on_line=on_line, conf=invocation.conf
+        )
 
 
 @contextmanager

@@ -17,17 +17,15 @@ import dataclasses
 import hashlib
 import json
 import os
-import signal
 import sys
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import millrace_spark
 from millrace.errors import ConfigError, MillraceError
@@ -95,9 +93,8 @@ def submit(
             " then the driver runs where the command runs"
         )
     run = _Run(job, settings, Master(master, conf), on_line)
-    with _told_to_stop():
-        driver = run.resume() or run.begin({key: conf[key] for key in conf if key != DEPLOY_MODE})
-        return run.wait(driver)
+    driver = run.resume() or run.begin({key: conf[key] for key in conf if key != DEPLOY_MODE})
+    return run.wait(driver)
 
 
 class _Run:
@@ -211,17 +208,3 @@ def _sweep(storage: Storage) -> None:
     for file in storage.files(DRIVERS):
         if time.time() - file.modified > KEEP_S:
             storage.delete(f"{DRIVERS}/{file.path}")
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """SIGTERM, like Ctrl-C, is an exception meanwhile."""
-
-    def stop(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -8,14 +8,10 @@ import threading
 
 import click
 
-from millrace.errors import ConfigError
 from millrace.logs import start_logging
-from millrace.service.options import tls_of
 from millrace.signals import stop_on_signals
 from millrace_warehouse.commands.options import Silent, command_of
 from millrace_warehouse.verbs import AuditWarehouse
-
-log = logging.getLogger("millrace.audit.warehouse")
 
 
 @command_of(AuditWarehouse, Silent)
@@ -41,9 +37,6 @@ def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
         click.echo(f"ready: audit-warehouse of {request.warehouse}")
         sys.stdout.flush()
 
-    numbers, tls = WarehouseNumbers(), tls_of(request.certificate, request.key)
-    if request.metrics_listen:
-        log.info("metrics on %s/metrics", serve(numbers, request.metrics_listen, request.access, tls))
-    elif request.access or tls is not None:
-        raise ConfigError("--access and --certificate are for the metrics: give --metrics-listen, too")
+    numbers = WarehouseNumbers()
+    serve(numbers, request.metrics_listen, request.access, request.certificate, request.key)
     WarehouseReader(request, stop, numbers).run(ready)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from millrace.errors import ConfigError
 from millrace.installation import require
 from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
 from millrace_warehouse.without_pandas import keep_pandas_out
+from millrace_warehouse.words import check_writable
 
 V = TypeVar("V", bound=Any)
 P = TypeVar("P", bound="Silent")
@@ -49,19 +48,8 @@ class Output(Silent):
     )
 
     def prepare(self) -> None:
-        if not self.metrics_dir:
-            return
-        folder = Path(self.metrics_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--metrics-dir {folder} cannot be made ({error.strerror}): name a folder that can be written"
-            ) from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(
-                f"--metrics-dir {folder} cannot be written: name another folder, or mend its rights"
-            )
+        if self.metrics_dir:
+            check_writable(Path(self.metrics_dir), f"--metrics-dir {self.metrics_dir}")
 
     def measure(self, command: str, answers: Iterable[Mapping[str, Any]]) -> None:
         """Leave what became of each topic for Prometheus, where that is wanted; not of those that failed."""

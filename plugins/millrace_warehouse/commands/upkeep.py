@@ -131,7 +131,10 @@ def _show_erased(answer: Mapping[str, Any]) -> None:
     show_rows(hours, "hour", "rows")
     topic, id_ = answer["topic"], answer["id"]
     rows, files, loads = answer["rows"], answer["files"], len(answer["loads"])
-    click.echo(f"{topic}: {answer['message']}: {rows:,} rows of {loads:,} load(s), in {files:,} file(s)")
+    bytes_of = f", and the bytes of {answer['rejected']:,} rejected record(s)" if answer["rejected"] else ""
+    click.echo(
+        f"{topic}: {answer['message']}: {rows:,} rows of {loads:,} load(s), in {files:,} file(s){bytes_of}"
+    )
     if answer["done"]:
         until = answer["in_force_until"] or "for ever"
         click.echo(f"erasure {id_} is in force {'until ' if answer['in_force_until'] else ''}{until}")

@@ -3,7 +3,9 @@
     1  what matches                 every row of every load's newest edition; a dry run ends here
     2  the record                   `erasures/<id>.json`: from now on loads leave out what matches
     3  a load without rows          takes the number that running loads are after: they begin again
-    4  new editions                 of each load with a row that matches: its rows without those, counted
+    4  new editions                 of each load with a row that matches: its rows without those, counted;
+                                    with `rejected` also of each that has rejected records, without bytes;
+                                    and of each whose edition an erasure before cannot have seen
     5  a publication                takes the rows of the old editions out of the table
     6  done                         `erasures/<id>.done.json`
     7  what is not needed           files of old editions and snapshots are deleted, whatever their age
@@ -14,30 +16,34 @@ Knows no brokers: what logs hold is told by `logs`.
 from __future__ import annotations
 
 import dataclasses
+import io
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from pyiceberg.io import pyarrow as iceberg
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.at import At
-from millrace_warehouse.erase.purge import Purged, purge
+from millrace_warehouse.erase.purge import Purged, purge, rejected_left
 from millrace_warehouse.erase.rows import Rows
 from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.condition import Condition
 from millrace_warehouse.history.erasures import Erasing, Erasure
 from millrace_warehouse.history.ledger import record
-from millrace_warehouse.history.manifest import DataFile, LoadManifest, Verdict, check_law, now
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, RejectedFile, Verdict, check_law, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import read_record, records
 from millrace_warehouse.history.stored import erased_sequences_of, store
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
 from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.load.rejections import read_without_bytes
 from millrace_warehouse.load.writing import check_stored, unread, with_stored, without
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table
@@ -60,6 +66,8 @@ class EraseResult:
     """True when every row is out; False for a dry run."""
     rows: int
     """Taken out in all, also by runs of this erasure before."""
+    rejected: int
+    """Rejected records whose bytes were taken out, or would be."""
     hours: Mapping[str, int]
     loads: Mapping[str, int]
     files: int
@@ -74,9 +82,16 @@ class EraseResult:
 
 @dataclass(slots=True)
 class _Found:
-    """What matches, by hour and load; and what there is."""
+    """What matches, by hour and by load; and what there is."""
 
-    taken: Counter[tuple[str, int]] = field(default_factory=Counter)
+    hours: Counter[str] = field(default_factory=Counter)
+    """Hour -> rows that match."""
+    rows_of: Counter[int] = field(default_factory=Counter)
+    """Load -> rows that match."""
+    rejected: Counter[int] = field(default_factory=Counter)
+    """Load -> rejected records whose bytes go."""
+    unseen: set[int] = field(default_factory=set)
+    """Loads with an edition that an erasure cannot have seen: their rows are looked at again."""
     files: int = 0
     rows: int = 0
     editions: dict[int, int] = field(default_factory=dict)
@@ -85,7 +100,16 @@ class _Found:
 
     @property
     def loads(self) -> list[int]:
-        return sorted({load for _, load in self.taken})
+        return sorted(self.rows_of.keys() | self.rejected.keys() | self.unseen)
+
+    def take(self, hour: str, load: int, rows: int) -> None:
+        self.hours[hour] += rows
+        self.rows_of[load] += rows
+
+    @property
+    def rows_by_load(self) -> dict[str, int]:
+        """As JSON has it."""
+        return {str(load): rows for load, rows in sorted(self.rows_of.items())}
 
 
 def erase_topic(
@@ -116,11 +140,13 @@ class _Run:
             )
         condition = Condition(where)
         lacking = condition.check([each.schema for each in records(storage, topic)])
-        if before is None:
-            found = self._look(condition)
-            self._check_size(found)
+        if before is None or request.dry_run:
+            found = self._look(condition, (before or request).rejected)
+            if before is None:
+                self._check_size(found)
             if request.dry_run:
-                return self._result(None, found.taken, found.files, lacking, "would erase")
+                return self._result(None, found, lacking, "would erase")
+        if before is None:
             if not request.reason:
                 raise ConfigError("give --reason: an erasure says why")
             before = erasures.record_erasure(storage, self._new(in_force_until()), where)
@@ -131,12 +157,16 @@ class _Run:
         """The erasure of that id, or the newest with that condition when no id was given."""
         storage, topic, request = self._at.storage, self._topic, self._request
         if not request.id:
-            return erasures.with_same_condition(storage, topic, request.where)
+            return erasures.with_same_condition(storage, topic, request.where, request.rejected)
         known = erasures.read_erasure(storage, topic, request.id)
         condition = erasures.condition_of(storage, topic, request.id) if known is not None else None
         if condition is not None and request.where not in ("", condition):
             raise MillraceError(
                 f"erasure {request.id} of {topic} has another condition: give this one another --id"
+            )
+        if known is not None and request.rejected and not known.rejected:
+            raise MillraceError(
+                f"erasure {request.id} of {topic} leaves rejected records alone: give this one another --id"
             )
         return known
 
@@ -150,20 +180,23 @@ class _Run:
             created=now(),
             in_force_until=until,
             all_rows=request.all_rows,
+            rejected=request.rejected,
         )
 
     def _check_size(self, found: _Found) -> None:
-        rows = found.taken.total()
+        rows = found.hours.total()
         if rows and rows == found.rows and not self._request.all_rows:
             raise ConfigError(
                 f"--where matches all {rows:,} rows of {self._topic}, and nothing was erased: give --all-rows"
                 " if that is meant"
             )
 
-    def _look(self, condition: Condition) -> _Found:
-        """Count what matches in the newest edition of every load."""
+    def _look(self, condition: Condition, rejected: bool) -> _Found:
+        """Count what matches in the newest edition of every load, and rejected records that have bytes."""
         storage, topic = self._at.storage, self._topic
         found, rows = _Found(), Rows(self._at, topic)
+        takers = erasures.taking_bytes(storage, topic)
+        known = {each.id for each in erasures.to_apply(storage, topic, now(), again=True)}
         for first in layout.loads_after(storage, topic, 0):
             manifest = self._newest(first, found)
             for hour, count in manifest.rows_by_hour().items():
@@ -173,8 +206,12 @@ class _Run:
                     for batch, schema in rows.batches(manifest, hour, condition.columns or [_ANY])
                 )
                 if matches:
-                    found.taken[hour, manifest.load] += matches
+                    found.take(hour, manifest.load, matches)
                     found.files += sum(file.hour == hour for file in manifest.files)
+            if rejected and manifest.rejected and takers.isdisjoint(manifest.erasures):
+                found.rejected[manifest.load] = manifest.rejected
+            if known.difference(manifest.erasures) and erasures.not_held(storage, topic, manifest):
+                found.unseen.add(manifest.load)
             self._at.progress(f"looked at load {manifest.load}")
         return found
 
@@ -193,8 +230,8 @@ class _Run:
         at.progress("fenced")
         files = 0
         for _ in range(ATTEMPTS):  # again: a re-load may have come in between
-            found = self._look(condition)
-            if not found.taken:
+            found = self._look(condition, erasure.rejected)
+            if not found.loads:
                 break
             files += found.files
             rows = Rows(at, topic)
@@ -210,53 +247,60 @@ class _Run:
             )
             publish_topic(at, request, topic, self._verdict_of)
         at.progress("published")
-        taken = self._taken(erasure)
-        editions = {str(load): edition for load, edition in found.editions.items()}
-        done = erasures.finished(topic, erasure.id, found.through, editions, now(), taken)
+        out = self._taken(erasure)
+        out.files = files
+        done = erasures.Done(
+            topic=topic,
+            id=erasure.id,
+            created=now(),
+            through=found.through,
+            editions={str(load): edition for load, edition in found.editions.items()},
+            hours=dict(out.hours),
+            loads=out.rows_by_load,
+            rejected=out.rejected.total(),
+        )
         erasures.record_done(storage, done)
         at.progress("done")
-        return self._result(erasure, taken, files, lacking, "erased" if taken else "no row matched")
+        return self._result(erasure, out, lacking, "erased" if out.hours else "no row matched")
 
     def _nothing_to_do(self, erasure: Erasure) -> EraseResult:
         """What an erasure that is done has taken out; what it had to leave for a day is deleted now."""
-        taken = self._taken(erasure)
-        return self._result(erasure, taken, 0, (), f"nothing to do: {erasure.id} is done")
+        return self._result(erasure, self._taken(erasure), (), f"nothing to do: {erasure.id} is done")
 
     def _result(
-        self,
-        erasure: Erasure | None,
-        taken: Mapping[tuple[str, int], int],
-        files: int,
-        lacking: Sequence[str],
-        message: str,
+        self, erasure: Erasure | None, found: _Found, lacking: Sequence[str], message: str
     ) -> EraseResult:
-        summary = erasures.finished(self._topic, "", 0, {}, "", taken)
         purged = None
         if erasure is not None and not self._request.dry_run:
             purged = purge(self._at, self._topic, erasure)
+        elif not found.rejected:  # they are what a dry run can say that it leaves
+            purged = Purged(files=0, bytes=0, left=[*rejected_left(self._at, self._topic)])
         return EraseResult(
             topic=self._topic,
             id=self._request.id if erasure is None else erasure.id,
             done=erasure is not None,
-            rows=summary.rows,
-            hours=summary.hours,
-            loads=summary.loads,
-            files=files,
+            rows=found.hours.total(),
+            rejected=found.rejected.total(),
+            hours=dict(sorted(found.hours.items())),
+            loads=found.rows_by_load,
+            files=found.files,
             in_force_until=None if erasure is None else erasure.in_force_until,
             columns_not_everywhere=lacking,
             purged=purged,
             message=message,
         )
 
-    def _taken(self, erasure: Erasure) -> Counter[tuple[str, int]]:
-        """What the manifests say that the erasure took out, or kept out, by hour and load."""
-        taken: Counter[tuple[str, int]] = Counter()
+    def _taken(self, erasure: Erasure) -> _Found:
+        """What the manifests say that the erasure took out, or kept out."""
+        out = _Found()
         for first in layout.loads_after(self._at.storage, self._topic, 0):
-            manifest = self._newest(first, _Found())
+            manifest = self._newest(first, out)
             for rows in manifest.erased:
                 if rows.erasure == erasure.id:
-                    taken[rows.hour, manifest.load] += rows.rows
-        return taken
+                    out.take(rows.hour, manifest.load, rows.rows)
+            if erasure.rejected and manifest.rejected and erasure.id in manifest.erasures:
+                out.rejected[manifest.load] = manifest.rejected
+        return out
 
     def _fence(self, erasure: Erasure) -> None:
         """Make a load without rows, once: one that was begun before the erasure loses its number to it."""
@@ -332,7 +376,7 @@ class _Fence:
 
 @dataclass(frozen=True, slots=True)
 class _Edition:
-    """The rows of a load without those that erasures match."""
+    """The rows of a load without those that erasures match, and what they leave of its rejected records."""
 
     at: At
     erasure: Erasure
@@ -366,8 +410,22 @@ class _Edition:
                     stored = store(storage, f"{folder}/{file.path.name}", content)
                 described = DataFile(**dataclasses.asdict(stored), hour=file.hour, rows=file.rows)
                 files.append((described, metrics_of(file.metadata, columns.iceberg)))
-        check_stored(storage, topic, folder, [file for file, _ in files])
-        return self._manifest(attempt, columns.number, columns.iceberg, files, counts, eraser)
+        rejected, fresh = self.replaced.rejected_files, list[RejectedFile]()
+        if any(each.rejected for each in self.erasing):
+            fresh = [self._without_bytes(folder, number, file) for number, file in enumerate(rejected)]
+            rejected = fresh
+        check_stored(storage, topic, folder, [*(file for file, _ in files), *fresh])
+        return self._manifest(attempt, columns.number, columns.iceberg, files, rejected, counts, eraser)
+
+    def _without_bytes(self, folder: str, number: int, file: RejectedFile) -> RejectedFile:
+        """Store the rejected records of a file without their bytes."""
+        content = io.BytesIO()
+        table = read_without_bytes(io.BytesIO(self.rows.stored(file)))
+        pq.write_table(table, content, compression="zstd")
+        content.seek(0)
+        path = f"{folder}/rejected-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
+        stored = store(self.at.storage, path, content)
+        return RejectedFile(**dataclasses.asdict(stored), rows=file.rows, records=file.records)
 
     def _manifest(
         self,
@@ -375,6 +433,7 @@ class _Edition:
         schema: int,
         columns: Mapping[str, object],
         files: Sequence[tuple[DataFile, bytes]],
+        rejected: Sequence[RejectedFile],
         counts: SequenceCounts,
         eraser: Eraser,
     ) -> LoadManifest:
@@ -388,10 +447,11 @@ class _Edition:
             schema=schema,
             partitions=[without(part, taken) for part in replaced.partitions],
             files=[file for file, _ in files],
+            rejected_files=rejected,
             reason=self.erasure.reason,
             previous=replaced.sha256,
             erases=self.erasure.id,
-            erasures=[each.id for each in self.erasing],
+            erasures=[*dict.fromkeys([*replaced.erasures, *(each.id for each in self.erasing)])],
             erased=[*replaced.erased, *erased_rows(taken)],
             sha256="",
         )

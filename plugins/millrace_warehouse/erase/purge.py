@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.erasures import Erasure, condition_path
+from millrace_warehouse.history.erasures import Erasure, condition_path, taking_bytes
 from millrace_warehouse.history.expired import Expired, expired_entries
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
 from millrace_warehouse.history.rewritten import LIST
@@ -70,7 +70,7 @@ def purge(at: At, topic: str, erasure: Erasure) -> Purged:
     for path in gone:
         at.storage.delete(f"{topic}/{path}")
         at.progress("deleted")
-    left = [*_left(at, topic, table, named), *_rejected(at, topic), *_condition(at, topic, erasure)]
+    left = [*_left(at, topic, table, named), *rejected_left(at, topic), *_condition(at, topic, erasure)]
     return Purged(files=len(gone), bytes=sum(file.bytes for file in gone.values()), left=left)
 
 
@@ -89,8 +89,6 @@ def _replaced(at: At, topic: str) -> Iterator[str]:
     """The files of every edition that another one has replaced, but for what that one names as well."""
     for load, numbers in layout.editions_of(at.storage, topic).items():
         editions = [layout.read_edition(at.storage, topic, load, each) for each in (1, *numbers)]
-        if not any(edition.erases for edition in editions):
-            continue
         newest = {file.path for file in (*editions[-1].files, *editions[-1].rejected_files)}
         for edition in editions[:-1]:
             beside = [edition.entries] if edition.entries is not None else []
@@ -206,14 +204,22 @@ def _newest_manifests(at: At, topic: str) -> Iterator[LoadManifest]:
         yield first if edition == 1 else layout.read_edition(at.storage, topic, first.load, edition)
 
 
-def _rejected(at: At, topic: str) -> Iterator[Left]:
-    """Records that nobody could decode: whether they match is not known."""
-    records = {manifest.load: manifest.rejected for manifest in _newest_manifests(at, topic)}
-    loads = [str(load) for load, count in records.items() if count]
-    if loads:
+def rejected_left(at: At, topic: str) -> Iterator[Left]:
+    """Records that nobody could decode, and their bytes: whether they match is not known."""
+    takers = taking_bytes(at.storage, topic)
+    records = {
+        manifest.load: manifest.rejected
+        for manifest in _newest_manifests(at, topic)
+        if manifest.rejected and takers.isdisjoint(manifest.erasures)
+    }
+    loads = ", ".join(map(str, records))
+    if records:
         yield Left(
-            what=f"{sum(records.values())} records that could not be decoded, with their bytes, in the"
-            f" rejected files of load {', '.join(loads[:5])}{', …' if len(loads) > 5 else ''}",
+            what=f"{sum(records.values()):,} records that could not be decoded, with their bytes, in"
+            f" {topic}/rows/*/rejected-*.parquet of load {loads}: whether they match nobody knows, and no"
+            " time ends them. Erase with --rejected and another --id: that takes the bytes of all of them"
+            " out. To keep those that do not match, register what they lack and run `millrace reload`"
+            " first.",
             until=None,
         )
 

@@ -23,11 +23,11 @@ from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.layout import Folder
-from millrace_warehouse.history.manifest import DataFile, LoadManifest, Publication
+from millrace_warehouse.history.manifest import LoadManifest, Publication, StoredFile
 from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.committer import head_files
-from millrace_warehouse.publish.contents import path_in_topic, stated_loads
+from millrace_warehouse.publish.contents import read_proven, stated_loads
 from millrace_warehouse.publish.table import published_table
 
 BATCH_ROWS = 8_192
@@ -101,10 +101,11 @@ class Rows:
         schema = read_record(self._at.storage, self._topic, manifest.schema).schema
         for file in manifest.files:
             if file.hour == hour:
-                for batch in _batches(self._checked(file), columns):
+                for batch in _batches(self.stored(file), columns):
                     yield batch, schema
 
-    def _checked(self, file: DataFile) -> bytes:
+    def stored(self, file: StoredFile) -> bytes:
+        """A file of a load; MillraceError when it is gone or was changed."""
         path = f"{self._topic}/{file.path}"
         try:
             content = self._at.storage.read(path)
@@ -138,14 +139,9 @@ class Rows:
 
     def _of_file(self, table: Table, file: TableFile) -> bytes:
         try:
-            with table.io.new_input(file.file_path).open() as source:
-                content = source.read()
+            return read_proven(table.io, file.file_path, self._topic, self._known)
         except FileNotFoundError:
             raise MillraceError(f"{file.file_path} was deleted meanwhile: run again") from None
-        known = self._known.stored(path_in_topic(file.file_path, self._topic) or file.file_path)
-        if known is not None and hashlib.sha256(content).hexdigest() != known.sha256:
-            raise MillraceError(f"{file.file_path} was changed: restore it from a copy, then run again")
-        return content
 
 
 def _batches(content: bytes, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

@@ -37,6 +37,8 @@ class Erasure:
     """When no log can hold a row any more that was there; None where nobody knows."""
     all_rows: bool = False
     """That it may match every row."""
+    rejected: bool = False
+    """That it takes the bytes of all rejected records, which no condition can be held against."""
     format: int = FORMAT
 
     def is_in_force(self, at: str) -> bool:
@@ -59,6 +61,8 @@ class Done:
     """Hour -> rows that were taken out of it."""
     loads: Mapping[str, int]
     """Load, as a decimal number -> rows that were taken out of it."""
+    rejected: int = 0
+    """Rejected records whose bytes were taken out."""
     format: int = FORMAT
 
     @property
@@ -72,6 +76,7 @@ class Erasing:
 
     id: str
     where: str
+    rejected: bool = False
 
 
 def _path(topic: str, id_: str, ending: str) -> str:
@@ -144,17 +149,26 @@ def to_apply(storage: Storage, topic: str, at: str, *, again: bool = False) -> S
                 " from a copy"
             )
         if where is not None and (again or erasure.is_in_force(at)):
-            erasing.append(Erasing(erasure.id, where))
+            erasing.append(Erasing(erasure.id, where, erasure.rejected))
     return erasing
 
 
-def with_same_condition(storage: Storage, topic: str, where: str) -> Erasure | None:
-    """The newest erasure with that condition that is not done, or in force; None when there is none."""
+def with_same_condition(storage: Storage, topic: str, where: str, rejected: bool) -> Erasure | None:
+    """The newest erasure with that condition that is not done, or in force; None when there is none.
+
+    With `rejected` it must take the bytes of rejected records as well.
+    """
     for erasure in reversed(recorded(storage, topic)):
         goes_on = erasure.is_in_force(now()) or read_done(storage, topic, erasure.id) is None
-        if goes_on and condition_of(storage, topic, erasure.id) == where:
+        takes_all = erasure.rejected or not rejected
+        if goes_on and takes_all and condition_of(storage, topic, erasure.id) == where:
             return erasure
     return None
+
+
+def taking_bytes(storage: Storage, topic: str) -> set[str]:
+    """The erasures that take the bytes of rejected records: an edition that knows one of them has none."""
+    return {erasure.id for erasure in recorded(storage, topic) if erasure.rejected}
 
 
 def old_conditions(storage: Storage, topic: str, at: str) -> list[str]:
@@ -183,22 +197,3 @@ def not_held(storage: Storage, topic: str, manifest: LoadManifest) -> str | None
                 f" {id_} and made after it: erase again with the same --where and another --id"
             )
     return None
-
-
-def finished(
-    topic: str,
-    id_: str,
-    through: int,
-    editions: Mapping[str, int],
-    created: str,
-    taken: Mapping[tuple[str, int], int],
-) -> Done:
-    """That an erasure is done, by what it took out of each hour and load."""
-    hours: dict[str, int] = {}
-    loads: dict[str, int] = {}
-    for (hour, load), rows in sorted(taken.items()):
-        hours[hour] = hours.get(hour, 0) + rows
-        loads[str(load)] = loads.get(str(load), 0) + rows
-    return Done(
-        topic=topic, id=id_, created=created, through=through, editions=editions, hours=hours, loads=loads
-    )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +28,11 @@ REJECTED_SCHEMA = pa.schema(
         ("raw", pa.binary()),
     ]
 )
-"""A row is one record, or `records` of them where a batch cannot be unpacked."""
+"""A row is one record, or `records` of them where a batch cannot be unpacked.
+
+`raw` is null where an erasure has taken it out; `reason` quotes no value of the record.
+"""
+_BESIDE_BYTES = [name for name in REJECTED_SCHEMA.names if name != "raw"]
 HELD_BYTES = 16 << 20
 """Most raw bytes that a task holds before it writes them: a cut may be nothing but rejected records."""
 REASONS = 20
@@ -94,8 +99,8 @@ class LocalRejected:
 class RejectedRecords:
     """One task's file of rejected records, made when there is something to put into it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "rejected.parquet"
+    def __init__(self, folder: Path, *, with_bytes: bool = True) -> None:
+        self._path, self._with_bytes = folder / "rejected.parquet", with_bytes
         self._held: list[Rejected] = []
         self._held_bytes = 0
         self._writer: pq.ParquetWriter | None = None
@@ -121,7 +126,19 @@ class RejectedRecords:
         rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in self._held]
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, REJECTED_SCHEMA, compression="zstd")
-        self._writer.write_table(pa.Table.from_pylist(rows, REJECTED_SCHEMA))
+        table = pa.Table.from_pylist(rows, REJECTED_SCHEMA)
+        self._writer.write_table(table if self._with_bytes else without_bytes(table))
         self._rows += len(rows)
         self._records += sum(record.records for record in self._held)
         self._held, self._held_bytes = [], 0
+
+
+def without_bytes(rejected: pa.Table) -> pa.Table:
+    """The rows of a file of rejected records, each without the bytes of its record."""
+    nothing = pa.nulls(len(rejected), pa.binary())
+    return rejected.select(_BESIDE_BYTES).append_column(REJECTED_SCHEMA.field("raw"), nothing)
+
+
+def read_without_bytes(content: Path | BinaryIO) -> pa.Table:
+    """A file's rows without the bytes, which are not read: unpacked they may be gigabytes."""
+    return without_bytes(pq.read_table(content, columns=_BESIDE_BYTES, partitioning=None))

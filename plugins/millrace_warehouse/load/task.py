@@ -106,7 +106,8 @@ def write_cut(task: CutTask) -> CutResult:
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
-        files, rejected = (HourFiles(folder, f"{task.index:05d}", source.columns), RejectedRecords(folder))
+        files = HourFiles(folder, f"{task.index:05d}", source.columns)
+        rejected = RejectedRecords(folder, with_bytes=not any(each.rejected for each in task.erasing))
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             rows = erased.kept(batch.rows)
             files.add(rows)

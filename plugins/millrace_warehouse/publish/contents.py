@@ -5,6 +5,7 @@ Reads metadata, and of files with rows of many loads the one column `_load`. Cha
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,8 +18,10 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.types import LongType
 
+from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.layout import attempted
+from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.publish.catalog import being_read
 
 RowsByLoad = Counter[int | None]
@@ -40,6 +43,19 @@ def edition_in(uri: str, topic: str) -> tuple[int, int] | None:
     """The load and the edition that wrote a file, by its path; None for a file that no load wrote."""
     kind, _, rest = (path_in_topic(uri, topic) or "").partition("/")
     return attempted(rest.partition("/")[0]) if kind == "rows" else None
+
+
+def read_proven(files: FileIO, uri: str, topic: str, known: KnownFiles) -> bytes:
+    """A file of the table, whole; FileNotFoundError when it is gone.
+
+    MillraceError when a load, a compaction or a re-load wrote it, and something else is there now.
+    """
+    with files.new_input(uri).open() as file:
+        content = file.read()
+    stored = known.stored(path_in_topic(uri, topic) or uri)
+    if stored is not None and hashlib.sha256(content).hexdigest() != stored.sha256:
+        raise MillraceError(f"{uri} was changed: restore it from a copy, then run again")
+    return content
 
 
 def named_files(table: Table, topic: str) -> set[str]:

@@ -30,7 +30,7 @@ from millrace_warehouse.history.erasures import old_conditions
 from millrace_warehouse.history.expired import Expired, expired_entries
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
-from millrace_warehouse.history.stored import ENTRIES, SEQUENCES
+from millrace_warehouse.history.stored import ENTRIES, ERASED, SEQUENCES
 from millrace_warehouse.publish import contents
 from millrace_warehouse.publish.catalog import Unsure, load_table
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
@@ -44,7 +44,7 @@ STALE_S = 24 * 3600.0
 METADATA_S = 3 * 24 * 3600.0
 """Leave the table's metadata alone for that long: other programs commit as well."""
 _RECORD = re.compile(r"(\d{10})-.+\.json")
-_BESIDE = {ENTRIES, SEQUENCES}
+_BESIDE = {ENTRIES, SEQUENCES, ERASED}
 """What stays of a folder without rejected records."""
 _FENCE_TRIES = 3
 
@@ -192,7 +192,8 @@ def _find_rows(at: At, request: Expire, newest: int, published: _Published | Non
 
 
 def _named(manifest: LoadManifest) -> set[str]:
-    files = [*manifest.files, *manifest.rejected_files, manifest.entries, manifest.sequences_file]
+    beside = (manifest.entries, manifest.sequences_file, manifest.erased_sequences_file)
+    files = [*manifest.files, *manifest.rejected_files, *beside]
     return {file.path for file in files if file is not None}
 
 

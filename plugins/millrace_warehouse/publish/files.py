@@ -31,27 +31,23 @@ def new_files(
     schema = 0
     for (load, edition), of_load in sorted(hours.items()):
         manifest = read_edition(storage, topic, load, edition)
-        entries += load_entries(storage, manifest, of_load)
+        _check_there(storage, manifest, of_load)
+        entries += entries_of(storage, manifest, of_load)
         schema = max(schema, manifest.schema)
     return entries, schema
 
 
-def load_entries(storage: Storage, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
-    """The entries of a load's files of these hours; MillraceError unless the files are there."""
+def _check_there(storage: Storage, manifest: LoadManifest, hours: Collection[str]) -> None:
     topic = manifest.topic
-    files = {file.path: file for file in manifest.files if file.hour in hours}
-    if not files:
-        return []
     folder = rows_folder(topic, manifest.load, manifest.attempt).removeprefix(f"{topic}/")
     sizes = {f"{folder}/{found.path}": found.bytes for found in storage.files(f"{topic}/{folder}")}
-    for path, file in files.items():
-        if sizes.get(path) != file.bytes:
-            state = "is missing" if path not in sizes else f"has {sizes[path]} bytes, not {file.bytes}"
+    for file in manifest.files:
+        if file.hour in hours and (size := sizes.get(file.path)) != file.bytes:
+            state = "is missing" if size is None else f"has {size} bytes, not {file.bytes}"
             raise MillraceError(
-                f"{topic}/{path} {state}: restore it from a copy, or read the offsets of load"
+                f"{topic}/{file.path} {state}: restore it from a copy, or read the offsets of load"
                 f" {manifest.load} again with `millrace reload`"
             )
-    return entries_of(storage, manifest, hours)
 
 
 def entries_of(storage: Storage, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:

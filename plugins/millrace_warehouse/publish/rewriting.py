@@ -6,7 +6,6 @@ could not be told from sound ones any more. Knows files; not which ones, nor how
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Sequence
@@ -29,7 +28,7 @@ from millrace_warehouse.history.layout import read_checked
 from millrace_warehouse.history.manifest import DataFile, Publication, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
-from millrace_warehouse.publish.contents import RowsByLoad, path_in_topic, rows_by_load
+from millrace_warehouse.publish.contents import RowsByLoad, read_proven, rows_by_load
 from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import Storage, open_file
 
@@ -123,16 +122,10 @@ class Rewriting:
             raise MillraceError(f"{source.file_path} has {rows} rows, not {source.record_count}")
 
     def _checked(self, uri: str) -> bytes:
-        """A file of the table, whole; if a load, a compaction or a re-load wrote it, with its SHA-256."""
         try:
-            with self._table.io.new_input(uri).open() as file:
-                content = file.read()
+            return read_proven(self._table.io, uri, self._topic, self._known)
         except FileNotFoundError:
             raise MillraceError(f"{uri} is gone: run `millrace verify`") from None
-        known = self._known.stored(path_in_topic(uri, self._topic) or uri)
-        if known is not None and hashlib.sha256(content).hexdigest() != known.sha256:
-            raise MillraceError(f"{uri} was changed: restore it from a copy, then run again")
-        return content
 
 
 def _row_groups(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -55,7 +55,7 @@ def check_files(
             else:
                 check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone", hour=file.hour)
         beside = (manifest.entries, manifest.sequences_file, manifest.erased_sequences_file)
-        replaced = _was_erased(manifest, history)
+        replaced = _is_replaced(manifest, history)
         for each in (*manifest.rejected_files, *(file for file in beside if file is not None)):
             stated.add(each.path)
             if _is_whole(check, each, sizes.get(each.path)) is None and not (
@@ -97,7 +97,7 @@ def _may_be_gone(
     manifest: LoadManifest, file: DataFile, history: History, replay: Replay | None, expired: Collection[str]
 ) -> bool:
     """True when the table has, or had, the rows of a file, or a newer edition took their place."""
-    if file.path in expired and _was_erased(manifest, history):
+    if file.path in expired and _is_replaced(manifest, history):
         return True
     if replay is None:
         return False
@@ -107,12 +107,9 @@ def _may_be_gone(
     return replaced and file.path in expired
 
 
-def _was_erased(manifest: LoadManifest, history: History) -> bool:
-    """True for a replaced edition of a load of which rows were erased: its files are deleted at once."""
-    editions = history.editions[manifest.load]
-    return manifest.edition < editions[-1] and any(
-        each.erases for number in editions if (each := history.manifests.get((manifest.load, number)))
-    )
+def _is_replaced(manifest: LoadManifest, history: History) -> bool:
+    """True for an edition that another has replaced: an erasure deletes its files at once."""
+    return manifest.edition < history.editions[manifest.load][-1]
 
 
 def _is_in_table(manifest: LoadManifest, file: DataFile, replay: Replay) -> bool:

@@ -6,7 +6,7 @@ of it is there twice is proven within each hour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.columns import LOAD, TIME
 from millrace_warehouse.history.condition import Condition
-from millrace_warehouse.history.erasures import condition_of, read_done, recorded
+from millrace_warehouse.history.erasures import condition_of, read_done, recorded, taking_bytes
 from millrace_warehouse.history.hours import HOUR_US, hour_of, partition_of
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange
 from millrace_warehouse.history.stored import sequences_of
@@ -44,6 +44,7 @@ _BROKEN = (pa.ArrowException, OSError)
 
 def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) -> None:
     """Read every data file of loads that is there: hours and offsets; of loads with all files, all of it."""
+    takers = taking_bytes(check.storage, check.topic)
     for manifest in history.manifests.values():
         files = [file for file in manifest.files if file.path in whole]
         found: Found = {}
@@ -64,7 +65,7 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
         check.problem(*_check_partitions(where, manifest, found, len(files) == len(manifest.files)))
         if len(files) == len(manifest.files):
             check.problem(*_check_sequences(check, where, manifest, counts))
-        check.problem(*_check_rejected(check, where, manifest))
+        check.problem(*_check_rejected(check, where, manifest, takers & {*manifest.erasures}))
 
 
 def _read(
@@ -147,19 +148,30 @@ def _check_sequences(
             return
 
 
-def _check_rejected(check: Check, where: str, manifest: LoadManifest) -> Iterator[str]:
-    """The rejected records against the manifest: how many of which partition."""
+def _check_rejected(
+    check: Check, where: str, manifest: LoadManifest, takers: Collection[str]
+) -> Iterator[str]:
+    """The rejected records against the manifest: how many of which partition, and none of the bytes taken."""
     rejected: dict[int, int] = {}
+    columns = ["partition", "records"]
+    if takers:  # else not read: unpacked they may be gigabytes
+        columns.append("raw")
     for file in manifest.rejected_files:
         try:
             with open_file(check.storage, f"{check.topic}/{file.path}") as content:
-                table = pq.read_table(content, columns=["partition", "records"], partitioning=None)
+                table = pq.read_table(content, columns=columns, partitioning=None)
         except FileNotFoundError:
             return  # named with the files
         except _BROKEN as error:
             yield f"{check.topic}/{file.path} cannot be read: {str(error).splitlines()[0]}"
             return
-        for partition, records in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
+        if takers and table["raw"].null_count < len(table):
+            yield (
+                f"{check.topic}/{file.path} has the bytes of records that erasure {min(takers)} takes: erase"
+                " again with the same --where, --rejected and another --id"
+            )
+        partitions, records_of = (table[name].to_pylist() for name in ("partition", "records"))
+        for partition, records in zip(partitions, records_of, strict=True):
             rejected[partition] = rejected.get(partition, 0) + records
     stated = {part.partition: part.rejected for part in manifest.partitions if part.rejected}
     if rejected != stated:

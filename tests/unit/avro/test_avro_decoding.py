@@ -144,3 +144,40 @@ def test_broken_text_in_several_columns_costs_only_its_rows() -> None:
     assert [array.to_pylist() for array in arrays] == [["x", "x"], ["y", "z"]]
     assert sorted(faults.reasons) == [1, 2, 3, 4]
     assert faults.reasons[3] == "a: not UTF-8"
+
+
+DATE = {"type": "int", "logicalType": "date"}
+
+
+@pytest.mark.parametrize("decoder", [ColumnDecoder, RowDecoder])
+@pytest.mark.parametrize(
+    ("writer", "table", "body", "value"),
+    [
+        ("int", "int", b"\x80\x80\x80\x80\x10", "2147483648"),
+        (DATE, DATE, b"\xfe\xff\xff\xff\x0f", "2147483647"),
+        (
+            {"type": "enum", "name": "E", "symbols": ["A", "JANE"]},
+            {"type": "enum", "name": "E", "symbols": ["A"]},
+            b"\2",
+            "JANE",
+        ),
+    ],
+    ids=str,
+)
+def test_no_reason_quotes_a_value_for_it_stays_when_the_bytes_are_erased(
+    decoder: type[Any], writer: Any, table: Any, body: bytes, value: str
+) -> None:
+    _, faults = decoder(one_column(writer), one_column(table)).decode(*in_one_buffer([body]))
+    assert list(faults.reasons) == [0]
+    assert value not in faults.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "kind", [{"type": "array", "items": "long"}, {"type": "map", "values": "long"}], ids=str
+)
+def test_a_count_of_items_may_be_a_value_of_another_schema_and_is_not_quoted(kind: Any) -> None:
+    member = 7_311_987_654_321_012_345
+    body = encode({"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}, {"a": member})
+    _, faults = RowDecoder(one_column(kind), one_column(kind)).decode(*in_one_buffer([body]))
+    assert str(member) not in faults.reasons[0]
+    assert "reaches past the end of the message" in faults.reasons[0]

@@ -7,31 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, run_python
 
 MESSAGES = int(os.environ.get("MILLRACE_FUZZ", "1000000"))
 
 
 def fuzzed(messages: int, seed: int, timeout_s: float) -> dict[str, int]:
     """What a process of its own did with that many; its end by a signal is an error that names the seed."""
-    command = [sys.executable, "-m", "tests.unit.avro.fuzzing"]
-    command += ["--messages", str(messages), "--seed", str(seed)]
+    command = ["-m", "tests.unit.avro.fuzzing", "--messages", str(messages), "--seed", str(seed)]
     paths = os.pathsep.join(str(REPOSITORY / part) for part in ("", "broker", "plugins"))
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    done = run_python(*command, timeout_s=timeout_s, env={"PYTHONPATH": paths})
     assert done.returncode == 0, f"seed {seed} ended with {done.returncode}: {done.stderr[-2000:]}"
     counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return counts

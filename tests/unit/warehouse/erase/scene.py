@@ -39,6 +39,10 @@ MEMBER = 7_311_987_654_321_012_345
 OTHER = 42
 WITH_MEMBER = 8
 MEMBERS = with_field("memberId", ["null", "long"], None)
+UNKNOWN = 9
+"""A schema that nobody has registered: what is written with it is rejected."""
+NAME = "/jane-doe"
+"""The address of the member's own page."""
 
 
 def complete(_topic: str, _hour: str) -> Verdict:
@@ -68,6 +72,18 @@ class Scene(Warehouse):
         """An event that was written before there were members."""
         self.log.append(0, [event(self.log.sequence, START + hour * HOUR)])
         self.log.sequence += 1
+
+    def send_unknown(self, times: int = 1) -> None:
+        """Events of the member, with her name in them, that a load rejects."""
+        number = self.log.sequence
+        self.log.sequence += times
+        self.log.append(
+            0,
+            [
+                event(n, START + n, schema=(UNKNOWN, MEMBERS), memberId=MEMBER, url=NAME)
+                for n in range(number, number + times)
+            ],
+        )
 
     def load_new(self, **changes: Any) -> Any:
         self.runs.append("")

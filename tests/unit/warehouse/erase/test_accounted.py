@@ -8,8 +8,9 @@ from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable
 from millrace_warehouse.history import layout
-from tests.unit.warehouse.erase.scene import ELEVEN, MEMBER, TEN, Scene
-from tests.unit.warehouse.memory_log import TOPIC
+from millrace_warehouse.history.stored import ERASED, HELD_ENTRIES
+from tests.unit.warehouse.erase.scene import ELEVEN, MEMBER, MEMBERS, TEN, TWELVE, WITH_MEMBER, Scene
+from tests.unit.warehouse.memory_log import START, TOPIC, event
 
 
 def tell(scene: Scene, loads: Loads) -> list[tuple[int, int]]:
@@ -60,3 +61,16 @@ def test_an_erasure_cannot_account_for_what_was_never_there(scene: Scene) -> Non
     found = read_back(scene.storage, claimed)
     assert found.erased.total == 13
     assert loads.accounted(claimed, found).total == 8
+
+
+def test_the_sequences_of_many_producers_outlive_what_expires(scene: Scene) -> None:
+    schema = (WITH_MEMBER, MEMBERS)
+    scene.log.append(
+        0, [event(0, START, instance=n, schema=schema, memberId=MEMBER) for n in range(HELD_ENTRIES + 1)]
+    )
+    scene.load_new()
+    scene.publish(TEN, ELEVEN, TWELVE)
+    scene.erase(id="4711")
+    assert len([*scene.topic.glob(f"rows/*/{ERASED}")]) == 1
+    scene.expire()
+    assert scene.problems(rows=True) == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +23,7 @@ from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.storage import Storage, open_storage
 from millrace_warehouse.verbs import Publish
-from tests.support import REPOSITORY, WAIT_S
+from tests.support import WAIT_S, run_python
 from tests.unit.warehouse.memory_log import SCHEMA, START, TOPIC, MemoryLog, load_run, with_field
 
 COUNTED, WIDE, COUNTRY, BARE = 8, 9, 10, 11
@@ -540,14 +538,7 @@ def test_killed_anywhere_in_a_promotion_it_is_recorded_whole_or_not_at_all(
 ) -> None:
     log.append_events(0, [START], schema=COUNTED, count=5)
     run(log, storage, "first")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "w")],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", KILLED, str(tmp_path / "w"), timeout_s=60)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     # Whoever tries again has one promotion, the dead one's or his own.

@@ -15,6 +15,7 @@ from pathlib import Path
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.without_pandas import keep_pandas_out
+from tests.support import child
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
 
 LOAD_STEPS = ("planned", "written", "described", "published", "recorded")
@@ -30,19 +31,6 @@ def exit_at(wanted: str) -> Callable[[str], None]:
             os._exit(KILLED)
 
     return progress
-
-
-def child(work: Callable[[], object]) -> int:
-    """Exit code of the work, done in a process of its own."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def crash_load(warehouse: Path, step: str) -> None:

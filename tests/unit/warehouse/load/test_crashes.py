@@ -5,13 +5,11 @@ No JVM: the steps are those of the driver, and what they leave behind is the sam
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import REPOSITORY
+from tests.support import run_python
 from tests.unit.warehouse.load.crashing import LOAD_STEPS, RELOAD_STEPS
 from tests.unit.warehouse.memory_log import TOPIC, rows_of
 from tests.unit.warehouse.storages import problems
@@ -20,14 +18,7 @@ from tests.unit.warehouse.storages import problems
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crashed")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.warehouse.load.crashing", str(folder)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-m", "tests.unit.warehouse.load.crashing", str(folder), timeout_s=120)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
-from tests.support import REPOSITORY, ROUNDS
+from tests.support import ROUNDS, run_python
 from tests.unit.warehouse.load.racing import EVENTS, racing_log
 from tests.unit.warehouse.memory_log import TOPIC, load_run, rows_of
 from tests.unit.warehouse.storages import problems
 
 
 def race(warehouse: Path, seed: int, kills: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.warehouse.load.racing", str(warehouse), str(seed), str(kills)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    done = run_python(
+        "-m", "tests.unit.warehouse.load.racing", str(warehouse), str(seed), str(kills), timeout_s=300
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0, "nobody was killed in time: the test shows nothing"

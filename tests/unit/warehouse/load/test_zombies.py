@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from millrace_warehouse.history.layout import attempted, load_numbers, read_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage import open_storage
-from tests.support import REPOSITORY
+from tests.support import run_python
 from tests.unit.warehouse.load.zombie import PAUSES
 from tests.unit.warehouse.memory_log import START, TOPIC, filled_log, load_run, rows_of
 from tests.unit.warehouse.storages import problems
@@ -20,14 +18,7 @@ from tests.unit.warehouse.storages import problems
 @pytest.fixture(scope="module")
 def haunted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("haunted")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.warehouse.load.zombie", str(folder)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-m", "tests.unit.warehouse.load.zombie", str(folder), timeout_s=120)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from millrace_warehouse.history.layout import Folder, ledger_path
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
 from tests.loaded import load, offsets, read_again
+from tests.support import child
 from tests.unit.warehouse.publish.publishing import H10, H11, TOPIC, hours_of, publish_in, table_of
 
 FIRST = ("table read", "loads read", "hours judged", "table made", "record written", "committed", "recorded")
@@ -24,19 +24,6 @@ LATER = tuple(step for step in FIRST if step != "table made")
 RELOAD = (*LATER, "rows of earlier editions taken out", "table of hours written")
 REBUILD = ("record read", "files found", "record written", "table made again")
 SCENES = {"first": FIRST, "later": LATER, "reload": RELOAD, "rebuild": REBUILD}
-
-
-def child(work: Callable[[], object]) -> int:
-    """Exit code of the work, done in a process of its own."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def crash(warehouse: Path, scene: str, step: str) -> None:

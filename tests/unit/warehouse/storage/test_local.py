@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import pickle
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.storage import Written, measure, open_file, open_storage
 from millrace_warehouse.storage.local import LocalStorage
+from tests.warehouses import race_to_create
 
 
 @pytest.fixture
@@ -40,18 +40,7 @@ def test_a_create_that_is_repeated_has_succeeded(storage: LocalStorage) -> None:
 
 
 def test_of_many_creators_exactly_one_wins(storage: LocalStorage) -> None:
-    racers = 6
-    for turn in range(30):
-        barrier = threading.Barrier(racers)
-
-        def create(racer: int, turn: int = turn, barrier: threading.Barrier = barrier) -> bool:
-            barrier.wait()
-            return storage.create(f"loads/{turn}", b"%d" % racer)
-
-        with ThreadPoolExecutor(racers) as threads:
-            won = list(threads.map(create, range(racers)))
-        assert won.count(True) == 1
-        assert storage.read(f"loads/{turn}") == b"%d" % won.index(True)
+    race_to_create(storage, turns=30)
 
 
 def test_put_says_what_it_stored_and_replaces_what_an_attempt_has_left(storage: LocalStorage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         w.publish()
         w.load({ELEVEN: 2})
     return folder
-
-
-@pytest.fixture
-def w(template: Path) -> Iterator[Warehouse]:
-    """The same warehouse again, in the same place: a table names its files by where they lie."""
-    kept = template.with_name("kept")
-    shutil.copytree(template, kept)
-    with warehouse(template) as made:
-        yield made
-    shutil.rmtree(template)
-    kept.rename(template)
 
 
 def each(*acts: Callable[[], object]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -37,17 +36,6 @@ def template(tmp_path_factory: pytest.TempPathFactory, log: MemoryLog) -> Path:
         load_topic(load_run(log, folder, "run-3"), TOPIC)
         w.publish()
     return folder
-
-
-@pytest.fixture
-def w(template: Path) -> Iterator[Warehouse]:
-    """The same warehouse again, in the same place: a table names its files by where they lie."""
-    kept = template.with_name("kept")
-    shutil.copytree(template, kept)
-    with warehouse(template) as made:
-        yield made
-    shutil.rmtree(template)
-    kept.rename(template)
 
 
 def edit(w: Warehouse, load: int, change: Callable[[LoadManifest], LoadManifest]) -> None:
