@@ -49,7 +49,7 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (4 min)
 	$(BIN)/python -m pytest tests/objects
 
-test-airflow: setup ## A live Airflow on PostgreSQL: scheduler, workers and triggerer killed, tasks cleared, a backfill of 24 hours (30 to 60 min)
+test-airflow: setup ## A live Airflow on PostgreSQL: scheduler, workers and triggerer killed, tasks cleared, a backfill of 24 hours (40 min)
 	$(BIN)/python -m pytest tests/airflow
 
 test-deploy: setup .cache/deploy/.installed ## Everything in deploy/: systemd, Prometheus, Helm, Ansible, containers, ten machines in namespaces, restore, upgrade (10 min)
@@ -81,14 +81,13 @@ attack: setup ## Crafted and random requests for every API, also before a login,
 
 # Every block of these is run by `make docs-test`.
 PAGES := docs/getting-started.md docs/your-own-event.md docs/keep-your-kafka.md docs/secure-datacenters.md
-.PHONY: docs-test
-docs-test: setup ## Every code block of the pages that begin with nothing, typed as it stands (8 min)
+docs-test: setup ## Every code block of the pages that begin with nothing, typed as it stands (6 min)
 	$(BIN)/python -m tests.docs $(PAGES)
 
 mutants: setup ## Faults put into a copy, one at a time: the test of each row of the paper must notice its own [ONLY="row ..."]
 	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY))
 
-fault-load: setup ## 100 loads while every part is killed at random, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
+fault-load: setup ## 100 loads while every part is killed at random, brokers also with their disks, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
 	$(BIN)/python -m tests.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
 
 fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (25 min) [WINDOWS=n] [ONLY=name] [SEED=n]
@@ -99,6 +98,7 @@ bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchm
 
 bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
 	$(BIN)/python -m tests.bench.load $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
+	$(if $(ONLY)$(CELLS),,$(BIN)/python -m tests.bench.load.latency $(if $(QUICK),--quick))
 
 bench-audit: setup ## What the audit costs a producer, a reader and the auditor, and its page: docs/benchmarks.md (2 min) [EVENTS=n]
 	$(BIN)/python -m tests.bench.bench_audit --page $(if $(EVENTS),--events $(EVENTS))

@@ -69,7 +69,8 @@ def _timed(
 ) -> str:
     led = sum(state.leader == 2 for state in _states(cluster))
     leaver = brokers.brokers[2].process
-    running = [process.pid for process in started if process.running]
+    gone = leaver.pid if options.kill else -1  # what it had used would count as less than nothing
+    running = [process.pid for process in started if process.running and process.pid != gone]
     used = _cpu_s(running)
     ended: list[float] = []
 

@@ -1,9 +1,10 @@
 """Loads while everything fails: `make fault-load`, `python -m tests.faultload [--loads N] [--seed N]`.
 
-Real brokers, registry, Spark standalone cluster and Airflow; producers that never stop; SIGKILL of drivers,
-executors, workers, brokers and Airflow's task processes at random moments; one in ten reads of the tasks cut
-off or failed; speculation; publications in between; a reader that looks all the time. Then power cuts. At
-the end the warehouse is compared with what the producers were told.
+Three real brokers with three replicas of everything, registry, Spark standalone cluster and Airflow;
+producers that never stop; SIGKILL of drivers, executors, workers, brokers and Airflow's task processes at
+random moments, also of brokers whose disk is gone with them, and whose place another takes later or never;
+one in ten reads of the tasks cut off or failed; speculation; publications in between; a reader that looks all
+the time. Then power cuts. At the end the warehouse is compared with what the producers were told.
 
 Most loads run one after the other in one Spark application, because starting one takes most of the time that
 a small load does; every sixth is the real command `millrace load`, and Airflow runs that command too, at the
@@ -145,6 +146,7 @@ class FaultLoad:
         return [kind for kind in self._plan if self.kills.done[kind] < self._least]
 
     def _add_topic(self) -> None:
+        self._place.replace_brokers()  # as many as the topic is to have replicas
         name = self._place.add_topic(partitions=self._chance.randint(2, 4))
         topics_file(self._place)
         self._report.say(f"topic {name} is new")
@@ -231,8 +233,8 @@ class Run:
             run = FaultLoad(
                 place, Saboteur(place, Kills(report.say), chance), report, limits, self._loads, chance
             )
+            cuts = PowerCuts(place, chance, report.say)  # its topic is there before a broker is gone for good
             run.run()
-            cuts = PowerCuts(place, chance, report.say)
             for number in range(1, self._cuts + 1):
                 with limits.step(f"power cut {number}", CUT_S):
                     cuts.round()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tests.faultload.place import Place
 
-KINDS = ("driver", "executor", "worker", "broker", "airflow task")
+KINDS = ("driver", "executor", "worker", "broker", "broker with its disk", "airflow task")
 Strike = Callable[[], str | None]
 """Kills something; what it was, or None when there was nothing to kill."""
 
@@ -62,6 +63,7 @@ class Saboteur:
             "executor": self._executor,
             "worker": self._worker,
             "broker": self._broker,
+            "broker with its disk": self._broker_with_its_disk,
         }
 
     @contextmanager
@@ -80,7 +82,7 @@ class Saboteur:
             yield
         finally:
             ended.set()
-            struck.result(120)
+            struck.result()
 
     def _wait_and_strike(self, kind: str, moment: float, ended: threading.Event) -> None:
         if ended.wait(moment):
@@ -113,9 +115,24 @@ class Saboteur:
 
     def _broker(self) -> str | None:
         cluster = self._place.site.cluster
-        number = self._chance.choice(sorted(cluster.brokers))
+        number = self._chance.choice(sorted(cluster.brokers.keys() - self._place.gone))
         if not cluster.brokers[number].process.running:
             return None
         cluster.brokers[number].kill()
         cluster.restart(number)
         return f"broker {number}"
+
+    def _broker_with_its_disk(self) -> str | None:
+        """One at a time is what the topics' minimum allows. Its place stays empty for a moment, or until
+        the next one is to go or a topic is created; the last may not be replaced at all.
+        """
+        self._place.replace_brokers()
+        cluster = self._place.site.cluster
+        number = self._chance.choice(sorted(cluster.brokers))
+        cluster.brokers[number].kill()
+        shutil.rmtree(cluster.directory(number))
+        self._place.gone.add(number)
+        if self._chance.random() < 0.5:
+            time.sleep(self._chance.uniform(0, 4))  # ZooKeeper forgets it after 2 s
+            self._place.replace_brokers()
+        return f"broker {number} with its disk"

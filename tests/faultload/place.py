@@ -11,10 +11,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from millrace.coordination.cluster import Cluster
 from tests.peers.spark_cluster import CONF, SparkCluster
-from tests.support import Process
+from tests.support import START_S, Process, wait_until
 from tests.warehouses import TestSite
 
+BROKERS = REPLICAS = 3
 WORKERS = 2
 CORES = 4
 """Of each worker. The long application keeps its two cores while it has nothing to do; beside it run a
@@ -52,12 +54,14 @@ def _start(*arguments: str, **options: Any) -> Process:
 class Place:
     """Started when made; ends with the process that makes it. `folder` gets all data and logs."""
 
-    def __init__(self, folder: Path, brokers: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.warehouse = folder / "warehouse"
         self.topics: list[str] = []
         zookeeper = _start("zookeeper", "--port", "0", "--data-dir", str(folder / "zookeeper")).ready()
-        self.site = TestSite.start(_start, "offline", folder, zookeeper, brokers)
+        self.site = TestSite.start(_start, "offline", folder, zookeeper, BROKERS, REPLICAS)
+        self.gone: set[int] = set()
+        """Brokers that are gone with their disks."""
         self._write_spark_settings()
         self.spark = SparkCluster(
             folder / "spark",
@@ -73,6 +77,15 @@ class Place:
         name = self.site.topic(f"Topic{len(self.topics) + 1}", partitions)
         self.topics.append(name)
         return name
+
+    def replace_brokers(self) -> None:
+        """Start a broker with an empty disk in place of each that is gone; wait until all have everything."""
+        cluster = self.site.cluster
+        for number in self.gone:
+            cluster.restart(number)
+        self.gone.clear()
+        with Cluster.connect(cluster.zookeeper, cluster.name, create=False) as known:
+            wait_until("all replicas are in sync", lambda: _all_in_sync(known), timeout_s=START_S)
 
     @property
     def spark_environment(self) -> dict[str, str]:
@@ -115,6 +128,13 @@ class Place:
             "FLAKY_RECORD": str(self.folder / "flaky-record"),
             "FLAKY_STOP": str(self.folder / "flaky-stop"),
         }
+
+
+def _all_in_sync(cluster: Cluster) -> bool:
+    """By directories: for a moment a broker whose disk is new may still count for what was on the old one."""
+    directories = {number: broker.directory for number, broker in cluster.brokers.items()}
+    states = (state for topic in cluster.topics.values() for state in topic.partitions.values())
+    return len(directories) == BROKERS and all(dict(state.isr) == directories for state in states)
 
 
 def topics_file(place: Place) -> Path:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import REPOSITORY
+from tests.support import run_python
 
 
 @pytest.mark.long
@@ -18,13 +16,8 @@ def test_a_fault_of_each_carrier_is_found_and_clean_windows_under_kills_raise_no
 ) -> None:
     rows = ("log-drop", "mirror-drop-and-repeat", "load-repeat", "mirror-alter", "clean")
     options = [word for row in rows for word in ("--only", row)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faultaudit", "--windows", "5", "--folder", str(tmp_path), *options],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=1_800,
-        check=False,
+    done = run_python(
+        "-m", "tests.faultaudit", "--windows", "5", "--folder", str(tmp_path), *options, timeout_s=1_800
     )
     last = done.stdout.splitlines()[-1]
     well = r"AUDIT OK: faults=(\d+) found=\1 attributed=\1 named=\1 false_alarms=0 windows=5"

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import REPOSITORY
+from tests.support import run_python
 
 
 @pytest.mark.long
 def test_a_few_loads_survive_kills_of_every_part_and_power_cuts(tmp_path: Path) -> None:
     options = ["--loads", "6", "--power-cuts", "2", "--folder", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faultload", *options],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=1_800,
-        check=False,
-    )
+    done = run_python("-m", "tests.faultload", *options, timeout_s=1_800)
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(r"FAULT-LOAD OK: kills=\d+ lost=0 duplicated=0", last), done.stdout + done.stderr
     assert done.returncode == 0

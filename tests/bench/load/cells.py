@@ -19,7 +19,7 @@ from typing import Any
 from millrace.records.compression import Codec
 from tests.bench.broker import meter
 from tests.bench.broker.system import Missing
-from tests.bench.load import latency, loading, mirroring
+from tests.bench.load import loading, mirroring
 from tests.bench.load.loading import Origin
 from tests.bench.load.messages import DISTINCT, fill, stream
 from tests.bench.load.servers import TOPIC, Broker, Servers
@@ -31,7 +31,6 @@ CELLS: Mapping[str, tuple[str, ...]] = {
     "load": (*(way.name for way in WAYS), "raw"),
     "decoder": ("bench-decode",),
     "mirror": ("millrace-mirror", "millrace-mirror-of-kafka", "mirrormaker"),
-    "latency": ("steady-stream",),
 }
 LOAD_MESSAGES = 5 * MILLION
 QUICK_MESSAGES = DISTINCT
@@ -154,19 +153,6 @@ def _mirror(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick:
         kept[name] = found
 
 
-def _latency(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: bool) -> None:
-    found: Result = {"title": "a steady stream", "missing": None}
-    try:
-        found |= latency.measure(folder, latency.QUICK if quick else latency.FULL)
-        for way in ("aggregate", "aggregate_with_loads", "warehouse"):
-            values = found[way]
-            tell(f"{way:22} p50 {values['p50']:.3f} s, p99 {values['p99']:.3f} s, max {values['max']:.3f} s")
-    except latency.LatencyFailed as failure:
-        found["failed"] = str(failure)
-        tell(f"latency FAILED: {failure}")
-    kept[names[0]] = found
-
-
 def _decoder(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: bool) -> None:
     command = [sys.executable, str(DECODE), "--records", str(DECODER_RECORDS // (4 if quick else 1))]
     done = _run(command, DECODER_TIMEOUT_S)
@@ -190,4 +176,4 @@ def decoder_rates(printed: str) -> dict[str, dict[str, float]]:
     return found
 
 
-_RUNS = {"load": _load, "decoder": _decoder, "mirror": _mirror, "latency": _latency}
+_RUNS = {"load": _load, "decoder": _decoder, "mirror": _mirror}

@@ -100,7 +100,6 @@ def levels(result: Result) -> Iterator[Level]:
     yield from _decoder_levels(result)
     yield from _load_levels(result)
     yield from _mirror_levels(result)
-    yield from _latency_levels(result)
 
 
 def _decoder_levels(result: Result) -> Iterator[Level]:
@@ -167,27 +166,3 @@ def _mirror_levels(result: Result) -> Iterator[Level]:
                 wanted=5.0,
                 measured=times,
             )
-
-
-def _latency_levels(result: Result) -> Iterator[Level]:
-    found = outcome(result, "latency", "steady-stream") or {}
-    for key, way, value, what, wanted in (
-        ("aggregate", "aggregate", "p99", "produced in dc1 → visible in the aggregate cluster, p99", 1.0),
-        (
-            "aggregate-loads",
-            "aggregate_with_loads",
-            "p99",
-            "the same while loads run on the same cores, p99",
-            1.0,
-        ),
-        ("warehouse-p50", "warehouse", "p50", "produced in dc1 → in the warehouse, p50", 60.0),
-        ("warehouse-max", "warehouse", "max", "produced in dc1 → in the warehouse, max", 120.0),
-    ):
-        yield Level(
-            key=key,
-            what=what,
-            unit="s",
-            wanted=wanted,
-            measured=found.get(way, {}).get(value),
-            at_least=False,
-        )

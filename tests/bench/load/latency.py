@@ -4,18 +4,24 @@ A topology as `millrace up` starts it; an AuditedProducer sends events one by on
 stall counts for every event it delays. A consumer of the aggregate cluster notes when it sees each. Then,
 while both go on, a load starts every so often, as a scheduler would start it; a row is visible when its
 load's manifest is there.
+
+    python -m tests.bench.load.latency [--quick]
+
+Writes its part of the page; a quick run only prints it.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +32,10 @@ from confluent_kafka import Consumer
 
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
+from tests.bench import machine
+from tests.bench.broker.levels import Level
+from tests.bench.broker.report import number, table
+from tests.bench.halves import PAGE, write_half
 from tests.bench.load.servers import SCHEMA, TOPIC
 from tests.brokers import free_port
 from tests.support import Process, start_for_the_test_run, wait_until
@@ -85,6 +95,92 @@ class Plan:
 
 FULL = Plan(rate=500, settle_s=10, alone_s=60, every_s=60, loads=4)
 QUICK = Plan(rate=500, settle_s=5, alone_s=10, every_s=25, loads=3)
+
+
+WAYS = {
+    "aggregate": "dc1 → aggregate cluster",
+    "aggregate_with_loads": "dc1 → aggregate cluster, loads running",
+    "warehouse": "dc1 → warehouse",
+}
+ABOUT = """\
+# How long an event takes
+
+{rate} events a second from one AuditedProducer into dc1 of a `millrace up` topology; a load is started
+every {every_s:.0f} s. An event's time is when it was due, so a stall counts for every event it delays. The
+aggregate cluster's figures end when a consumer has the event; the warehouse's when the load's manifest is
+there, for every row produced after the first load was started. A load is a whole `millrace load`, its JVM's
+start included, on the same cores as everything else.
+"""
+
+
+def main() -> None:
+    """Measure and print; write the page's part unless the run is a quick one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a trial run")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything started is ended
+    plan = QUICK if options.quick else FULL
+    began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    conditions = (
+        f"- Run: `python -m tests.bench.load.latency`, {began}; other processes used"
+        f" {machine.busy_share():.0%} of all cores before it\n"
+        f"- Machine: {machine.in_words(machine.machine())}"
+    )
+    with tempfile.TemporaryDirectory(prefix="bench-events-", ignore_cleanup_errors=True) as name:
+        try:
+            found = measure(Path(name), plan)
+        except LatencyFailed as failure:
+            sys.exit(str(failure))
+    text = report(found)
+    if not options.quick:
+        about = ABOUT.format(rate=plan.rate, every_s=plan.every_s)
+        write_half(PAGE, "events", f"{about}\n{conditions}\n\n{text}")
+    print(text)
+
+
+def report(found: Mapping[str, Any]) -> str:
+    """The levels, the percentiles, and what each load took."""
+    levels = [
+        [
+            level.what,
+            f"≤ {number(level.wanted)} s",
+            f"{number(level.measured or 0)} s",
+            "yes" if level.met else "**no**",
+        ]
+        for level in _levels(found)
+    ]
+    rows = [
+        [title, f"{found[way]['count']:,}", *(f"{found[way][which]:.3f}" for which in ("p50", "p99", "max"))]
+        for way, title in WAYS.items()
+    ]
+    return "\n\n".join(
+        [
+            table(["level", "wanted", "measured", "reached?"], levels),
+            table(["way", "events", "p50 s", "p99 s", "max s"], rows),
+            "From the start of each load's command to its manifest: "
+            + ", ".join(f"{seconds:.1f}" for seconds in found["loads"])
+            + " s.",
+        ]
+    )
+
+
+def _levels(found: Mapping[str, Any]) -> Iterator[Level]:
+    for way, which, wanted in (
+        ("aggregate", "p50", 0.015),
+        ("aggregate", "p99", 0.05),
+        ("warehouse", "p50", 60.0),
+        ("warehouse", "max", 120.0),
+    ):
+        yield Level(
+            key=f"{way}-{which}",
+            what=f"{WAYS[way]}, {which}",
+            unit="s",
+            wanted=wanted,
+            measured=found[way][which],
+            at_least=False,
+        )
 
 
 def measure(folder: Path, plan: Plan) -> dict[str, Any]:
@@ -238,10 +334,10 @@ class _Watcher:
         )
         consumer.subscribe([TOPIC])
         while not self._stop.is_set():
-            for message in consumer.consume(500, timeout=0.05):
-                if message.error() is None:
-                    made = message.timestamp()[1] / 1000
-                    self.latencies.append((made, time.time() - made))
+            message = consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                made = message.timestamp()[1] / 1000
+                self.latencies.append((made, time.time() - made))
         consumer.close()
 
 
@@ -315,3 +411,7 @@ def _load_at(when: float, place: _Place) -> _Load:
 
 def _published(topic: Path) -> set[str]:
     return {path.name for path in topic.glob("loads/*.json")}
+
+
+if __name__ == "__main__":
+    main()

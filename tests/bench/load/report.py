@@ -27,11 +27,6 @@ FORMS = {"once": "whole command", "warm": "warm session"}
 MIRROR_LEVELS = {"mirror": "millrace-mirror", "mirror-kafka": "millrace-mirror-of-kafka"}
 AHEAD = 1.05
 """A peer counts as ahead when it is better by more than the noise between two runs."""
-LATENCIES = {
-    "aggregate": "dc1 → aggregate cluster",
-    "aggregate_with_loads": "dc1 → aggregate cluster, loads running",
-    "warehouse": "dc1 → warehouse",
-}
 
 
 def half(result: Result) -> str:
@@ -54,9 +49,6 @@ def half(result: Result) -> str:
         "partitions": PARTITIONS,
         "tasks": TASKS,
         "mirror": _mirror(result),
-        "stream": _stream(result),
-        "latency": _latency(result),
-        "loads": _load_times(result),
     }
     return Template(TEMPLATE.read_text()).substitute(values)
 
@@ -71,7 +63,7 @@ def _run(run: Mapping[str, Any]) -> str:
 def problems(result: Result) -> list[str]:
     """What is missing or has failed, one line each."""
     found = []
-    for cell in ("load", "decoder", "mirror", "latency"):
+    for cell in ("load", "decoder", "mirror"):
         if not result.get(cell):
             found.append(f"{cell} was not measured")
         for name, one in result.get(cell, {}).items():
@@ -260,32 +252,3 @@ def _mirror(result: Result) -> str:
         )
     head = ["mirror", "MB/s", "records/s", "CPU s/GB", "and its target broker", "with start-up"]
     return table([*head, "origin CPU s/GB", "bottleneck (cores used)", "peak memory MB"], rows)
-
-
-def _stream(result: Result) -> str:
-    found = figures.outcome(result, "latency", "steady-stream")
-    if found is None:
-        return "Not measured."
-    return (
-        f"{found['rate']} events a second from one AuditedProducer into dc1 of a `millrace up` topology; a"
-        f" load is started every {found['every_s']:.0f} s."
-    )
-
-
-def _latency(result: Result) -> str:
-    found = figures.outcome(result, "latency", "steady-stream") or {}
-    rows = []
-    for key, title in LATENCIES.items():
-        if key in found:
-            values = found[key]
-            seconds = [f"{values[which]:.3f}" for which in ("p50", "p99", "max")]
-            rows.append([title, f"{values['count']:,}", *seconds])
-    return table(["way", "events", "p50 s", "p99 s", "max s"], rows)
-
-
-def _load_times(result: Result) -> str:
-    found = figures.outcome(result, "latency", "steady-stream")
-    if found is None:
-        return ""
-    times = ", ".join(f"{seconds:.1f}" for seconds in found["loads"])
-    return f"From the start of each load's command to its manifest: {times} s."

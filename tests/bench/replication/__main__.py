@@ -22,7 +22,8 @@ from pathlib import Path
 from tests.bench import machine
 from tests.bench.connections import BUSY
 from tests.bench.halves import PAGE, write_half
-from tests.bench.replication import cells, report
+from tests.bench.replication import bare, cells, report
+from tests.bench.replication.cells import Load, Run
 from tests.bench.replication.clusters import SYSTEMS, System
 from tests.bench.replication.report import Measured
 
@@ -46,7 +47,7 @@ def main() -> None:
             system.start(data / name)
             for kind in (cells.LARGE, cells.FIFTY):  # compilers compile, heaps and the page cache grow
                 cells.load(system, kind, max(cells.MINIMUM), options.share)
-        measured = _measure(systems, options)
+        measured = _measure(systems, data, options)
         measured.flushes_ms.extend(_flushes_ms(data, max(1, int(cells.SINGLE_REQUESTS * options.share))))
     text = report.text(measured)
     whole = options.share == 1 and options.rounds == ROUNDS and options.factors == list(cells.MINIMUM)
@@ -75,16 +76,21 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(systems: Sequence[System], options: argparse.Namespace) -> Measured:
+def _measure(systems: Sequence[System], data: Path, options: argparse.Namespace) -> Measured:
     measured = Measured()
-    for _, factor, system in itertools.product(range(options.rounds), options.factors, systems):
-        for kind in (cells.LARGE, cells.FIFTY):
-            run = cells.load(system, kind, factor, options.share)
-            measured.loads.setdefault((kind, factor, system.title), []).append(run)
-            print(f"{factor} {system.title:13} {kind.title:15} {run}", file=sys.stderr, flush=True)
-        late = cells.latency(system, factor, options.share)
-        measured.latencies.setdefault((factor, system.title), []).append(late)
-        print(f"{factor} {system.title:13} {late}", file=sys.stderr, flush=True)
+
+    def note_load(kind: Load, factor: int, who: str, run: Run) -> None:
+        measured.loads.setdefault((kind, factor, who), []).append(run)
+        print(f"{factor} {who:13} {kind.title:15} {run}", file=sys.stderr, flush=True)
+
+    for _, factor in itertools.product(range(options.rounds), options.factors):
+        for system in systems:
+            for kind in (cells.LARGE, cells.FIFTY):
+                note_load(kind, factor, system.title, cells.load(system, kind, factor, options.share))
+            late = cells.latency(system, factor, options.share)
+            measured.latencies.setdefault((factor, system.title), []).append(late)
+            print(f"{factor} {system.title:13} {late}", file=sys.stderr, flush=True)
+        note_load(cells.LARGE, factor, bare.TITLE, bare.relay(factor, data, options.share))
     return measured
 
 

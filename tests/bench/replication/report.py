@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.bench.broker.levels import Level
 from tests.bench.broker.report import number, short_of, table
+from tests.bench.replication import bare
 from tests.bench.replication.cells import FIFTY, LARGE, MINIMUM, Latency, Load, Run, p99
 
 OURS, PEER = "Millrace", "Apache Kafka"
@@ -24,7 +25,9 @@ sync, which Apache Kafka does not wait for. Apache Kafka serves one request of a
 there are several connections. Each cell has the median of three interleaved rounds and, in brackets, the
 lowest and the highest. *CPU* is user and system time: of the leader's process, and of the two other brokers
 together. Apache Kafka's controller is in one of its brokers; Millrace's ZooKeeper does nothing meanwhile
-and is not counted. A *gigabyte* is of messages alone.
+and is not counted. A *gigabyte* is of messages alone. *A bare relay* is what this machine does with that many
+bytes when nothing is parsed, checked or acknowledged: one process receives and writes them and sends them on
+out of its file, the others write what they receive, all flush every 9 MB.
 """
 
 
@@ -89,6 +92,15 @@ def levels(measured: Measured) -> Iterator[Level]:
             measured=_median(measured.latencies.get((factor, OURS)), lambda run: run.p99),
             at_least=False,
         )
+    if measured.flushes_ms:
+        yield Level(
+            key="p50-1",
+            what="1 replica, one request at a time, p50: a flush and 1 ms",
+            unit="ms",
+            wanted=statistics.median(measured.flushes_ms) + 1,
+            measured=_median(measured.latencies.get((1, OURS)), lambda run: run.p50),
+            at_least=False,
+        )
     for (name, kind), factor in itertools.product(KINDS.items(), MINIMUM):
         ours, theirs = (
             _median(measured.loads.get((kind, factor, system)), lambda run: run.brokers)
@@ -125,19 +137,23 @@ def _missed(level: Level, measured: Measured) -> str:
     """By how much, and where the time goes: into whose cores, or into the disk."""
     what, factor = level.key.split("-")
     short = f"- *{level.what}* is {short_of(level)}."
-    if what == "p99":
+    if what in ("p50", "p99"):
         return (
             f"{short} An answer waits for the slowest of {factor} flushes on one disk, where one alone takes"
             f" {_flush(measured)}."
         )
     runs = measured.loads[KINDS[what], int(factor), OURS]
     run = sorted(runs)[len(runs) // 2]
+    relays = measured.loads[LARGE, int(factor), bare.TITLE]
+    relayed = statistics.median(run.rate for run in relays)
+    used = statistics.median(run.brokers for run in relays)
     leader, thread, followers, client = map(
         run.cores, (run.leader, run.leader_thread, run.followers, run.client)
     )
     return (
         f"{short} Cores used meanwhile: {leader:.2f} by the leader ({thread:.2f} by its busiest thread),"
-        f" {followers:.2f} by the other brokers, {client:.2f} by the client."
+        f" {followers:.2f} by the other brokers, {client:.2f} by the client. {bare.TITLE.capitalize()} takes"
+        f" {number(relayed)} MB/s and {number(used)} s of CPU for a gigabyte."
     )
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.bench.load.accounting import WORKERS, Used
-from tests.bench.load.latency import percentiles
+from tests.bench.load.latency import percentiles, report
 from tests.bench.load.loading import LoadFailed, Origin, check, data_files, rows_by_hour
 from tests.bench.load.servers import Broker
 from tests.bench.load.ways import WAYS
@@ -61,3 +61,16 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
     assert found == {"count": 101, "p50": 50.0, "p99": 99.0, "max": 100.0}
     assert percentiles([7.0]) == {"count": 1, "p50": 7.0, "p99": 7.0, "max": 7.0}
+
+
+def test_a_late_event_misses_its_level() -> None:
+    seconds = {"count": 30_000, "p50": 0.012, "p99": 0.3, "max": 0.5}
+    slow = {"count": 100_000, "p50": 38.0, "p99": 68.0, "max": 130.6}
+    page = report(
+        {"aggregate": seconds, "aggregate_with_loads": seconds, "warehouse": slow, "loads": [8.4, 8.6]}
+    )
+    assert "| dc1 → aggregate cluster, p50 | ≤ 0.015 s | 0.012 s | yes |" in page
+    assert "| dc1 → aggregate cluster, p99 | ≤ 0.05 s | 0.3 s | **no** |" in page
+    assert "| dc1 → warehouse, p50 | ≤ 60 s | 38 s | yes |" in page
+    assert "| dc1 → warehouse, max | ≤ 120 s | 131 s | **no** |" in page
+    assert "| dc1 → aggregate cluster | 30,000 | 0.012 | 0.300 | 0.500 |" in page
