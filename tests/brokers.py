@@ -70,6 +70,10 @@ class TestCluster:
         """HOST:PORT of every broker."""
         return ",".join(broker.address for broker in self.brokers.values())
 
+    def directory(self, broker_id: int) -> Path:
+        """The log directory of a broker."""
+        return self.folder / f"{self.name}-{broker_id}"
+
     def start_brokers(self, *broker_ids: int) -> TestCluster:
         """Start them at once, then wait for all."""
         for broker_id in broker_ids:
@@ -79,7 +83,7 @@ class TestCluster:
                 f"broker_id = {broker_id}\ncluster = {json.dumps(self.name)}\n"
                 f"listen = {json.dumps(address)}\nzookeeper = {json.dumps(self.zookeeper)}\n"
                 "session_timeout_ms = 2000\n"
-                f"log_dir = {json.dumps(str(self.folder / f'{self.name}-{broker_id}'))}\n{self.settings}"
+                f"log_dir = {json.dumps(str(self.directory(broker_id)))}\n{self.settings}"
             )
             self.brokers[broker_id] = TestBroker(config, address, self.start("broker", str(config)))
         for broker_id in broker_ids:

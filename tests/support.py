@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,11 +39,37 @@ def wait_until(what: str, condition: Callable[[], T], *, timeout_s: float = WAIT
     """The condition's first true value; AssertionError naming `what` when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while True:
+        asked = time.monotonic()
         if value := condition():
             return value
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.02)
+        # What is costly to ask is asked less often: the cores are for what it waits for.
+        time.sleep(max(0.02, 2 * (now - asked)))
+
+
+def child(work: Callable[[], object]) -> int:
+    """Exit code of the work, done in a process that is forked for it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@dataclass
+class Clock:
+    """A clock that a test sets by hand, in seconds."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Process:
@@ -136,15 +163,17 @@ class Process:
         return code
 
 
-def run_millrace(
-    *arguments: str,
+def run_python(
+    *words: str,
     timeout_s: float = 2 * START_S,
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
+    cwd: Path = REPOSITORY,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one `millrace` command to its end: exit code, standard output and error, nothing checked."""
+    """Run this Python with such words to its end: exit code, standard output and error, nothing checked."""
     return subprocess.run(
-        [sys.executable, "-m", "millrace.cli", *arguments],
+        [sys.executable, *words],
+        cwd=cwd,
         env={**os.environ, **(env or {})},
         input=stdin,
         capture_output=True,
@@ -152,3 +181,13 @@ def run_millrace(
         timeout=timeout_s,
         check=False,
     )
+
+
+def run_millrace(
+    *arguments: str,
+    timeout_s: float = 2 * START_S,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run one `millrace` command in the same way."""
+    return run_python("-m", "millrace.cli", *arguments, timeout_s=timeout_s, stdin=stdin, env=env)

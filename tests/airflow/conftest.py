@@ -21,6 +21,7 @@ from tests.audit_world import audit_of_one_origin
 from tests.conftest import Start
 from tests.integration.test_audit import World
 from tests.last_line import LastLine
+from tests.page_view import EVENT
 from tests.peers.spark_cluster import CONF, SparkCluster
 from tests.support import REPOSITORY
 
@@ -48,16 +49,9 @@ class Place:
 
     def produce(self, topic: str, times_ms: list[int]) -> int:
         """One acknowledged event of dc1 at each time, by a producer that says that it has ended."""
-        event = {
-            "clientAddress": "10.0.0.1",
-            "method": "GET",
-            "url": "/",
-            "protocol": "HTTP/1.1",
-            "status": 200,
-        }
         with self.world.producer("dc1") as producer:
             for time_ms in times_ms:
-                producer.send(topic, topic, event, time_ms=time_ms)
+                producer.send(topic, topic, EVENT, time_ms=time_ms)
         return len(times_ms)
 
 

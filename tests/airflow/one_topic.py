@@ -53,6 +53,8 @@ with DAG("by_hour", schedule=PartitionedAssetTimetable(assets=table_asset("Clear
 with DAG("by_table", schedule=[table_asset("ClearedViews")], start_date=BEGAN):
     tell()
 
-with DAG("by_proof", schedule=[proved_hours("ProvedViews", poke_interval=2)], start_date=BEGAN):
+with DAG(
+    "by_proof", schedule=[proved_hours("ProvedViews", poke_interval=2)], start_date=BEGAN, max_active_runs=1
+):
     load = LoadTopicOperator(task_id="load", topics="ProvedViews")
     load >> PublishOperator(task_id="publish", topic="ProvedViews", start=None, end=None, proven=True)

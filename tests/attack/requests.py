@@ -38,6 +38,7 @@ from millrace.wire.replica import (
     encode_ack,
     encode_fetch,
 )
+from millrace.wire.unclean_election import ElectUncleanRequest
 
 TOPIC = "attacked"
 FORGED = "forged"
@@ -72,9 +73,6 @@ class Sent(NamedTuple):
     """By how much it may make the log of FORGED grow; None when nobody looks."""
 
 
-_COPYING = ((ApiKey.REPLICA_FETCH, 0), (ApiKey.REPLICA_ACK, 0))
-
-
 def versions() -> list[tuple[int, int]]:
     """Every API and version that is asked: Kafka's as far as kio knows them, and the private ones."""
     known = []
@@ -83,7 +81,7 @@ def versions() -> list[tuple[int, int]]:
             with contextlib.suppress(KioIndexError):
                 load_request_schema(api_key, version)
                 known.append((api_key, version))
-    return [*known, *ALIKE, (ApiKey.MIRROR_APPEND, 0), (ApiKey.TRANSLATE_OFFSETS, 0), *_COPYING]
+    return [*known, *ALIKE, *((api_key, 0) for api_key in ApiKey if api_key >= ApiKey.MIRROR_APPEND)]
 
 
 def requests_for(
@@ -166,6 +164,9 @@ def body_of(api_key: int, version: int, rng: random.Random, length: int = 0) -> 
     if api_key == ApiKey.TRANSLATE_OFFSETS:
         translate = TranslateOffsetsRequest(to_origin=True, topic=TOPIC, partition=0, offsets=(0,) * length)
         return encode(translate, api_key, 0)
+    if api_key == ApiKey.ELECT_UNCLEAN:
+        elect = ElectUncleanRequest(topic=TOPIC, partition=0, replica=1, reason="x" * length)
+        return encode(elect, api_key, 0)
     place = ReplicaPartition(uuid.UUID(int=1), 0)
     if api_key == ApiKey.REPLICA_FETCH:
         wanted = [Wanted(place, 0, 0, -1, -1)] * length

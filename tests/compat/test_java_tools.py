@@ -204,7 +204,7 @@ RUNS: Mapping[tuple[str, str], Sequence[Run]] = {
         run("ConsoleShareConsumer", "--topic", TOPIC, "--timeout-ms", "1000")
     ],
     ("kafka-share-consumer-perf-test", ""): [
-        run("ShareConsumerPerformance", "--topic", TOPIC, "--messages", "3", "--timeout", "1000")
+        run("ShareConsumerPerformance", "--topic", TOPIC, "--messages", "3", "--timeout", "60000")
     ],
     ("kafka-verifiable-share-consumer", ""): [
         run("VerifiableShareConsumer", "--topic", TOPIC, "--group-id", "s", "--max-messages", "1")
@@ -233,6 +233,9 @@ RUNS: Mapping[tuple[str, str], Sequence[Run]] = {
         run("ReassignPartitionsCommand", "--verify", *_REASSIGN),
         run("ReassignPartitionsCommand", "--cancel", *_REASSIGN),
     ],
+    ("kafka-reassign-partitions", "`--execute --throttle`"): [
+        run("ReassignPartitionsCommand", "--execute", "--throttle", "1000000", *_REASSIGN)
+    ],
     ("kafka-reassign-partitions", "`--generate`"): [
         run(
             "ReassignPartitionsCommand",
@@ -259,6 +262,9 @@ OF_KAFKA: Mapping[tuple[str, str], Run] = {
     ),
     ("kafka-cluster", "`unregister`"): verb("ClusterTool", "unregister", "--id", "7"),
     ("kafka-delegation-tokens", "`--describe`"): run("DelegationTokenCommand", "--describe", *_ADMIN),
+    ("kafka-reassign-partitions", "`--execute`, to a broker that is not there"): run(
+        "ReassignPartitionsCommand", "--execute", "--reassignment-json-file", "{folder}/away.json"
+    ),
     ("kafka-metadata-quorum", "`remove-controller`"): RUNS[
         "kafka-metadata-quorum", "`describe`, `remove-controller`"
     ][-1],
@@ -309,6 +315,7 @@ def _files(folder: Path, broker: str) -> None:
     partition = {"topic": TOPIC, "partition": 0}
     contents = {
         "reassign": {"version": 1, "partitions": [{**partition, "replicas": [1]}]},
+        "away": {"version": 1, "partitions": [{**partition, "replicas": [7]}]},
         "move": {"version": 1, "topics": [{"topic": TOPIC}]},
         "delete": {"version": 1, "partitions": [{**partition, "offset": 0}]},
     }

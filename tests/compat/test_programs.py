@@ -24,7 +24,8 @@ from tests.support import Process, wait_until
 
 PARTITIONS, COUNT, SENT = 3, 30, 400
 NOT_IDEMPOTENT = {"kafka-python 2.0", "sarama"}
-"""Sends a batch again when its answer is lost, and the broker cannot know; sarama in this scenario only."""
+"""Sends a batch again when its answer is lost, and the broker cannot know; sarama only in this scenario,
+where its idempotent producer may end: see its `main.go`."""
 SETTINGS = ["-1", "600000000", str(7 * 24 * 3600 * 1000)]
 """What `retention.ms` is told to be, when created, altered and taken away again."""
 NOT_ASKED = {"0.11.0.0": {"configs", "partitions"}, "1.0.0": {"configs"}}

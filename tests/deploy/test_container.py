@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -105,6 +106,14 @@ class Image:
         return [*self._words, "run", "--isolation", "chroot", self.container, "--", *words]
 
 
+def kill_all_in(folder: Path) -> None:
+    """End what still runs in a container: buildah ends before what it has started."""
+    for root in Path("/proc").glob("[0-9]*/root"):
+        with suppress(OSError):  # it has ended meanwhile
+            if root.readlink().is_relative_to(folder):
+                os.kill(int(root.parent.name), signal.SIGKILL)
+
+
 def of_this_machine() -> Iterator[str]:
     """How this machine's pip finds its registry and whom it trusts, for the pip in the build."""
     for path in ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt"):
@@ -129,6 +138,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         image.container = image.buildah("from", "localhost/millrace:0.1.0")
         yield image
     finally:
+        kill_all_in(folder)
         with suppress(AssertionError):
             image.buildah("rm", "--all")
         shutil.rmtree(folder, ignore_errors=True)  # gigabytes

@@ -41,6 +41,8 @@ from tests.support import REPOSITORY
 BLOCK_S = 300.0
 """How long a block may take; only to end one that hangs."""
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+KIND = re.compile(r"sh( service)?|output|(python|toml|json) \S+")
+"""What a block can say behind its fence."""
 _END = "end-of-block"
 _OWN_NETWORK = "MILLRACE_DOCS_NETWORK"
 
@@ -121,18 +123,16 @@ class Reader:
         )
 
     def read(self, block: Block) -> None:
-        kind, _, name = block.kind.partition(" ")
-        if kind == "sh" and name in ("", "service"):
-            if name:
-                self._serve(block.text)
-            else:
-                self._type(block.text)
-        elif kind == "output" and not name:
-            check_output(self._printed, block.text)
-        elif kind in ("python", "toml", "json") and name:
-            (self._where() / name).write_text(block.text)
-        else:
+        if not KIND.fullmatch(block.kind):
             raise PageFailed(f"{block.kind!r} does not say what the block is: see tests/docs/__main__.py")
+        if block.kind == "sh":
+            self._type(block.text)
+        elif block.kind == "sh service":
+            self._serve(block.text)
+        elif block.kind == "output":
+            check_output(self._printed, block.text)
+        else:
+            (self._where() / block.kind.partition(" ")[2]).write_text(block.text)
 
     def _type(self, text: str) -> None:
         self._printed, code = self._ask(text)

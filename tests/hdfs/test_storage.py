@@ -28,6 +28,7 @@ from tests.peers.fault_proxy import FaultProxy
 from tests.peers.hdfs import Hdfs
 from tests.support import wait_until
 from tests.unit.warehouse.storage.test_file_io import ROWS
+from tests.warehouses import race_to_create
 
 BLOCK = 1 << 20
 
@@ -118,18 +119,7 @@ def test_a_file_of_many_blocks_is_whole(storage: HdfsStorage) -> None:
 
 
 def test_of_many_creators_exactly_one_wins(storage: HdfsStorage) -> None:
-    racers = 6
-    for turn in range(10):
-        barrier = threading.Barrier(racers)
-
-        def create(racer: int, turn: int = turn, barrier: threading.Barrier = barrier) -> bool:
-            barrier.wait()
-            return storage.create(f"loads/{turn}", b"%d" % racer)
-
-        with ThreadPoolExecutor(racers) as threads:
-            won = list(threads.map(create, range(racers)))
-        assert won.count(True) == 1
-        assert storage.read(f"loads/{turn}") == b"%d" % won.index(True)
+    race_to_create(storage, turns=10)
     assert len(storage.files("loads")) == 10  # and no draft
 
 

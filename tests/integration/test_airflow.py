@@ -18,7 +18,7 @@ import pytest
 from millrace_airflow.operators.publish import table_asset
 from millrace_registry.client import SchemaRegistryClient
 from tests.conftest import Start
-from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run, wait_until
+from tests.support import REPOSITORY, WAIT_S, run_python, start_for_the_test_run, wait_until
 
 HOURS = ("--start", "2015-05-17T10:00:00Z", "--end", "2015-05-17T12:00:00Z")
 
@@ -126,15 +126,10 @@ mirror = true
 def run_once(
     dag_id: str, dags: Path, home: Path, connection: Mapping[str, object], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "millrace_demo.run_once", dag_id, "--dags-folder", str(dags)]
-    return subprocess.run(
-        [*command, "--airflow-home", str(home), *arguments],
-        env={**os.environ, "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection)},
-        capture_output=True,
-        text=True,
-        timeout=10 * WAIT_S,
-        check=False,
-    )
+    command = ["-m", "millrace_demo.run_once", dag_id, "--dags-folder", str(dags)]
+    command += ["--airflow-home", str(home)]
+    environment = {"AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection)}
+    return run_python(*command, *arguments, timeout_s=10 * WAIT_S, env=environment)
 
 
 def connection(registry: str, warehouse: Path) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import free_port, wait_for_values
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker
-from tests.support import REPOSITORY, Process, wait_until
+from tests.support import REPOSITORY, Process, run_millrace, wait_until
 from tests.warehouses import EMPTY_EVENT
 
 PASSWORD = "canary-52d1ab-in-no-log"
@@ -43,16 +41,8 @@ class Closed:
     def run(
         self, *words: str, stdin: str = "", client: Path | None = None, timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "MILLRACE_CLIENT": str(client)} if client else None
-        return subprocess.run(
-            [sys.executable, "-m", "millrace.cli", *words],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env=environment,
-        )
+        environment = {"MILLRACE_CLIENT": str(client)} if client else {}
+        return run_millrace(*words, stdin=stdin, timeout_s=timeout_s, env=environment)
 
     def create_user(self, name: str, password: str = PASSWORD) -> None:
         written = self.folder / f"{name}.password"

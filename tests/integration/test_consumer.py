@@ -550,7 +550,7 @@ def test_a_batch_damaged_on_the_disk_is_not_delivered(site: Site) -> None:
     site.produce(3, size=50)
     site.produce(1, size=50)  # several may come in several batches
     leader = site.client.topic(site.topic).partitions[0]
-    folder = site.cluster.folder / f"{site.cluster.name}-{leader}"
+    folder = site.cluster.directory(leader)
     (segment,) = [path for path in folder.rglob("*.log") if site.topic in str(path.parent)]
     second = site.client.list_offsets(site.topic, LATEST)[0]  # behind the damaged batch
     data = bytearray(segment.read_bytes())

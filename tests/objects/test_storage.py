@@ -20,6 +20,7 @@ from millrace_warehouse.storage.objects import ObjectStorage
 from tests.peers.fault_proxy import FaultProxy
 from tests.peers.seaweedfs import SeaweedFS
 from tests.support import REPOSITORY
+from tests.warehouses import race_to_create
 
 PARTS = 20 << 20
 """Bytes of a file that is uploaded in several parts."""
@@ -83,19 +84,8 @@ def test_a_file_in_several_parts_is_whole(storage: Storage) -> None:
 
 
 def test_of_many_creators_exactly_one_wins(storage: Storage) -> None:
-    racers = 6
     assert storage.create("loads/warm", b"1")
-    for turn in range(20):
-        barrier = threading.Barrier(racers)
-
-        def create(racer: int, turn: int = turn, barrier: threading.Barrier = barrier) -> bool:
-            barrier.wait()
-            return storage.create(f"loads/{turn}", b"%d" % racer)
-
-        with ThreadPoolExecutor(racers) as threads:
-            won = list(threads.map(create, range(racers)))
-        assert won.count(True) == 1
-        assert storage.read(f"loads/{turn}") == b"%d" % won.index(True)
+    race_to_create(storage, turns=20)
     assert len(storage.files("loads")) == 21  # and nothing of the trial of the store
 
 

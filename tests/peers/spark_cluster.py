@@ -22,9 +22,8 @@ from typing import Any
 from millrace.coordination.embedded import find_java
 from tests.brokers import free_port
 from tests.jobs import descendants
-from tests.support import start_for_the_test_run, wait_until
+from tests.support import START_S, start_for_the_test_run, wait_until
 
-START_TIMEOUT_S = 60.0
 CONF: Mapping[str, str] = {
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -78,7 +77,7 @@ class SparkCluster:
                 *("--host", host, "--port", port, "--webui-port", page),
                 settings=["-Dspark.master.rest.enabled=true", f"-Dspark.master.rest.port={self._rest_port}"],
             )
-            wait_until("the Spark master answers", self.state, timeout_s=START_TIMEOUT_S)
+            wait_until("the Spark master answers", self.state, timeout_s=START_S)
             for name in self._hosts:
                 self._start_worker(name)
             self.wait_for_workers()
@@ -151,9 +150,7 @@ class SparkCluster:
     def wait_for_workers(self) -> None:
         """Wait until every worker has registered with the master."""
         wanted = len(self._hosts)
-        wait_until(
-            f"{wanted} workers are registered", lambda: self._alive() >= wanted, timeout_s=START_TIMEOUT_S
-        )
+        wait_until(f"{wanted} workers are registered", lambda: self._alive() >= wanted, timeout_s=START_S)
 
     def close(self) -> None:
         """Kill everything, executors included."""

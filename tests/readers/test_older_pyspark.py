@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tomllib
 
 import pyspark
 import pytest
 
 from tests.readers.engines import OLDER_PYSPARKS, older_pyspark
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, run_python
 
 STREAM = """
 import pyspark
@@ -47,15 +45,7 @@ WITHOUT_STREAMS = tuple(version for version in OLDER_PYSPARKS if version < "4.2"
 def run(version: str, *words: str) -> str:
     """What this Python prints with that PySpark in place of its own."""
     path = os.pathsep.join([older_pyspark(version), "broker", "plugins"])
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    done = run_python(*words, timeout_s=900, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
 

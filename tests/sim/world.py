@@ -518,9 +518,9 @@ class World:
             leading = machine.replica.leading
             if leading is None or self._rng.random() < 0.3:
                 continue
-            shown = leading.high_watermark(client.epoch)
-            if shown is None:
+            if not leading.is_serving or client.epoch > leading.epoch:
                 continue
+            shown = leading.committed
             if shown < client.position:
                 raise Violation(f"a reader at {client.position} was told {shown} in epoch {leading.epoch}")
             if shown not in self._ledger:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from millrace import installation
 from millrace.errors import MillraceError
 from millrace.installation import EXTRAS, how_to_install, missing_extra, require, shipped
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, run_python
 
 # Runs the command line in a Python that finds no package of an extra, as after `pip install WHEEL`.
 WITHOUT_EXTRAS = """
@@ -45,13 +43,8 @@ print(json.dumps(answers))
 
 def without_extras(folder: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
     """Exit code, output and error of each command, run where no extra is installed."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps([*EXTRAS]), json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        check=False,
-        timeout=60,
+    done = run_python(
+        "-c", WITHOUT_EXTRAS, json.dumps([*EXTRAS]), json.dumps(commands), timeout_s=60, cwd=folder
     )
     assert done.returncode == 0, done.stderr
     return [tuple(answer) for answer in json.loads(done.stdout)]

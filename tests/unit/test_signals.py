@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import WAIT_S
+from tests.support import WAIT_S, run_python
 
 SERVER = """
 import os, signal, threading
@@ -123,17 +123,13 @@ def test_a_program_is_interrupted_once_and_cleans_up_in_peace() -> None:
 
 
 def test_an_interrupt_that_python_drops_is_raised_again_but_not_while_the_program_cleans_up() -> None:
-    program = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=60)
+    program = run_python("-c", DROPPED, timeout_s=60)
     assert "Exception ignored" in program.stderr
     assert program.stdout == "cleaned up inside\ncleaned up\n"
 
 
 def test_no_code_of_ours_handles_the_end_of_a_process_in_another_way() -> None:
-    """Three have a reason of their own.
-
-    Airflow takes the signals for itself, a runner only notes one, and who waits for a driver elsewhere puts
-    back what was there.
-    """
+    """Two have a reason of their own: Airflow takes the signals for itself, and a runner only notes one."""
     sources = Path(__file__).parents[2]
     found = {
         path.name
@@ -141,4 +137,4 @@ def test_no_code_of_ours_handles_the_end_of_a_process_in_another_way() -> None:
         for path in (sources / folder).rglob("*.py")
         if "signal.signal(" in path.read_text()
     }
-    assert found == {"signals.py", "run_once.py", "job_runner.py", "elsewhere.py"}
+    assert found == {"signals.py", "run_once.py", "job_runner.py"}

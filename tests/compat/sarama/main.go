@@ -71,8 +71,8 @@ func config(kafka sarama.KafkaVersion) *sarama.Config {
 func producer(j job, kafka sarama.KafkaVersion, codec string) sarama.AsyncProducer {
 	c := config(kafka)
 	c.Producer.RequiredAcks, c.Net.MaxOpenRequests = sarama.WaitForAll, 1
-	// Where the broker is killed, sarama's idempotent producer ended in some runs with "out of order sequence
-	// number". Perhaps it cuts what it sends again into other batches: that was not looked into further.
+	// After a lost connection sarama's idempotent producer cuts its messages into other batches. Where the
+	// first of them was stored already, the new one is no repetition: "out of order sequence number".
 	c.Producer.Idempotent = j.Pause == 0
 	c.Producer.Compression, c.Producer.Partitioner = codecs[codec], sarama.NewManualPartitioner
 	c.Producer.Return.Successes, c.Producer.MaxMessageBytes = true, 4<<20

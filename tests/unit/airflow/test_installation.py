@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from millrace.installation import DISTRIBUTION
 from millrace_airflow.installation import InstallationError, check_installation
 from millrace_airflow.plugin import MillracePlugin
 from millrace_airflow.provider_info import get_provider_info
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, run_python
 
 PLUGINS = REPOSITORY / "plugins"
 
@@ -114,14 +111,13 @@ def test_airflow_finds_one_plugin_in_the_folder_and_imports_no_module_by_its_bar
 
 def printed(code: str, *arguments: str, cwd: Path) -> dict[str, object]:
     """The JSON that Python code prints last, run in a process and an Airflow home of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "AIRFLOW_HOME": str(cwd), "AIRFLOW__CORE__PLUGINS_FOLDER": str(PLUGINS)},
-        capture_output=True,
-        text=True,
+    done = run_python(
+        "-c",
+        code,
+        *arguments,
+        timeout_s=60,
+        env={"AIRFLOW_HOME": str(cwd), "AIRFLOW__CORE__PLUGINS_FOLDER": str(PLUGINS)},
         cwd=cwd,
-        timeout=60,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
