@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -123,7 +124,10 @@ class RejectedRecords:
     def _write(self) -> None:
         if not self._held:
             return
-        rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in self._held]
+        rows = [
+            {name: getattr(record, name) for name in REJECTED_SCHEMA.names} | {"schema_id": _wrapped(record)}
+            for record in self._held
+        ]
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, REJECTED_SCHEMA, compression="zstd")
         table = pa.Table.from_pylist(rows, REJECTED_SCHEMA)
@@ -131,6 +135,11 @@ class RejectedRecords:
         self._rows += len(rows)
         self._records += sum(record.records for record in self._held)
         self._held, self._held_bytes = [], 0
+
+
+def _wrapped(record: Rejected) -> int | None:
+    """The schema id in the 32 bits of its column: a message may state any four bytes."""
+    return record.schema_id and int(np.int64(record.schema_id).astype(np.int32))
 
 
 def without_bytes(rejected: pa.Table) -> pa.Table:

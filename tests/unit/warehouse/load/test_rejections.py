@@ -56,6 +56,16 @@ def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothi
     assert (load_numbers(storage, TOPIC), storage.files(f"{TOPIC}/rows")) == ([], [])
 
 
+@pytest.mark.parametrize("schema_id", [1 << 31, (1 << 32) - 1])
+def test_an_id_above_what_a_registry_gives_is_rejected_as_any_other(tmp_path: Path, schema_id: int) -> None:
+    result = load_topic(load_run(log_with(3, unknown(schema_id)), tmp_path), TOPIC)
+    assert (result.rows, result.rejected) == (3, 1)
+    (file,) = read_load(open_storage(str(tmp_path)), TOPIC, 1).rejected_files
+    (record,) = pq.read_table(tmp_path / TOPIC / file.path, partitioning=None).to_pylist()
+    assert record["schema_id"] == schema_id - (1 << 32), "the same four bytes, with a sign"
+    assert record["reason"] == f"schema id {schema_id} is not in the registry"
+
+
 def test_a_failed_load_can_be_run_again_with_a_higher_limit_and_reads_to_the_same_end(tmp_path: Path) -> None:
     log = log_with(200, *[unknown(99)] * 150)
     with pytest.raises(MillraceError):
