@@ -226,7 +226,10 @@ def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
 def _read_string(data: bytes, position: int) -> tuple[str, int]:
     """A length and that many bytes of UTF-8."""
     value, position = _read_bytes(data, position)
-    return value.decode(), position
+    try:
+        return value.decode(), position
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None  # what Python says of it quotes a byte
 
 
 def _read_int(data: bytes, position: int) -> tuple[int, int]:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -210,7 +211,7 @@ class _Run:
                     found.files += sum(file.hour == hour for file in manifest.files)
             if rejected and manifest.rejected and takers.isdisjoint(manifest.erasures):
                 found.rejected[manifest.load] = manifest.rejected
-            if known.difference(manifest.erasures) and erasures.not_held(storage, topic, manifest):
+            if known.difference(manifest.erasures) and erasures.unheard_of(storage, topic, manifest):
                 found.unseen.add(manifest.load)
             self._at.progress(f"looked at load {manifest.load}")
         return found
@@ -298,9 +299,18 @@ class _Run:
             for rows in manifest.erased:
                 if rows.erasure == erasure.id:
                     out.take(rows.hour, manifest.load, rows.rows)
-            if erasure.rejected and manifest.rejected and erasure.id in manifest.erasures:
-                out.rejected[manifest.load] = manifest.rejected
+        out.rejected.update(dict(self._bytes_taken(erasure)))
         return out
+
+    def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
+        """Of each load whose rejected records lost their bytes to the erasure: how many there are."""
+        storage, topic = self._at.storage, self._topic
+        takers = erasures.taking_bytes(storage, topic)
+        for load, numbers in layout.editions_of(storage, topic).items() if erasure.rejected else ():
+            editions = (layout.read_edition(storage, topic, load, each) for each in (1, *numbers))
+            for before, after in itertools.pairwise(editions):
+                if erasure.id in after.erasures and takers.isdisjoint(before.erasures) and before.rejected:
+                    yield load, before.rejected
 
     def _fence(self, erasure: Erasure) -> None:
         """Make a load without rows, once: one that was begun before the erasure loses its number to it."""
@@ -410,22 +420,28 @@ class _Edition:
                     stored = store(storage, f"{folder}/{file.path.name}", content)
                 described = DataFile(**dataclasses.asdict(stored), hour=file.hour, rows=file.rows)
                 files.append((described, metrics_of(file.metadata, columns.iceberg)))
-        rejected, fresh = self.replaced.rejected_files, list[RejectedFile]()
+        before = rejected = self.replaced.rejected_files
         if any(each.rejected for each in self.erasing):
-            fresh = [self._without_bytes(folder, number, file) for number, file in enumerate(rejected)]
-            rejected = fresh
+            rejected = [self._without_bytes(folder, number, file) for number, file in enumerate(before)]
+        fresh = (file for file in rejected if file not in before)
         check_stored(storage, topic, folder, [*(file for file, _ in files), *fresh])
         return self._manifest(attempt, columns.number, columns.iceberg, files, rejected, counts, eraser)
 
     def _without_bytes(self, folder: str, number: int, file: RejectedFile) -> RejectedFile:
-        """Store the rejected records of a file without their bytes."""
+        """Store the rejected records of a file without their bytes.
+
+        One that somebody deleted has none, and stays named: `verify` says that it is gone.
+        """
+        if not self.at.storage.files(f"{self.replaced.topic}/{file.path}"):
+            return file
         content = io.BytesIO()
-        table = read_without_bytes(io.BytesIO(self.rows.stored(file)))
+        stored = self.rows.stored(file, "restore it from a copy, or delete it")
+        table = read_without_bytes(io.BytesIO(stored))
         pq.write_table(table, content, compression="zstd")
         content.seek(0)
         path = f"{folder}/rejected-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
-        stored = store(self.at.storage, path, content)
-        return RejectedFile(**dataclasses.asdict(stored), rows=file.rows, records=file.records)
+        described = store(self.at.storage, path, content)
+        return RejectedFile(**dataclasses.asdict(described), rows=file.rows, records=file.records)
 
     def _manifest(
         self,

@@ -104,15 +104,15 @@ class Rows:
                 for batch in _batches(self.stored(file), columns):
                     yield batch, schema
 
-    def stored(self, file: StoredFile) -> bytes:
-        """A file of a load; MillraceError when it is gone or was changed."""
+    def stored(self, file: StoredFile, remedy: str = "restore it from a copy") -> bytes:
+        """A file of a load; MillraceError when it is gone, or was changed: then `remedy` says what to do."""
         path = f"{self._topic}/{file.path}"
         try:
             content = self._at.storage.read(path)
         except FileNotFoundError:
             raise MillraceError(f"{path} was deleted meanwhile: run again") from None
         if hashlib.sha256(content).hexdigest() != file.sha256:
-            raise MillraceError(f"{path} was changed: restore it from a copy, then run again")
+            raise MillraceError(f"{path} was changed: {remedy}, then run again")
         return content
 
     def _of_table(

@@ -118,15 +118,18 @@ def condition_of(storage: Storage, topic: str, id_: str) -> str | None:
 
 
 def record_erasure(storage: Storage, erasure: Erasure, where: str) -> Erasure:
-    """Create an erasure, or find that of its name; MillraceError when that one has another condition."""
+    """Create an erasure, or find that of its name; MillraceError when that one takes out something else."""
     topic, id_ = erasure.topic, erasure.id
+    another_id = "give this one another --id"
     # In this order: whoever finds the record finds the condition.
     made = storage.create(condition_path(topic, id_), where.encode())
     if not made and condition_of(storage, topic, id_) != where:
-        raise MillraceError(f"erasure {id_} of {topic} has another condition: give this one another --id")
+        raise MillraceError(f"erasure {id_} of {topic} has another condition: {another_id}")
     storage.create(_path(topic, id_, ".json"), encode(erasure))
     there = read_erasure(storage, topic, id_)
     assert there is not None
+    if erasure.rejected and not there.rejected:
+        raise MillraceError(f"erasure {id_} of {topic} leaves rejected records alone: {another_id}")
     return there
 
 
@@ -181,19 +184,32 @@ def old_conditions(storage: Storage, topic: str, at: str) -> list[str]:
     ]
 
 
-def not_held(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
-    """Why an edition may have rows that were erased; None when it cannot.
+def unheard_of(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
+    """An erasure by which an edition may have rows that were erased; None when there is none.
 
     One that was begun before an erasure and made after it was done has not heard of it. A first edition has:
-    the erasure takes the number of every load that is running.
+    the erasure takes the number of every load that is running. Of an erasure whose condition was deleted no
+    log has a row any more.
     """
     for id_ in _ids(storage, topic) if manifest.edition > 1 else ():
         done = read_done(storage, topic, id_)
         if done is None or id_ in manifest.erasures or manifest.load > done.through:
             continue
-        if manifest.edition > done.editions.get(str(manifest.load), 1):
-            return (
-                f"edition {manifest.edition} of load {manifest.load} of {topic} was begun before erasure"
-                f" {id_} and made after it: erase again with the same --where and another --id"
-            )
+        if manifest.edition > done.editions.get(str(manifest.load), 1) and not _is_over(storage, topic, id_):
+            return id_
     return None
+
+
+def _is_over(storage: Storage, topic: str, id_: str) -> bool:
+    erasure = read_erasure(storage, topic, id_)
+    is_in_force = erasure is None or erasure.is_in_force(now())
+    return not is_in_force and condition_of(storage, topic, id_) is None
+
+
+def not_held(storage: Storage, topic: str, manifest: LoadManifest) -> str | None:
+    """Why an edition must not be published; None when it may."""
+    id_ = unheard_of(storage, topic, manifest)
+    return id_ and (
+        f"edition {manifest.edition} of load {manifest.load} of {topic} was begun before erasure {id_} and"
+        " made after it: erase again with the same --where and another --id"
+    )

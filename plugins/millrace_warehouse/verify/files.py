@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
+from millrace_warehouse.history.erasures import unheard_of
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, StoredFile
 from millrace_warehouse.storage import measure
@@ -62,8 +63,22 @@ def check_files(
                 replaced and each.path in expired
             ):
                 check.problem(f"{topic}/{each.path} is missing: restore it from a copy")
+    _check_unheard(check, history, sizes.keys())
     _note_strays(check, history, sizes.keys() - stated)
     return checked
+
+
+def _check_unheard(check: Check, history: History, present: Collection[str]) -> None:
+    """Report files of replaced editions that may have what an erasure took out while they were made."""
+    for manifest in history.manifests.values():
+        files = (*manifest.files, *manifest.rejected_files)
+        if not _is_replaced(manifest, history) or not any(file.path in present for file in files):
+            continue
+        if (id_ := unheard_of(check.storage, check.topic, manifest)) is not None:
+            check.problem(
+                f"{layout.manifest_path(manifest)} was begun before erasure {id_} and made after it, and its"
+                f" files are still there: run `millrace erase {check.topic} --id {id_}` again"
+            )
 
 
 def _expired(check: Check) -> set[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
 from millrace_warehouse.erase.erasing import EraseResult
-from millrace_warehouse.history import layout
-from millrace_warehouse.history.erasures import read_done
+from millrace_warehouse.history import erasures, layout
+from millrace_warehouse.history.erasures import Erasure, read_done
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, read_without_bytes
+from millrace_warehouse.storage import Storage
 from tests.unit.warehouse.erase.scene import (
     ELEVEN,
     MEMBERS,
@@ -107,6 +110,94 @@ def test_what_a_reload_could_decode_is_left_in_no_rejected_file(scene: Scene) ->
     done = scene.erase(id="4711")
     assert (done.rows, named(done)) == (5, [])
     assert holding(scene.folder, NAME) == []
+    assert scene.problems(rows=True) == []
+
+
+def test_a_rejected_file_that_somebody_deleted_holds_up_no_erasure_and_stays_named_by_verify(
+    scene: Scene,
+) -> None:
+    scene.send_unknown()
+    scene.send(OTHER)
+    scene.load_new()
+    (path,) = scene.topic.glob("rows/*/rejected-*.parquet")
+    path.unlink()
+    assert scene.erase(id="4711", rejected=True).rows == 4
+    assert scene.erase(f"memberId = {OTHER}", id="4712").rows == 5
+    (problem,) = {each.rpartition("/")[2] for each in scene.problems(rows=True)}
+    assert problem == f"{path.name} is missing: restore it from a copy"
+
+
+def test_a_rejected_file_that_was_changed_may_be_restored_or_deleted(scene: Scene) -> None:
+    scene.send_unknown()
+    scene.load_new()
+    (path,) = scene.topic.glob("rows/*/rejected-*.parquet")
+    path.write_bytes(path.read_bytes() + b"!")
+    with pytest.raises(MillraceError, match="was changed: restore it from a copy, or delete it, then run ag"):
+        scene.erase(id="4711", rejected=True)
+    path.unlink()
+    assert scene.erase(id="4711").rows == 4
+
+
+def test_an_erasure_counts_the_records_whose_bytes_it_took_and_no_others(scene: Scene) -> None:
+    scene.send_unknown(times=2)
+    scene.load_new()
+    assert scene.erase(id="4711", rejected=True).rejected == 2
+    assert scene.erase(f"memberId = {OTHER}", id="4712", rejected=True).rejected == 0
+    scene.send_unknown(times=3)  # no load keeps their bytes now
+    scene.load_new()
+    assert scene.erase(id="4711").rejected == 2
+
+
+def test_of_two_runs_with_one_new_name_the_one_that_takes_more_is_told_that_it_lost(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.send_unknown()
+    scene.load_new()
+    record = erasures.record_erasure
+
+    def behind_another(storage: Storage, erasure: Erasure, where: str) -> Erasure:
+        record(storage, dataclasses.replace(erasure, rejected=False), where)
+        return record(storage, erasure, where)
+
+    monkeypatch.setattr(erasures, "record_erasure", behind_another)
+    with pytest.raises(MillraceError, match=r"4711 of PageView leaves rejected records alone.*another --id"):
+        scene.erase(id="4711", rejected=True)
+
+
+def test_files_of_a_reload_that_ran_across_an_erasure_are_named_until_it_is_given_again(scene: Scene) -> None:
+    scene.send_unknown()
+    scene.load_new()
+    scene.publish(TEN, ELEVEN, TWELVE)
+    scene.log.schemas[UNKNOWN] = MEMBERS
+    begun = []
+
+    def meanwhile(step: str) -> None:
+        if step == "written" and not begun:
+            begun.append(step)
+            scene.erase(id="4711")
+
+    scene.reload(3, progress=meanwhile)
+    assert begun
+    assert layout.editions_of(scene.storage, TOPIC)[3] == [2, 3], "it was made anew without what matches"
+    assert holding(scene.folder, NAME) != []
+    (problem,) = scene.problems()
+    assert "was begun before erasure 4711" in problem
+    assert problem.endswith("run `millrace erase PageView --id 4711` again")
+    scene.erase(id="4711")
+    assert holding(scene.folder, NAME) == []
+    assert scene.problems(rows=True) == []
+
+
+@pytest.mark.parametrize("load", [1, 3])
+def test_a_reload_when_an_erasure_is_over_and_its_condition_gone_is_published(
+    scene: Scene, load: int
+) -> None:
+    scene.publish(TEN, ELEVEN, TWELVE)
+    scene.erase(f"memberId = {OTHER}", id="4711", until="2015-05-18T00:00:00.000Z")
+    scene.expire()
+    assert not (scene.topic / "erasures" / "4711.where").exists()
+    scene.reload(load)  # load 3 is the erasure's own, without rows
+    scene.publish()
     assert scene.problems(rows=True) == []
 
 
