@@ -257,6 +257,8 @@ class Replicas:
             if self._live != before or (is_new and not _says(one.replica.snapshot, topic, number)):
                 self._see(one)
                 changed.append(one)
+            elif is_new:  # nothing but its version, which an older answer must not go behind
+                one.replica.observe(_snapshot(topic, number), self._mailbox.now())
         self._propose(changed)
 
     def _registered(self) -> Directories:
@@ -592,8 +594,9 @@ class Replicas:
             self._mailbox.after(COPY_AGAIN_S, lambda: self._settle(one))
             return
         assert one.replica.snapshot is not None, "it follows by a state"
-        isr = one.replica.snapshot.state.isr
-        is_behind = isr.get(self._config.broker_id) != self._directory
+        state, us = one.replica.snapshot.state, self._config.broker_id
+        # Who is eligible has everything committed, and writes may wait for it.
+        is_behind = self._directory not in (state.isr.get(us), state.eligible.get(us))
         one.copying = Copying(one.id, following, one.log, is_behind=is_behind)
         one.thread.want(one.copying)
 

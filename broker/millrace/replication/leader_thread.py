@@ -82,6 +82,8 @@ class LeaderThread(threading.Thread):
         """What of it the leader does not know, and what it need not know any more."""
         self._behind: dict[ReplicaPartition, None] = {}
         """What of it the leader is to hear when the limit allows it, the longest waiting first."""
+        self._limited: set[ReplicaPartition] = set()
+        """What is behind, heard of or not."""
         self._catching_up: ReplicaPartition | None = None
         """The one of those that the leader has not answered."""
         self._acks: dict[ReplicaPartition, Acked] = {}
@@ -98,8 +100,11 @@ class LeaderThread(threading.Thread):
         with self._lock:
             self._void(partition)
             self._wants[partition] = copying.wanted
-            news = self._behind if copying.is_behind and self._limit.rate is not None else self._news
-            news[partition] = None
+            if copying.is_behind and self._limit.rate is not None:
+                self._limited.add(partition)
+                self._behind[partition] = None
+            else:
+                self._news[partition] = None
         self._wake()
 
     def forget(self, partition: ReplicaPartition) -> None:
@@ -114,6 +119,7 @@ class LeaderThread(threading.Thread):
         """What was wanted of it before, and the leader may not have heard yet, does not count any more."""
         self._news.pop(partition, None)
         self._behind.pop(partition, None)
+        self._limited.discard(partition)
         if partition == self._catching_up:
             self._catching_up = None
 
@@ -181,6 +187,9 @@ class LeaderThread(threading.Thread):
         """Copy over one connection, as long as it holds and there is anything to copy."""
         asked: dict[ReplicaPartition, Wanted] = {}
         with self._lock:
+            self._catching_up = None
+            heard_of = (one for one in self._wants if one in self._limited - self._behind.keys())
+            self._behind = dict.fromkeys([*heard_of, *self._behind])
             self._news = {partition: None for partition in self._wants if partition not in self._behind}
         anew, unanswered, answer_by = True, 0, 0.0
         while self._wants and not (self._stopped or connection.worn):
@@ -195,6 +204,8 @@ class LeaderThread(threading.Thread):
                 answer_by = time.monotonic() + MAX_WAIT_MS / 1000 + TIMEOUT_S
             patience = answer_by - time.monotonic() if unanswered else TIMEOUT_S
             if connection.wait(self._wake_fd, max(0.0, min(patience, until_next))):
+                if not unanswered:
+                    raise MillraceError("it has closed the connection")
                 self._take_answer(connection.receive(timeout_s=TIMEOUT_S), asked)
                 unanswered -= 1
             elif unanswered and time.monotonic() > answer_by:
@@ -243,8 +254,9 @@ class LeaderThread(threading.Thread):
             raise ERRORS.get(error, BrokerError)(f"it answers with error {error}")
         self._failure = ""
         for one in copied:
+            if one.partition in self._limited and isinstance(one.records, memoryview):
+                self._limit.took(len(one.records))
             if one.partition == self._catching_up:
-                self._limit.took(len(one.records) if isinstance(one.records, memoryview) else 0)
                 self._catching_up = None
         received = [_checked(one, wanted) for one in copied if (wanted := asked.get(one.partition))]
         if received:

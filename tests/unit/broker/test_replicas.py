@@ -30,6 +30,7 @@ from millrace.errors import (
 )
 from millrace.records import split_batches
 from millrace.records.file_slice import FileSlice
+from millrace.replication.leadership import Snapshot
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.segment import CutFailed, Segment
 from millrace.wire.fetch import FetchRequest
@@ -654,3 +655,29 @@ def test_a_copy_that_becomes_the_only_replica_gives_up_the_first_part_of_an_appe
     log.publish(log.flush())
     read = [header for header in batches_at(log, 0) if not header.is_control]
     assert [header.records_count for header in read] == [1, 2]
+
+
+@pytest.mark.parametrize(("noted", "is_behind"), [(OURS, False), (THEIRS, True)])
+def test_a_replica_that_left_with_everything_committed_waits_for_no_limit(
+    begin: Begin, noted: str, is_behind: bool
+) -> None:
+    running, cluster, _ = serving(begin, minimum=2)
+    before = cluster.topics["t"]
+    led_by_2 = PartitionState(2, (1, 2), {2: THEIRS}, 2, eligible={1: noted})
+    cluster.set(dataclasses.replace(before, partitions={0: led_by_2}, version=before.version + 1))
+    running.until("it copies", lambda: running.broker.replicas._stored[PLACE].copying)
+    copying = running.broker.replicas._stored[PLACE].copying
+    assert copying is not None
+    assert copying.is_behind == is_behind, "while writes may wait for it, it does not wait"
+
+
+def test_an_answer_that_comes_behind_newer_news_is_not_taken_for_the_newest(begin: Begin) -> None:
+    running, cluster, _ = serving(begin)
+    replica = running.broker.replicas._stored[PLACE].replica
+    before = cluster.topics["t"]
+    moving = dataclasses.replace(before.partitions[0], replicas=(1, 2, 3), adding=(3,))
+    cluster.set(dataclasses.replace(before, version=before.version + 2))  # says again what it said before
+    running.broker.refresh()
+    replica.observe(Snapshot(before.version + 1, moving, 1), 0.0)
+    assert replica.snapshot is not None
+    assert replica.snapshot.state == before.partitions[0]

@@ -164,6 +164,20 @@ def test_another_connection_hears_of_everything_anew(leader: Leader) -> None:
     assert (again.anew, set(again.wanted)) == (True, set(WANTED[:2]))
 
 
+def test_a_leader_that_hangs_up_while_nothing_is_asked_is_asked_again_at_once(
+    leader: Leader, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader.fetch()
+    leader.answer(Copied(PLACES[0], 0, committed=9))
+    wait_until("it is delivered", lambda: leader.delivered)  # and not taken yet: nothing more is asked
+    leader.hang_up()
+    leader.accept()
+    leader.thread.taken()
+    assert leader.fetch().anew
+    assert "it has closed the connection" in caplog.text
+    assert "a mistake" not in caplog.text
+
+
 def test_an_answer_to_another_request_ends_the_connection(leader: Leader) -> None:
     leader.fetch()
     leader.answer(to=99)
@@ -237,3 +251,15 @@ def test_who_is_behind_waits_at_another_connection_too(limited: Leader) -> None:
     limited.accept()
     again = limited.fetch()
     assert (again.anew, list(again.wanted)) == (True, WANTED[:1])
+
+
+def test_what_comes_over_another_connection_counts_for_the_limit_too(limited: Leader, clock: Clock) -> None:
+    limited.answer(told(0, 50_000))
+    wait_until("it is delivered", lambda: limited.delivered)
+    limited.thread.taken()  # and what is wanted next follows later
+    limited.hang_up()
+    limited.accept()
+    assert list(limited.fetch().wanted) == [], "the limit has nothing left"
+    clock.now += 10
+    limited.answer()
+    assert list(limited.fetch().wanted) == WANTED[:1]
