@@ -39,9 +39,7 @@ def stop_on_signals(
             if number == signal.SIGHUP and read_again is not None:
                 read_again()
         if limited:
-            timer = threading.Timer(STOP_LIMIT_S, _end_now)
-            timer.daemon = True
-            timer.start()
+            end_soon(0)
         stop()
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
@@ -86,6 +84,13 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Do nothing: the thread does. A signal without a handler in Python is not written to the pipe."""
 
 
-def _end_now() -> None:
-    os.write(2, b"millrace: ending without an answer that is waited for\n")
-    os._exit(0)
+def end_soon(code: int) -> None:
+    """End this process with `code` after STOP_LIMIT_S, unless it has ended by then."""
+
+    def end_now() -> None:
+        os.write(2, b"millrace: ending without an answer that is waited for\n")
+        os._exit(code)
+
+    timer = threading.Timer(STOP_LIMIT_S, end_now)
+    timer.daemon = True
+    timer.start()

@@ -48,6 +48,13 @@ millrace.signals.stop_on_signals(lambda: None, limited=True)
 print("ready", flush=True)
 threading.Event().wait()
 """
+FAILED = """
+import threading, millrace.signals
+millrace.signals.STOP_LIMIT_S = 0.1
+millrace.signals.end_soon(1)
+print("ready", flush=True)
+threading.Event().wait()
+"""
 STEPS = """
 import os, signal
 from millrace.signals import interruptible
@@ -116,6 +123,8 @@ def test_a_process_that_may_be_killed_ends_though_it_waits_for_an_answer() -> No
     with start(STUCK) as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
+    with start(FAILED) as process:
+        assert process.wait(WAIT_S) == 1
 
 
 def test_a_program_is_interrupted_once_and_cleans_up_in_peace() -> None:

@@ -21,7 +21,7 @@ from millrace.config import TlsConfig, parse_address
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
 from millrace.security.certificates import ServerCertificates
-from millrace.signals import stop_on_signals
+from millrace.signals import end_soon, stop_on_signals
 
 log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
@@ -74,6 +74,7 @@ class WebServer(uvicorn.Server):
                 log.exception("the %s has failed", name)
                 self._failure.append(error)
                 self.stop()  # a service that is not whole must not go on answering
+                end_soon(1)
 
         thread = threading.Thread(target=run, name=name)
         thread.start()

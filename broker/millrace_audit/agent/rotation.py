@@ -9,12 +9,15 @@ from __future__ import annotations
 import io
 import os
 import re
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 _SUFFIX = re.compile(r"[.\-_]\d[\d.\-_T:]*")
 """What rotation appends to a name: a number or a time."""
+_DATE_DIGITS = 6
+"""A suffix of fewer digits counts the files, the newest first."""
 
 
 def is_replaced(path: Path, file: io.FileIO) -> bool:
@@ -32,12 +35,13 @@ def open_again(
 
     `is_it` tells it from a later file of the same inode.
     """
-    for other, _ in _generations(path):
+    for other, seen in _generations(path):
+        if (seen.st_dev, seen.st_ino) != (device, inode):
+            continue
         with suppress(FileNotFoundError):
             file = other.open("rb", buffering=0)
             state = os.fstat(file.fileno())
-            same = (state.st_dev, state.st_ino) == (device, inode)
-            if same and state.st_size >= offset and is_it(file):
+            if os.path.samestat(state, seen) and state.st_size >= offset and is_it(file):
                 return file
             file.close()
     return None
@@ -76,8 +80,15 @@ def _generations(path: Path) -> list[tuple[Path, os.stat_result]]:
     for other in path.parent.glob("*"):
         if other.name.startswith(path.name) and _SUFFIX.fullmatch(other.name, len(path.name)):
             with suppress(FileNotFoundError):
-                rotated.append((other, other.stat()))
-    rotated.sort(key=lambda generation: generation[1].st_mtime_ns)
+                if stat.S_ISREG((state := other.stat()).st_mode):
+                    rotated.append((other, state))
+    rotated.sort(key=lambda one: (one[1].st_mtime_ns, *_order(one[0].name[len(path.name) :])))
     with suppress(FileNotFoundError):
         rotated.append((path, path.stat()))
     return rotated
+
+
+def _order(suffix: str) -> tuple[int, str]:
+    """What sorts files of the same time, oldest first: .2 before .1, but -20260101 before -20260102."""
+    number = suffix[1:]
+    return (-int(number), "") if number.isdigit() and len(number) < _DATE_DIGITS else (0, suffix)

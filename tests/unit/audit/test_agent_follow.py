@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +128,7 @@ def test_files_that_were_renamed_one_behind_the_other_while_no_agent_ran_are_all
         pause_for_another_mtime(agent.folder)
         agent.write(f"/{number}")
     agent.log.with_name("app.log.old.gz").write_text("no rotation")
+    agent.log.with_name("app.log-2025").mkdir()
     agent.log.with_name("app.log.lock").write_text("no rotation")
     agent.start()
     agent.take()
@@ -140,6 +142,22 @@ def pause_for_another_mtime(folder: Path) -> None:
     probe.write_text("")
     while probe.stat().st_mtime_ns <= newest:
         probe.write_text("")
+
+
+def test_files_of_the_same_time_are_read_in_the_order_of_their_names(agent: Agent) -> None:
+    agent.write("/1")
+    agent.take()
+    agent.stop()
+    for number in (2, 3):
+        if (older := agent.log.with_name("app.log.1")).exists():
+            older.rename(agent.log.with_name("app.log.2"))
+        agent.log.rename(older)
+        agent.write(f"/{number}")
+    for path in agent.folder.glob("app.log*"):
+        os.utime(path, (START / 1000, START / 1000))
+    agent.start()
+    agent.take()
+    assert agent.urls() == ["/1", "/2", "/3"]
 
 
 @pytest.mark.parametrize("again", [False, True])
