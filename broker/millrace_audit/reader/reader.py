@@ -128,6 +128,8 @@ class AuditReader(TierReader):
             opened.pop_all()
         self._rules = OffsetRules.of_cluster(cluster_id, None)
         self._mirrors = Mirrors(self._session, self._client)
+        self._troubles: set[str] = set()
+        """Why it was not known last how far the mirror has come."""
         self._brokers = Brokers(self._client, _CLIENT_ID)
         self._registry = SchemaRegistryClient(config.registry)
         self._codec = AuditCodec(self._registry)
@@ -351,18 +353,24 @@ class AuditReader(TierReader):
         """Ask how far the mirror has come: its newest position is not visible before the append behind it."""
         if self._config.tier != OFFLINE:
             return
-        now = time.monotonic()
+        now, troubles = time.monotonic(), set[str]()
         for partition in self._partitions.values():
             if partition.told is None or partition.stuck is not None:
                 continue
             if partition.end == partition.told and now < partition.ask_at:
                 continue
             partition.ask_at = now + _ASK_AGAIN_S
-            with suppress(MillraceError):  # then what was known before is true, too
+            try:
                 origin = self._mirrors.origin(partition.topic, *partition.key)
                 if origin is not None:
                     where = (partition.topic, *partition.key)
                     partition.copied(origin, *self._mirrors.position(*where, origin, partition.end))
+            except MillraceError as error:  # what was known before is true, too
+                troubles.add(str(error))
+        for trouble in sorted(troubles - self._troubles):
+            log.warning("how far the mirror has come is not known: %s; trying again", trouble)
+        if troubles:  # a pass without any may have asked nobody
+            self._troubles = troubles
 
     def _may_read(self, partition: Partition) -> bool:
         return partition.behind and partition.is_due()

@@ -407,6 +407,25 @@ def test_a_copy_is_said_to_have_come_further_when_its_mirror_did_so_without_a_me
     assert ends == [[(0, 1, 7)], [(1, 1, 8)], []], "behind it is something that is not visible yet"
 
 
+def test_what_keeps_a_reader_from_the_mirrors_positions_is_said_once(
+    cluster: Cluster, reading: AuditReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mirror:
+        def synced_end(self, *_: object) -> None:
+            return None
+
+        def origin(self, *_: object) -> Origin:
+            raise MillraceError("a record that is no position")
+
+    reading._config = replace(reading._config, tier=OFFLINE)
+    reading._mirrors = Mirror()  # type: ignore[assignment]
+    for _ in range(3):
+        cluster.append(Message(0, None, b"plain"))
+        reading.count_once()
+    said = [record.message for record in caplog.records if "no position" in record.message]
+    assert said == ["how far the mirror has come is not known: a record that is no position; trying again"]
+
+
 def test_a_partition_that_cannot_be_read_takes_no_other_with_it(
     cluster: Cluster, reading: AuditReader
 ) -> None:
