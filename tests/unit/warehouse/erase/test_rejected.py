@@ -169,7 +169,7 @@ def test_files_of_a_reload_that_ran_across_an_erasure_are_named_until_it_is_give
     scene.load_new()
     scene.publish(TEN, ELEVEN, TWELVE)
     scene.log.schemas[UNKNOWN] = MEMBERS
-    begun = []
+    begun: list[str] = []
 
     def meanwhile(step: str) -> None:
         if step == "written" and not begun:
