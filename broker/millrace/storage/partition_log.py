@@ -416,12 +416,7 @@ class PartitionLog:
                 raise StorageError(self.flush_refusal)
             if position < self._visible.end:
                 raise MillraceError(f"{self.directory}: a cut at {position} takes what is committed")
-            self.epochs.cut(position)
-            if self._checkpointed > self._visible.end:
-                # First, and durable: what is cut below a checkpoint would be a loss.
-                self._write_checkpoint(self._visible, self._files)
-                if self._checkpointed != self._visible.end:
-                    raise StorageError(f"{self.directory} cannot be cut: its checkpoint could not be written")
+            self._lower_checkpoint(position)
             first = self._files.segments[0]
             try:
                 for segment in reversed(self._files.segments):
@@ -439,6 +434,7 @@ class PartitionLog:
         with self._checkpoint_lock, self._flush_lock, self._lock:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
+            self._lower_checkpoint(max(position, self._visible.end))
             state = LogState(position, position, position, 0, None)
             try:
                 old = [segment for segment in self._files.segments if segment.base != position]
@@ -461,9 +457,25 @@ class PartitionLog:
             self._visible = state
             self._recover_again()
 
+    def _lower_checkpoint(self, position: int) -> None:
+        """Have the checkpoint claim no more than is committed: what is cut below one would be a loss.
+
+        It knows the epochs up to `position`. StorageError when it cannot be written: nothing has changed.
+        """
+        if self._checkpointed > self._visible.end:
+            epochs = EpochMap(self.epochs.starts)
+            epochs.cut(position)
+            self._write_checkpoint(self._visible, self._files, epochs)
+            if self._checkpointed != self._visible.end:
+                raise StorageError(f"{self.directory} cannot be cut: its checkpoint could not be written")
+
     def _recover_again(self) -> None:
         self._producers.clear()
-        self._take_over(self._recover())
+        try:
+            self._take_over(self._recover())
+        except Exception as error:  # what is known here is not what is on the disk
+            self.refusal = self.flush_refusal = f"{self.directory} cannot be used until a restart: {error}"
+            raise StorageError(self.refusal) from error
 
     def flush(self) -> LogState:
         """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.
@@ -507,7 +519,7 @@ class PartitionLog:
             return  # whoever holds the lock writes one, or waits for a flush and finds it due later
         try:
             if not self._closed:
-                self._write_checkpoint(state, self._files)
+                self._write_checkpoint(self._flushed, self._files)  # a cut may have come in between
         finally:
             self._checkpoint_lock.release()
 
@@ -639,8 +651,10 @@ class PartitionLog:
         elapsed = self._clock() - self._checkpoint_at
         return state.end > self._checkpointed and not 0 <= elapsed < CHECKPOINT_INTERVAL_S
 
-    def _write_checkpoint(self, state: LogState, files: Files, *, closing: bool = False) -> bool:
-        """False, and a line in the log, where it could not be written."""
+    def _write_checkpoint(
+        self, state: LogState, files: Files, epochs: EpochMap | None = None, *, closing: bool = False
+    ) -> bool:
+        """False, and a line in the log, where it could not be written. `epochs`: else those of the log."""
         self._checkpoint_at = self._clock()
         try:
             for segment in files.segments[:-1]:
@@ -649,7 +663,7 @@ class PartitionLog:
             producers = self._producers.save(state.end, files.segments[-1].base, closing=closing)
             known = self._visible if self._visible.end < state.end else state
             committed = known if self.is_replica else None
-            Checkpoint.of(state, files, producers, self.epochs, committed).write(self.directory)
+            Checkpoint.of(state, files, producers, epochs or self.epochs, committed).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
             return False

@@ -193,6 +193,8 @@ class ProducerStates:
         with self._limit.lock:
             for producer_id in list(self._states):
                 self.forget(producer_id)
+        # What the file tells of may be cut: it is written anew before a checkpoint relies on it.
+        self._newest_end = self._file_end = self._read_from = -1
 
     def save(self, flushed: int, rolled_at: int, *, closing: bool) -> list[Any] | int:
         """What the checkpoint has to say of the producers; writes the file if that is due.

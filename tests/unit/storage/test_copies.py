@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,13 +12,17 @@ from typing import Any
 import pytest
 
 from millrace.config import LogConfig
-from millrace.errors import CorruptMessage, MillraceError
+from millrace.errors import CorruptMessage, MillraceError, StorageError
+from millrace.storage import partition_log
+from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.copying import whole_entries
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.state import LogState
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
     PowerCut,
+    append,
     appended,
     batch,
     consume,
@@ -198,14 +204,14 @@ def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
     log.close()
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("anew", [None, "behind the end", "inside", "at the start"])
 def test_a_cut_that_a_crash_stops_anywhere_loses_nothing_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, anew: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, anew: str | None
 ) -> None:
     for after in range(100):
         log = replica(tmp_path / str(after))
         log.lead(1)
-        for _ in range(3):
+        for _ in range(3 if anew != "at the start" else 0):
             appended(log, batch(3, b"x" * 1000))
         commit(log)
         committed, kept = log.committed, content(log)
@@ -213,23 +219,29 @@ def test_a_cut_that_a_crash_stops_anywhere_loses_nothing_committed(
             log.lead(epoch)
             for _ in range(3):
                 appended(log, batch(3, b"y" * 1000))
-        whole = content(log)
+        whole, end = content(log), log.end
         log.flush()
         log._write_checkpoint(log._flushed, log._files)
+        begin = {"behind the end": log.end, "inside": committed, "at the start": 0}.get(str(anew))
         with monkeypatch.context() as patched:
             counted = cut_short(after)
-            for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink"), (os, "truncate")):
+            names = (
+                (os, "fsync"),
+                (Path, "replace"),
+                (Path, "unlink"),
+                (Path, "write_bytes"),
+                (os, "truncate"),
+            )
+            for owner, name in names:
                 patched.setattr(owner, name, counted(getattr(owner, name)))
             try:
-                log.begin_anew(log.end) if anew else log.cut(committed)
+                log.cut(committed) if begin is None else log.begin_anew(begin)
                 done = True
             except PowerCut:
                 done = False
         again = replica(crash(log))
-        if anew:
-            assert (
-                (again.start, again.end) == (log.end, log.end) if done else again.end in (log.end, committed)
-            )
+        if begin is not None:
+            assert (again.start, again.end) == (begin, begin) or (not done and again.end in (committed, end))
         else:
             assert again.committed == committed
             assert content(again).items() <= whole.items() | kept.items()
@@ -239,6 +251,80 @@ def test_a_cut_that_a_crash_stops_anywhere_loses_nothing_committed(
         if done:
             return
     pytest.fail("it never ends")
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("how", ["cut", "begin anew"])
+def test_a_cut_for_which_the_disk_has_no_room_has_changed_nothing_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    log = replica(tmp_path)
+    log.lead(1)
+    appended(log, batch(1))
+    commit(log)
+    log.lead(2)
+    appended(log, batch(1), batch(1))
+    log.flush()
+    log._write_checkpoint(log._flushed, log._files)
+    before = known(log), content(log)
+    change = partial(log.cut, log.committed) if how == "cut" else partial(log.begin_anew, log.committed)
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "write", full_disk)
+        with pytest.raises(StorageError, match="its checkpoint could not be written"):
+            change()
+    assert (known(log), content(log)) == before, "epochs too: a leader goes by them"
+    assert log.refusal is None
+    change()
+    assert log.end == log.committed
+    assert log.epochs.last == (1 if how == "cut" else -1)
+
+
+def test_a_log_whose_recovery_fails_behind_a_cut_takes_nothing_more_until_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = replica(tmp_path)
+    log.lead(1)
+    appended(log, batch(1))
+    commit(log)
+    appended(log, batch(1))
+    log.flush()
+    with monkeypatch.context() as patched:
+        patched.setattr(partition_log, "recover", full_disk)
+        with pytest.raises(StorageError, match="cannot be used until a restart"):
+            log.cut(log.committed)
+    (refused,) = append(log, batch(1))
+    assert isinstance(refused, StorageError)
+    with pytest.raises(StorageError, match="until a restart"):
+        log.flush()
+    assert replica(crash(log)).end == log.committed
+
+
+def test_a_checkpoint_that_a_cut_overtakes_claims_nothing_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = replica(tmp_path)
+    log.lead(1)
+    appended(log, batch(1))
+    commit(log)
+    appended(log, batch(1))
+    log.flush()
+    is_due = PartitionLog._checkpoint_is_due
+
+    def overtaken(log: PartitionLog, state: LogState) -> bool:
+        monkeypatch.setattr(PartitionLog, "_checkpoint_is_due", is_due)
+        log.cut(log.committed)
+        return True
+
+    monkeypatch.setattr(PartitionLog, "_checkpoint_is_due", overtaken)
+    log.write_due_checkpoint()
+    log.lead(2)
+    appended(log, batch(4, b"committed"), batch(4, b"committed"))
+    commit(log)
+    again = replica(crash(log))
+    assert again.end == log.committed
 
 
 def test_a_copy_that_is_too_far_behind_begins_anew_where_the_leader_does(tmp_path: Path) -> None:

@@ -322,6 +322,35 @@ def test_a_file_that_tells_of_what_a_cut_took_is_not_believed(tmp_path: Path) ->
     log.close()
 
 
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_producers_of_a_log_that_was_cut_while_it_was_open_are_known_after_a_restart(
+    tmp_path: Path, end: str
+) -> None:
+    clock = Clock()
+    log = PartitionLog(tmp_path, LogConfig(), clock, is_replica=True)
+    log.lead(1)
+    many(log, COUNT, 0)
+    log.publish(log.flush())
+    committed = log.end
+    many(log, COUNT, 1)
+    log.flush()
+    log._write_checkpoint(log._flushed, log._files)  # and the file of producers, which tells of the cut ones
+    log.cut(committed)
+    log.lead(2)
+    sent = appended(log, batch(1, producer=5, sequence=1))
+    appended(log, *(batch(1) for _ in range(COUNT)))  # more than was cut
+    log.publish(log.flush())
+    log._write_checkpoint(log._flushed, log._files)
+    log.close() if end == "close" else crash(log)
+    log = PartitionLog(tmp_path, LogConfig(), clock, is_replica=True)
+    log.lead(3)
+    assert [one.base_offset for one in appended(log, batch(1, producer=5, sequence=1))] == [
+        sent[0].base_offset
+    ]
+    assert not any(one.duplicate for one in appended(log, batch(1, producer=6, sequence=1)))
+    log.close()
+
+
 def test_few_producers_stand_in_the_checkpoint_again_once_the_others_are_forgotten(tmp_path: Path) -> None:
     clock = Clock()
     log = open_log(tmp_path, clock)
