@@ -100,6 +100,11 @@ def elect_unclean(broker: Broker, name: str, number: int, replica: int, *, who: 
     def elect(topic: TopicState, number: int, state: PartitionState) -> PartitionState:
         elected = unclean(state, replica, _live(broker))
         if elected is None:
+            if not state.is_replicated:
+                (only,) = state.replicas
+                raise ElectionNotNeeded(
+                    f"{name}-{number} has one replica: broker {only} leads it whenever it runs, so start it"
+                )
             if replica not in state.replicas or replica not in broker.cluster.brokers:
                 raise InvalidReplicaAssignment(f"broker {replica} is no live replica of {name}-{number}")
             raise ElectionNotNeeded(

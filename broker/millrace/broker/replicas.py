@@ -368,7 +368,7 @@ class Replicas:
         """Give up the lead of a partition whose log cannot be opened, if others may have it: they do not
         campaign while this broker is named. `is_whole` says that the disk has everything it flushed."""
         broker, state = self._config.broker_id, topic.partitions[key[1]]
-        if state.leader == broker and len(state.isr) > 1:
+        if state.leader == broker and (len(state.isr) > 1 or state.eligible):
             epoch = state.leader_epoch
 
             def apply(newest: Snapshot) -> PartitionState | None:

@@ -84,7 +84,7 @@ def list_partition_reassignments(
                     Topic.Partition(
                         partition_index=number,
                         replicas=state.replicas,
-                        adding_replicas=state.adding,
+                        adding_replicas=tuple(one for one in state.adding if one in state.target),
                         removing_replicas=state.removing,
                     )
                 )

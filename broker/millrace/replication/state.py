@@ -89,14 +89,15 @@ def resign(
 ) -> PartitionState | None:
     """The leader of `epoch` stops; None when it leads no more.
 
-    It also leaves the in-sync replicas if there are others. `is_whole` says that its disk has everything it
+    It also leaves the in-sync replicas if there are others, or eligible ones. Those have everything
+    committed, and could not lead as long as its broker lives. `is_whole` says that its disk has everything it
     flushed; after a failed flush nobody can tell.
     """
     if not _leads(state, leader, epoch):
         return None
-    if len(state.isr) == 1:
+    isr = {broker: at for broker, at in state.isr.items() if broker != leader} or dict(state.eligible)
+    if not isr:
         return replace(state, leader=NO_LEADER)
-    isr = {broker: at for broker, at in state.isr.items() if broker != leader}
     left = {leader: state.isr[leader]} if is_whole else {}
     return replace(
         state, leader=NO_LEADER, isr=isr, eligible=_eligible({**state.eligible, **left}, isr, minimum)
@@ -107,7 +108,8 @@ def assign(state: PartitionState, target: Replicas, live: Directories, minimum: 
     """The partition on its way to the replicas `target`; None when its only replica of now is not alive.
 
     Whatever it has now stays until the leader calls `finish`, and a target replaces the one before. Going
-    back to the replicas of before is a cancellation. `minimum` is that of the state this makes.
+    back to the replicas of before is a cancellation, whatever targets there were: `adding` names all that are
+    not of those. `minimum` is that of the state this makes.
     """
     if not state.is_replicated and target != state.replicas:
         # With one replica nobody notes its directory; and it leads on only as one of several, in a new epoch.
@@ -120,7 +122,7 @@ def assign(state: PartitionState, target: Replicas, live: Directories, minimum: 
     return replace(
         with_minimum(state, minimum),
         replicas=target + going,
-        adding=tuple(broker for broker in target if broker not in before),
+        adding=tuple(broker for broker in target + going if broker not in before),
         removing=going,
     )
 
@@ -138,7 +140,7 @@ def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> Part
     is_enough = len(isr) >= minimum or (isr, eligible) == (state.isr, state.eligible)
     if not (_leads(state, leader, epoch) and (state.adding or state.removing)):
         return None
-    if not is_enough or any(broker not in isr for broker in state.adding):
+    if not is_enough or any(broker not in isr for broker in state.adding if broker in target):
         return None
     done = replace(
         state,
@@ -169,9 +171,9 @@ def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionS
     """`broker` is to elect itself though it may lack committed messages; None where that is not needed.
 
     It is not while anybody lives who may lead without a loss, and does not help unless `broker` is a live
-    replica. What the others have beyond its log is cut.
+    replica, one of several. What the others have beyond its log is cut.
     """
-    if broker not in state.replicas or broker not in live:
+    if not state.is_replicated or broker not in state.replicas or broker not in live:
         return None
     if any(may_lead(state, other, at, live) for other, at in live.items()):
         return None

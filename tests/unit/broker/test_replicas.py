@@ -45,7 +45,7 @@ from millrace.wire.replica import (
 )
 from tests.unit.broker.asking import ask
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running
-from tests.unit.storage.logs import ORIGIN, batches_at, log_files, origin_batches, position
+from tests.unit.storage.logs import ORIGIN, batch, batches_at, log_files, origin_batches, position
 
 OURS, THEIRS = "a" * 16, "b" * 16
 PLACE = ReplicaPartition(UUID(int=7), 0)
@@ -681,3 +681,20 @@ def test_an_answer_that_comes_behind_newer_news_is_not_taken_for_the_newest(begi
     replica.observe(Snapshot(before.version + 1, moving, 1), 0.0)
     assert replica.snapshot is not None
     assert replica.snapshot.state == before.partitions[0]
+
+
+def test_followers_hear_of_what_retention_appends(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, _, other = serving(begin)
+    log = running.broker.partition("t", 0).log
+
+    def roll(log: PartitionLog, leader_start: int | None = None) -> list[int]:
+        log.append([batch()])  # as the position batch that begins a new file of an idle mirror
+        return []
+
+    monkeypatch.setattr(PartitionLog, "apply_retention", roll)
+    other.fetch(1, 0, flushed=0)
+    running.broker._apply_retention()
+    running.until(
+        "the follower hears of it", lambda: any(one.records for heard in other.heard for one in heard)
+    )
+    assert log.end > 0

@@ -51,13 +51,24 @@ def test_a_leader_that_stays_leads_on_in_its_epoch() -> None:
 
 def test_a_cancelled_reassignment_ends_without_those_it_added() -> None:
     back = assigned(assigned(LED, 3, 4), 1, 2)
-    assert back == replace(LED, replicas=(1, 2, 3, 4), adding=(), removing=(3, 4))
+    assert back == replace(LED, replicas=(1, 2, 3, 4), adding=(3, 4), removing=(3, 4))
     assert finish(back, 1, 7, 1) == LED
 
 
 def test_a_newer_target_replaces_the_one_before() -> None:
     moving = assigned(assigned(LED, 3, 2), 4, 2)
-    assert moving == replace(LED, replicas=(4, 2, 3, 1), adding=(4,), removing=(3, 1))
+    assert moving == replace(LED, replicas=(4, 2, 3, 1), adding=(4, 3), removing=(3, 1))
+    joined = expand(moving, 1, 7, {4: "d"}, 1)
+    assert joined is not None
+    assert finish(joined, 1, 7, 1) == PartitionState(NO_LEADER, (4, 2), {2: "b", 4: "d"}, 7)
+
+
+def test_a_cancellation_goes_back_to_the_first_replicas_whatever_targets_there_were() -> None:
+    moving = assigned(assigned(LED, 3, 4), 4, 2)
+    before = [broker for broker in moving.replicas if broker not in moving.adding]
+    assert sorted(before) == [1, 2]
+    back = assigned(moving, 1, 2)
+    assert finish(back, 1, 7, 1) == LED
 
 
 def test_an_order_that_changes_alone_is_there_at_once() -> None:

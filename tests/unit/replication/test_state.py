@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from millrace.coordination.state import NO_LEADER, PartitionState
-from millrace.replication.state import elect, expand, has_live_leader, may_lead, resign, shrink, with_minimum
+from millrace.replication.state import (
+    elect,
+    expand,
+    has_live_leader,
+    may_lead,
+    resign,
+    shrink,
+    unclean,
+    with_minimum,
+)
 
 DIRECTORIES = {1: "a", 2: "b", 3: "c"}
 LED = PartitionState(1, (1, 2, 3), DIRECTORIES, 7)
@@ -96,3 +105,18 @@ def test_a_leader_that_stops_goes_out_and_stays_eligible_if_its_disk_is_whole() 
 def test_the_last_in_sync_replica_stays_named_when_it_resigns() -> None:
     last = replace(LED, isr={1: "a"})
     assert resign(last, 1, 7, 1, is_whole=False) == replace(last, leader=NO_LEADER)
+
+
+def test_the_last_in_sync_replica_gives_the_lead_to_eligible_ones() -> None:
+    alone = replace(LED, isr={1: "a"}, eligible={2: "b"})
+    failed = resign(alone, 1, 7, 2, is_whole=False)
+    assert failed == replace(alone, leader=NO_LEADER, isr={2: "b"}, eligible={})
+    assert may_lead(failed, 2, "b", DIRECTORIES), "though broker 1 lives, without a disk that takes a flush"
+    assert not may_lead(failed, 1, "a", DIRECTORIES)
+    stopped = resign(alone, 1, 7, 2, is_whole=True)
+    assert stopped == replace(alone, leader=NO_LEADER, isr={2: "b"}, eligible={1: "a"})
+
+
+def test_nobody_has_a_partition_with_one_replica_led_uncleanly() -> None:
+    one = PartitionState(1, (1,), {1: ""}, 0)
+    assert unclean(one, 1, {1: "a"}) is None
