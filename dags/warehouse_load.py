@@ -50,6 +50,7 @@ FIRST = f"(data_interval_start if data_interval_start is defined else {NOW} - ma
 START = f"{{{{ params.start or {FIRST} }}}}"
 END = f"{{{{ params.end or {LAST} }}}}"
 TOPIC = "{{ task.topic }}"
+OF_A_TABLE = ("topic", "conn_id", "max_bytes", "max_rejected", "accept_rejected")
 # Events travel for a moment: a load at the stroke of the hour would leave its last seconds to the next run.
 SETTLED = f"{{{{ params.end or {LAST} + macros.timedelta(minutes=5) }}}}"
 
@@ -64,7 +65,7 @@ def origins(conn_id: str) -> list[str]:
 
 
 @task_group
-def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str) -> None:
+def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str, accept_rejected: bool) -> None:
     """One topic: load, wait for the proof, publish."""
     # A datacenter that cannot be reached holds up its own hours, not everybody's: what it lacks keeps its
     # hours from being complete, and the load takes what is there. A load that hangs ends in time.
@@ -74,6 +75,7 @@ def table(topic: str, conn_id: str, max_bytes: str, max_rejected: str) -> None:
         conn_id=conn_id,
         max_bytes=max_bytes,
         max_rejected=max_rejected,
+        accept_rejected=accept_rejected,
         max_active_tis_per_dag=LOADS,
         execution_timeout=WAIT,
         trigger_rule=TriggerRule.ALL_DONE,
@@ -114,10 +116,7 @@ with DAG(
     settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
     schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
     settled >> schemas
-    settings = {
-        one.topic: {name: getattr(one, name) for name in ("topic", "conn_id", "max_bytes", "max_rejected")}
-        for one in TOPICS
-    }
+    settings = {one.topic: {name: getattr(one, name) for name in OF_A_TABLE} for one in TOPICS}
     if streamed := [settings[one.topic] for one in TOPICS if not one.mirror]:
         schemas >> table.expand_kwargs(streamed)
     for one in TOPICS:

@@ -33,8 +33,12 @@ from typing import Any
 
 from millrace.errors import MillraceError
 
-KILL_AFTER_S = 10.0
-"""What a stopped job gets to end by itself."""
+KILL_AFTER_S = 2.0
+"""What a stopped job gets to end by itself: Airflow kills the task that stops it after five seconds."""
+CLEARED_S = 35.0
+"""How long after a deferred task was cleared its trigger may take to stop the job; Airflow gives it 30."""
+RESULT_S = 3600.0
+"""How long the result of a job that nobody came back for is taken for that of the next try."""
 WRONG_OPTION = 2
 """Exit code of a command whose options are wrong."""
 SECRETS = "secrets"
@@ -107,8 +111,9 @@ class Job:
     def take_over(cls, command: Sequence[str], parent: Path, name: str) -> Job | None:
         """The job of that name and command whose watcher died, if it runs or has ended well; else None.
 
-        A deferred job that runs is left to its trigger, which lives through every restart. One that has ended
-        well is taken: the task of that trigger could not go on, else it would have removed the job.
+        A deferred job that runs is taken, too, once a trigger has had its time to stop it: while its task is
+        deferred there is no next try, so this one means that the task was cleared, or that the trigger is
+        gone. One that has ended well is taken for a while, as the task could not go on with it.
         """
         for directory in parent.glob(f"{name}-*"):
             job = cls(directory)
@@ -116,9 +121,11 @@ class Job:
                 same = json.loads(job._path("command.json").read_text()) == list(command)
                 if not same or not job._watch():
                     continue
-                alive = job.alive() and not job._path("deferred").exists()
+                if job._path("deferred").exists():
+                    job._await_end(CLEARED_S)
+                alive = job.alive()
                 code = job._exit_code()  # after that: a job that ends meanwhile is not taken for a dead one
-                if code == 0 or (alive and code is None):
+                if (code == 0 and job._is_fresh()) or (alive and code is None):
                     return job
                 job.let_go()
         return None
@@ -188,22 +195,33 @@ class Job:
 
         JobFailed on another machine than the job's: the number of its group means something else here.
         """
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if not self.alive():
-                break
+        if self.alive():
             group, host = self._path("group").read_text().split()
             if host != socket.gethostname():
                 raise JobFailed(f"{self._command()} runs on {host} and can be stopped only there")
-            with suppress(ProcessLookupError):
-                os.killpg(int(group), number)
-            deadline = time.monotonic() + timeout_s
-            while self.alive() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            with suppress(
+                ProcessLookupError
+            ):  # nothing is left of the group, what its commands started included
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    os.killpg(int(group), number)
+                    deadline = time.monotonic() + timeout_s
+                    while time.monotonic() < deadline:
+                        os.killpg(int(group), 0)
+                        time.sleep(0.05)
         shutil.rmtree(self._path(SECRETS), ignore_errors=True)
 
     def remove(self) -> None:
         self.let_go()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _await_end(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _is_fresh(self) -> bool:
+        """True when the job ended not long ago: an older result says nothing of what a task would do now."""
+        return time.time() - self._path("status.json").stat().st_mtime < RESULT_S
 
     def _watch(self) -> bool:
         """True once this process watches the job; False while another process does."""

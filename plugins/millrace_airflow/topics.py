@@ -39,6 +39,8 @@ class Topic:
     """`--max-bytes` of its loads."""
     max_rejected: str = ""
     """`--max-rejected` of its loads."""
+    accept_rejected: bool = False
+    """Whether its loads succeed though they have set records aside."""
 
 
 def topics_of_environment() -> Sequence[Topic]:
@@ -48,7 +50,9 @@ def topics_of_environment() -> Sequence[Topic]:
     """
     if file := os.environ.get(FILE):
         return read_topics(Path(file))
-    names = os.environ.get(TOPICS, "PageView,SearchQuery").split(",")
+    names = [name.strip() for name in os.environ.get(TOPICS, "PageView,SearchQuery").split(",")]
+    if not all(names):
+        raise ConfigError(f"{TOPICS} has a topic without a name: write NAME,NAME")
     return [Topic(topic=name, mirror=name == "SearchQuery") for name in names]
 
 

@@ -16,7 +16,7 @@ from millrace.urls import without_secret
 from millrace_airflow.command_line import command_line, environment, run_id_of_task
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.installation import check_installation
-from millrace_airflow.job import Job, JobRefused
+from millrace_airflow.job import Job, JobFailed, JobRefused
 from millrace_airflow.lineage import Lineage
 from millrace_airflow.links import AuditLink, ManifestLink, SparkLink
 from millrace_airflow.triggers.job import JobTrigger
@@ -57,6 +57,7 @@ class MillraceJobOperator(BaseOperator):
         self.deferrable = deferrable
         self.poll_s = poll_s
         self._job: Job | None = None
+        self._is_stopped = False
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
         """The command's options that the parameters stand for; ConfigError for a mistake in one."""
@@ -101,15 +102,19 @@ class MillraceJobOperator(BaseOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on after the trigger: repeat the job's log here, then its result or its error."""
         job = Job(Path(event["directory"]))
+        if event.get("lost"):
+            raise AirflowFailException(f"the triggerer cannot see {_given_up(job)}")
         job.alive()  # raises when this machine cannot see the folder
         for line in job.log_lines():
             self.log.info(line)
         if event["timed_out"]:
+            job.kill()  # if the triggerer could not
             job.remove()
             raise AirflowTaskTimeout(f"stopped after execution_timeout={self.execution_timeout}")
         return self._complete(job, context)
 
     def on_kill(self) -> None:
+        self._is_stopped = True
         if self._job is not None:
             self._job.kill()
 
@@ -124,6 +129,8 @@ class MillraceJobOperator(BaseOperator):
         else:
             variables, files = self.variables(settings), settings.client_files()
             self._job = Job.start(command, settings.job_directory, run_id, variables, files)
+        if self._is_stopped:  # before there was a job
+            self._job.kill()
         # Airflow hides the passwords of a connection's own fields only.
         self.log.info("%s", " ".join(map(without_secret, command)))
         self.log.info("log while it runs: %s", self._job.directory / "log")
@@ -141,6 +148,20 @@ class MillraceJobOperator(BaseOperator):
     def get_openlineage_facets_on_complete(self, task_instance: object) -> Any:
         """What Airflow's provider for OpenLineage asks an operator for."""
         return self.lineage.facets()
+
+
+def _given_up(job: Job) -> str:
+    """What is to be said of a job whose trigger cannot see its folder, which is stopped if it runs here.
+
+    Another try would start another command beside it.
+    """
+    what = f"{job.directory}: workers and triggerers need one job_dir"
+    try:
+        job.kill()
+        job.remove()
+    except JobFailed as error:
+        return f"{what}; {error}"
+    return f"{what}; the job is stopped"
 
 
 class SparkJobOperator(MillraceJobOperator):

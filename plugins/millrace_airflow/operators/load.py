@@ -54,11 +54,12 @@ class LoadTopicOperator(SparkJobOperator):
     """Loads what is new in topics into the warehouse: those named, and those whose whole name matches.
 
     Which offsets that are is frozen in the warehouse under the task's run id, so a retried or cleared task
-    finishes the load it began; the data interval plays no part.
+    finishes the load it began; the data interval plays no part. A load that has set records aside is there
+    and fails the task all the same, unless `accept_rejected` is set.
     """
 
     verb = "load"
-    template_fields = ("topics", *BOUNDS, "conn_id")
+    template_fields = ("topics", *BOUNDS, "accept_rejected", "conn_id")
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class LoadTopicOperator(SparkJobOperator):
         max_bytes: str = "",
         until: str = "",
         max_rejected: str = "",
+        accept_rejected: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -76,12 +78,14 @@ class LoadTopicOperator(SparkJobOperator):
         self.max_bytes = max_bytes
         self.until = until
         self.max_rejected = max_rejected
+        self.accept_rejected = accept_rejected
 
     def named_topics(self) -> Sequence[str]:
         return [self.topics] if isinstance(self.topics, str) else self.topics
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
-        return {name: getattr(self, name) for name in BOUNDS}
+        bounds = {name: getattr(self, name) for name in BOUNDS}
+        return {**bounds, "accept_rejected": self.accept_rejected}
 
     def finish(self, result: Any, context: Context) -> Any:
         """Note what was loaded, and where the manifest of a topic that is alone lies."""

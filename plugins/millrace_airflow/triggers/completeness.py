@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,10 +12,16 @@ from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
-from millrace_airflow.waiting import Step, ask
+from millrace_airflow.waiting import Judgement, Step, ask
 
 HOUR = timedelta(hours=1)
+ASKING = ThreadPoolExecutor(8, "ask the auditor")
+"""Threads of their own: those that all triggers share are not to wait for an auditor that hangs."""
 ARGUMENTS = ("conn_id", "topic", "start", "end", "until", "unknown_until", "poke_interval")
+
+
+async def _asked(*question: Any) -> Judgement:
+    return await asyncio.get_running_loop().run_in_executor(ASKING, ask, *question)
 
 
 class CompletenessTrigger(BaseTrigger):
@@ -57,7 +64,7 @@ class CompletenessTrigger(BaseTrigger):
         unknown_until = datetime.fromisoformat(self.unknown_until) if self.unknown_until else None
         pause = min(1.0, self.poke_interval)
         while True:
-            judgement = await asyncio.to_thread(ask, auditor, self.topic, start, end, until, unknown_until)
+            judgement = await _asked(auditor, self.topic, start, end, until, unknown_until)
             if judgement.step is not Step.WAIT:
                 yield TriggerEvent({"step": judgement.step.value, "reason": judgement.reason})  # type: ignore[no-untyped-call]
                 return
@@ -117,5 +124,5 @@ class ProvedHoursTrigger(BaseEventTrigger):
         """The audit's line on an hour that it has proved; empty while it has not, or does not answer."""
         auditor = (await MillraceHook(self.conn_id).aget_conn()).auditor
         never = datetime.max.replace(tzinfo=UTC)
-        judgement = await asyncio.to_thread(ask, auditor, self.topic, start, start + HOUR, never, None)
+        judgement = await _asked(auditor, self.topic, start, start + HOUR, never, None)
         return judgement.reason if judgement.step is Step.GO_ON else ""

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from millrace_airflow.job import Job, JobFailed
+
+LOST_S = 60.0
+"""How long the folder of a job may be away: after that the triggerer is taken to be on another machine."""
+ASK_S = 10.0
+DEFERRED = "deferred"
 
 
 class JobTrigger(BaseTrigger):
@@ -30,23 +37,47 @@ class JobTrigger(BaseTrigger):
         return "millrace_airflow.triggers.job.JobTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event: the folder, and whether the deadline (seconds since the epoch) ended the wait."""
-        job = Job(Path(self.directory))
-        timed_out = False
-        while not await asyncio.to_thread(_has_ended, job):
-            if timed_out := self.deadline is not None and time.time() > self.deadline:
-                await asyncio.to_thread(job.kill)
-                break
+        """One event: the folder, whether the deadline (seconds since the epoch) ended the wait, and whether
+        the folder cannot be seen here."""
+        job, seen = Job(Path(self.directory)), time.monotonic()
+        said = {"directory": self.directory, "timed_out": False, "lost": False}
+        while not (said["timed_out"] or said["lost"]):
+            try:
+                if await asyncio.to_thread(job.ended):
+                    break
+                seen = time.monotonic()
+            except (JobFailed, OSError) as error:  # a mount that is away for a moment
+                self.log.warning("cannot see the job: %s", error)
+                said["lost"] = time.monotonic() - seen > LOST_S
+            if self.deadline is not None and time.time() > self.deadline:
+                said["timed_out"] = True
+                with suppress(JobFailed, OSError):  # else the task stops it, or says that it cannot
+                    await asyncio.to_thread(job.kill)
             await asyncio.sleep(self.poll_s)
-        yield TriggerEvent({"directory": self.directory, "timed_out": timed_out})  # type: ignore[no-untyped-call]
+        yield TriggerEvent(said)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        # Somebody cleared the task or set its state by hand.
-        await asyncio.to_thread(Job(Path(self.directory)).kill)
+        """Stop the job of a task that somebody cleared, or gave a state by hand.
 
+        Airflow also calls this in a triggerer that stood still, when another one has the trigger by now.
+        """
+        if not await self._is_deferred():
+            await asyncio.to_thread(Job(Path(self.directory)).kill)
 
-def _has_ended(job: Job) -> bool:
-    try:
-        return job.ended()
-    except JobFailed:
-        return True  # no such folder here: the task says so in its error
+    async def _is_deferred(self) -> bool:
+        task = self.task_instance
+        if task is None:
+            return False
+        asking = asyncio.to_thread(
+            RuntimeTaskInstance.get_task_states,
+            dag_id=task.dag_id,
+            task_ids=[task.task_id],
+            run_ids=[task.run_id],
+            map_index=task.map_index,
+        )
+        try:
+            states = await asyncio.wait_for(asking, ASK_S)
+        except Exception:
+            self.log.exception("the task's state is not known: the job is stopped")
+            return False
+        return DEFERRED in states.get(task.run_id, {}).values()

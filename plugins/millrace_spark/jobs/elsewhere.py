@@ -118,6 +118,8 @@ class _Run:
         if left.asked == self._asked and (runs or "result" in (self._answer(left) or ())):
             self._say(f"an earlier command has left driver {left.driver} ({state.word}); waiting for it")
             return left
+        if runs:  # it does something else, which nobody waits for any more
+            self._master.kill(left.driver)
         self._storage.delete(self._folder)
         return None
 
@@ -133,7 +135,12 @@ class _Run:
             _environment(conf) | {SENT: sent.packed()},
         )
         driver = Driver(driver=name, attempt=attempt, asked=self._asked)
-        if not self._storage.create(f"{self._folder}/driver.json", encode(driver)):
+        try:
+            is_first = self._storage.create(f"{self._folder}/driver.json", encode(driver))
+        except BaseException:  # also told to stop: nobody would find the driver again
+            self._master.kill(name)
+            raise
+        if not is_first:
             self._master.kill(name)
             raise MillraceError(
                 f"run {self._settings['run_id']} was begun by another command at this moment: run again to"

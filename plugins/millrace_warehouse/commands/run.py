@@ -20,14 +20,16 @@ from millrace_warehouse.audit import findings
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.erase.logs import ask_logs, in_force_until, origins
 from millrace_warehouse.history.hours import UNFILED, start_of
-from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.history.layout import read_checked
+from millrace_warehouse.history.manifest import UNASKED, HourChange, Publication, Verdict
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, expire_topic
-from millrace_warehouse.publish.publisher import publish_topic
+from millrace_warehouse.publish.publisher import PublishResult, publish_topic
 from millrace_warehouse.publish.readers import describe_table
 from millrace_warehouse.publish.state import COMPLETE
+from millrace_warehouse.publish.table import PATH, RUN_ID, find_table
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Compact, Erase, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.verify import VerifyRun
@@ -51,15 +53,27 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
     auditor = "" if request.unasked else request.auditor
     with _opened(request, progress) as at:
         result = publish_topic(at, request, topic, partial(verdict_of, auditor))
+        if earlier := _of_earlier_tries(at, request, result):
+            changes = {change.hour: change for change in (*earlier, *result.changes)}
+            result = replace(result, published=True, changes=[*changes.values()])
     newest = result.publication
-    if not result.changes and newest is not None and newest.run_id == request.run_id:
-        # An earlier try of this run made it, and nobody has heard of it: a task that was killed after it.
-        result = replace(result, published=True, changes=newest.changes)
     answer = asdict(replace(result, publication=None))
     answer["publication"] = None if newest is None else newest.number
     for name in ("sha256", "created", "rows", "complete_from", "complete_until"):
         answer[name] = None if newest is None else getattr(newest, name)
     return answer
+
+
+def _of_earlier_tries(at: At, request: Publish, result: PublishResult) -> list[HourChange]:
+    """What publications of this run changed before: a task that was killed behind them told nobody."""
+    table = None if request.dry_run else find_table(at.catalog, result.topic)
+    changes: list[HourChange] = []
+    for snapshot in table.metadata.snapshots if table is not None else ():
+        said = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+        is_new = result.published and said.get(PATH) == result.path
+        if said.get(RUN_ID) == request.run_id and not is_new:
+            changes += read_checked(at.storage, Publication, said[PATH]).changes
+    return changes
 
 
 def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:

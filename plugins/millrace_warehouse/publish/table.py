@@ -39,6 +39,8 @@ TOPIC = "millrace.topic"
 NUMBER = "millrace.publication"
 PATH = "millrace.publication.path"
 SHA256 = "millrace.publication.sha256"
+RUN_ID = "millrace.run-id"
+"""Of a snapshot only: which run has made it."""
 THROUGH = "millrace.through"
 SCHEMA = "millrace.schema"
 COMPLETE_FROM = "millrace.complete-from"
@@ -291,7 +293,7 @@ def commit_publication(
     at.progress("record written")
     columns = read_record(at.storage, publication.topic, publication.schema).schema
     properties = properties_of(publication, path)
-    made_by = {"millrace.run-id": publication.run_id, "millrace.attempt": publication.attempt}
+    made_by = {RUN_ID: publication.run_id, "millrace.attempt": publication.attempt}
     change = TableChange(
         added=added,
         removed=removed,

@@ -147,6 +147,22 @@ time.sleep(60)
         job.result()
 
 
+def test_what_a_job_has_started_is_stopped_though_the_job_itself_ends_at_once(tmp_path: Path) -> None:
+    child = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open({str(tmp_path / "child")!r}, "w").write(str(os.getpid()))
+time.sleep(60)
+"""
+    code = (
+        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    )
+    job = Job.start(python(code), tmp_path, "load")
+    pid = pid_in(tmp_path / "child")
+    job.kill(timeout_s=0.5)
+    wait_until("it is gone", lambda: gone(pid))
+
+
 def test_a_job_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     starter = f"""
 import sys

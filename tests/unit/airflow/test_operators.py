@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -24,9 +25,11 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from millrace.errors import ConfigError
+from millrace_airflow import job as jobs_of_tasks
 from millrace_airflow import waiting
 from millrace_airflow.job import Job, JobFailed
 from millrace_airflow.operators.job import MillraceJobOperator
@@ -36,6 +39,8 @@ from millrace_airflow.operators.schemas import RegisterSchemasOperator
 from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
 from millrace_airflow.settings import MillraceSettings
+from millrace_airflow.triggers import completeness as completeness_trigger
+from millrace_airflow.triggers import job as triggers_job
 from millrace_airflow.triggers.completeness import CompletenessTrigger, ProvedHoursTrigger, proved_hours
 from millrace_airflow.triggers.job import JobTrigger
 from millrace_audit.answer import Completeness, Window
@@ -204,9 +209,10 @@ def test_a_task_that_is_interrupted_takes_its_job_along(
 
 @pytest.mark.parametrize("fields", [("topics",), BOUNDS, MIRROR, PUBLISH, REASON, AGE, ("topic",)])
 def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]) -> None:
+    bounds: dict[str, Any] = dict.fromkeys(BOUNDS, "{{ x }}")
     operators: dict[Sequence[str], BaseOperator] = {
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
-        BOUNDS: LoadTopicOperator(task_id="l", **dict.fromkeys(BOUNDS, "{{ x }}")),
+        BOUNDS: LoadTopicOperator(task_id="l", **bounds),
         MIRROR: MirrorTopicOperator(task_id="b", **dict.fromkeys(MIRROR, "{{ x }}")),
         PUBLISH: PublishOperator(
             task_id="c", topic="{{ x }}", start="{{ x }}", end="{{ x }}", unproven_after="{{ x }}"
@@ -334,8 +340,19 @@ def test_the_plan_of_a_load_is_kept_under_the_task_not_under_the_try() -> None:
     assert command[command.index("load") + 1] == "PageView"
 
 
+def test_a_load_may_succeed_though_it_sets_records_aside() -> None:
+    for accepted in (True, False):
+        load = LoadTopicOperator(task_id="l", topics="T", accept_rejected=accepted)
+        assert ("--accept-rejected" in load.command(SETTINGS, "run")) == accepted
+
+
 def test_a_load_of_a_pattern_with_bounds_needs_no_topic_by_name() -> None:
-    given = {"topics_matching": "Page.*", "max_bytes": "2GiB", "until": "2015-05-18", "max_rejected": "1%"}
+    given: dict[str, Any] = {
+        "topics_matching": "Page.*",
+        "max_bytes": "2GiB",
+        "until": "2015-05-18",
+        "max_rejected": "1%",
+    }
     command = LoadTopicOperator(task_id="load", **given).command(SETTINGS, "run-1")
     for name, value in given.items():
         assert command[command.index(f"--{name.replace('_', '-')}") + 1] == value
@@ -433,17 +450,114 @@ def test_the_next_try_takes_the_result_of_a_deferred_job_whose_task_could_not_go
     assert taken.result() == 7
 
 
-def test_nobody_takes_over_a_job_that_is_watched_or_deferred_or_of_other_words(tmp_path: Path) -> None:
+def test_nobody_takes_over_a_job_that_is_watched_or_of_other_words(tmp_path: Path) -> None:
     command, parent = [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "jobs"
     job = Job.start(command, parent, "name")
     assert Job.take_over(command, parent, "name") is None, "this process watches it"
     job.let_go()
     assert Job.take_over([*command, "x"], parent, "name") is None
-    taken = Job.take_over(command, parent, "name")
-    assert taken is not None
-    taken.leave_to_trigger()
-    assert Job.take_over(command, parent, "name") is None, "its trigger does"
     job.kill()
+
+
+def test_a_deferred_job_is_taken_over_when_no_trigger_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, parent = [sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "jobs"
+    Job.start(command, parent, "name").leave_to_trigger()
+    monkeypatch.setattr(jobs_of_tasks, "CLEARED_S", 0.2)
+    taken = Job.take_over(command, parent, "name")
+    assert taken is not None, "its trigger is gone"
+    taken.leave_to_trigger()
+    monkeypatch.setattr(jobs_of_tasks, "CLEARED_S", 20.0)
+    threading.Timer(0.3, taken.kill).start()
+    assert Job.take_over(command, parent, "name") is None, "its task was cleared, and the trigger stopped it"
+
+
+def test_a_result_that_nobody_came_back_for_is_not_taken_for_ever(tmp_path: Path) -> None:
+    command, parent = [sys.executable, "-c", "print(7)"], tmp_path / "jobs"
+    ended = Job.start(command, parent, "name")
+    wait_until("the job has ended", ended.ended)
+    ended.let_go()
+    old = time.time() - jobs_of_tasks.RESULT_S - 60
+    os.utime(ended.directory / "status.json", (old, old))
+    assert Job.take_over(command, parent, "name") is None
+
+
+def test_a_triggerer_that_cannot_see_the_job_fails_the_task_and_stops_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = python("import time; time.sleep(60)", deferrable=True)
+    trigger = deferred(operator)
+    [directory] = jobs(tmp_path)
+    monkeypatch.setattr(triggers_job, "LOST_S", 0.1)
+    elsewhere = directory.rename(tmp_path / "elsewhere")
+    event = first_event(trigger)
+    assert event["lost"]
+    elsewhere.rename(directory)
+    with pytest.raises(AirflowFailException, match=r"need one job_dir; the job is stopped"):
+        operator.execute_complete(context(), event)
+    assert jobs(tmp_path) == []
+
+
+def test_a_folder_that_is_away_for_a_moment_ends_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = python("print('[5]')", deferrable=True)
+    trigger = deferred(operator)
+    faults, really = iter([JobFailed("no job folder"), OSError("stale file handle")]), Job.ended
+
+    def ended(job: Job) -> bool:
+        for fault in faults:
+            raise fault
+        return really(job)
+
+    monkeypatch.setattr(Job, "ended", ended)
+    assert operator.execute_complete(context(), first_event(trigger)) == [5]
+    assert list(faults) == []
+
+
+def test_a_task_that_is_stopped_before_it_has_a_job_leaves_none_running(tmp_path: Path) -> None:
+    operator = python("import time; time.sleep(60)")
+    operator.on_kill()
+    with pytest.raises(JobFailed, match="exit code -15"):
+        operator.execute(context())
+    assert jobs(tmp_path) == []
+
+
+@pytest.mark.parametrize(("state", "stops"), [("deferred", False), (None, True), ("failed", True)])
+def test_a_trigger_that_another_triggerer_has_by_now_does_not_stop_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None, stops: bool
+) -> None:
+    trigger = deferred(python("import time; time.sleep(60)", deferrable=True))
+    [directory] = jobs(tmp_path)
+    trigger.task_instance = context()["ti"]
+    asked: list[dict[str, Any]] = []
+
+    def states(**wanted: Any) -> dict[str, Any]:
+        asked.append(wanted)
+        return {"r": {"t": state}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", states)
+    asyncio.run(trigger.on_kill())
+    assert asked == [{"dag_id": "d", "task_ids": ["t"], "run_ids": ["r"], "map_index": -1}]
+    assert Job(directory).ended() == stops
+    Job(directory).kill()
+
+
+def test_triggers_that_wait_for_an_auditor_that_hangs_keep_nobody_elses_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hang = threading.Event()
+    monkeypatch.setattr(completeness_trigger, "ask", lambda *_: hang.wait(20))
+
+    async def others() -> None:
+        asking = [asyncio.ensure_future(completeness_trigger._asked()) for _ in range(100)]
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(asyncio.to_thread(int), 5)
+        hang.set()
+        await asyncio.gather(*asking)
+
+    asyncio.run(others())
 
 
 def test_a_job_that_was_killed_or_failed_is_started_again(tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ mirror = true
 [Click]
 max_bytes = "2GiB"
 max_rejected = "1%"
+accept_rejected = true
 conn_id = "millrace_eu"
 """
 
@@ -161,8 +162,10 @@ def test_a_file_of_topics_makes_the_tasks_of_each_with_its_own_settings(
     monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(tmp_path / "topics.toml"))
     dags = DagBag(str(DAGS)).dags
     load, upkeep = dags["warehouse_load"], dags["warehouse_upkeep"]
-    plain = {"conn_id": "millrace_default", "max_bytes": "", "max_rejected": ""}
-    click = {"topic": "Click", "conn_id": "millrace_eu", "max_bytes": "2GiB", "max_rejected": "1%"}
+    bounds = {"max_bytes": "", "max_rejected": "", "accept_rejected": False}
+    plain = {"conn_id": "millrace_default", **bounds}
+    given = {"max_bytes": "2GiB", "max_rejected": "1%", "accept_rejected": True}
+    click = {"topic": "Click", "conn_id": "millrace_eu", **given}
     group: Any = load.get_task("table.load").get_closest_mapped_task_group()
     assert group._expand_input.value == [{"topic": "PageView", **plain}, click]
     mirrored: Any = load.get_task("Search_Query.load")

@@ -14,7 +14,7 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands.job import Invocation, run_job
-from millrace_spark.jobs.elsewhere import SENT, SentJob, submit
+from millrace_spark.jobs.elsewhere import SENT, SentJob, _Run, submit
 from millrace_spark.jobs.standalone import DriverState, Master
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.verbs import Load
@@ -89,3 +89,47 @@ def test_a_year_of_hours_travels_in_one_variable_which_nobody_else_gets(
     assert SentJob.take() == sent
     with pytest.raises(KeyError):
         SentJob.take()
+
+
+class OneDriver:
+    """A master whose only driver runs."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    def submit(self, *_: object) -> str:
+        return "driver-1"
+
+    def state(self, driver: str) -> DriverState:
+        return DriverState("RUNNING")
+
+    def kill(self, driver: str) -> None:
+        self.killed.append(driver)
+
+
+def run_of(tmp_path: Path, master: OneDriver, topic: str) -> _Run:
+    settings = {"warehouse": str(tmp_path), "run_id": "run", "topics": [topic]}
+    return _Run("load", settings, master, lambda line: None)  # type: ignore[arg-type]
+
+
+def test_a_driver_that_does_something_else_by_now_is_ended_before_another_one_begins(tmp_path: Path) -> None:
+    master = OneDriver()
+    begun = run_of(tmp_path, master, "A").begin({})
+    assert run_of(tmp_path, master, "A").resume() == begun
+    assert master.killed == []
+    assert run_of(tmp_path, master, "B").resume() is None
+    assert master.killed == ["driver-1"]
+
+
+def test_a_driver_that_cannot_be_written_down_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> bool:
+        raise OSError("the disk is full")
+
+    master = OneDriver()
+    run = run_of(tmp_path, master, "A")
+    monkeypatch.setattr(type(run._storage), "create", full)
+    with pytest.raises(OSError, match="full"):
+        run.begin({})
+    assert master.killed == ["driver-1"]

@@ -100,6 +100,19 @@ def test_a_run_whose_answer_nobody_heard_tells_again_what_it_published(loaded: P
     assert again["sha256"] == first["sha256"]
 
 
+def test_it_tells_again_though_others_have_published_since_and_with_what_it_publishes_now(
+    loaded: Path,
+) -> None:
+    words = [TOPIC, "--unasked", "--hour", HOURS[0], "--run-id", "task-1"]
+    answers(loaded, publish, *words)
+    (other,) = answers(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[1], "--run-id", "task-2")
+    assert [change["hour"] for change in other["changes"]] == [HOURS[1]]
+    words[3] = HOURS[2]
+    (again,) = answers(loaded, publish, *words)
+    assert (again["published"], again["publication"]) == (True, 3)
+    assert [change["hour"] for change in again["changes"]] == [HOURS[0], HOURS[2]]
+
+
 def test_a_folder_for_numbers_that_cannot_be_made_is_refused_before_anything_is_published(
     loaded: Path, tmp_path: Path
 ) -> None:
