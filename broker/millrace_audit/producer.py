@@ -519,6 +519,7 @@ def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "bootstrap.servers": bootstrap,
         "linger.ms": 5,
+        "allow.auto.create.topics": False,  # a misspelt topic is refused, not made
         "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
         **chosen,
         "delivery.timeout.ms": int(timeout),

@@ -190,6 +190,49 @@ def test_a_second_mirror_takes_over_and_the_first_ends_with_a_sentence(
     assert [r.value for r in copy[0]] == [b"%d" % n for n in range(100)]
 
 
+def test_positions_behind_a_transaction_that_hangs_are_not_overlooked(
+    site: Site, origin: TestCluster
+) -> None:
+    def send(first: int) -> None:
+        records = [{"value": b"%d" % n, "partition": 0} for n in range(first, first + 50)]
+        produce(origin.bootstrap, "hanging", records)
+
+    with patient(origin.bootstrap) as client:
+        client.create_topic("hanging", 1)
+    send(0)
+    with patient(site.kafka.address) as client:
+        wait_for(client, "hanging", 50)
+        other = Producer({"bootstrap.servers": site.kafka.address, "transactional.id": uuid4().hex})
+        other.init_transactions(SETTLE_S)
+        other.begin_transaction()
+        other.produce("__millrace-mirror-dc1", b"{}", b"somebody", partition=0)
+        assert other.flush(SETTLE_S) == 0
+        send(50)
+        wait_for(client, "hanging", 100)
+        mirror = site.start_mirror()
+        wait_until(
+            "it does not begin",
+            lambda: "does not show what was committed to it" in mirror.output,
+            timeout_s=SETTLE_S,
+        )
+        send(100)
+        other.abort_transaction(SETTLE_S)
+        copy = wait_for(client, "hanging", 150)
+    assert [r.value for r in copy[0]] == [b"%d" % n for n in range(150)]
+    site.mirror = mirror
+
+
+def test_an_event_of_tomorrow_is_copied(site: Site, origin: TestCluster) -> None:
+    ahead = int((time.time() + 24 * 3600) * 1000)
+    with patient(origin.bootstrap) as ours:
+        ours.create_topic("tomorrow", 1)
+    record: dict[str, Any] = {"value": b"a", "timestamp": ahead, "headers": [("caf\u00e9", b"1")]}
+    produce(origin.bootstrap, "tomorrow", [{**record, "partition": 0}])
+    with patient(site.kafka.address) as theirs:
+        (copied,) = wait_for(theirs, "tomorrow", 1)[0]
+    assert (copied.timestamp, copied.headers) == (ahead, (("caf\u00e9", b"1"),))
+
+
 def test_a_topic_of_the_aggregate_s_own_is_left_alone(site: Site, origin: TestCluster) -> None:
     with patient(site.kafka.address) as client:
         client.create_topic("own", 1)

@@ -45,6 +45,7 @@ def _write(client: ClusterClient, copies: CopiedTopics) -> None:
         failed.extend([error] if error is not None else [])
 
     timeout = {"message.timeout.ms": int(_SEND_SECONDS * 1000), "log_level": 2}  # what goes wrong is raised
+    timeout["allow.auto.create.topics"] = False
     settings = {"bootstrap.servers": client.bootstrap, "acks": "all", **timeout}
     producer = Producer({**librdkafka_settings(client.security), **settings})
     producer.produce(COPIES_TOPIC, copies.encode(), COPIES_KEY, partition=0, on_delivery=on_delivery)

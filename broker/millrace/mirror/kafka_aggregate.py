@@ -26,7 +26,7 @@ from millrace.coordination.state import (
     encode_topic,
     with_mirrors,
 )
-from millrace.errors import MillraceError, PolicyViolation
+from millrace.errors import BrokerError, ErrorCode, MillraceError, PolicyViolation
 from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
@@ -36,6 +36,8 @@ MIRROR_ID = 0
 """Who "leads" every copy in the registry: the one mirror process."""
 LARGEST_BATCH = 8 << 20
 """What Millrace's brokers take; Apache Kafka takes 1 MiB unless a topic says more."""
+ANY_TIME = {"message.timestamp.after.max.ms": str((1 << 63) - 1)}
+"""Apache Kafka since 4.0 refuses what is more than an hour ahead, for ever, and an origin may hold it."""
 
 
 class KafkaAggregate:
@@ -88,8 +90,7 @@ class KafkaAggregate:
                 here = self._client.topics([topic]).get(topic)
                 known = decode_topic(topic, node[0]) if node is not None else None
                 if here is None:
-                    settings = {"max.message.bytes": str(LARGEST_BATCH)}
-                    self._client.create_topic(topic, len(origins), settings)
+                    self._create(topic, len(origins))
                     here = self._client.topic(topic)
                 elif known is None:
                     self._check_empty(here)
@@ -103,6 +104,15 @@ class KafkaAggregate:
                     self.topics = {**self.topics, topic: state}
                     targets = state.targets()
                     return {origin: targets[origin] for origin in origins}
+
+    def _create(self, topic: str, partitions: int) -> None:
+        size = {"max.message.bytes": str(LARGEST_BATCH)}
+        try:
+            self._client.create_topic(topic, partitions, size | ANY_TIME)
+        except BrokerError as error:
+            if error.code != ErrorCode.INVALID_CONFIG:
+                raise
+            self._client.create_topic(topic, partitions, size)  # Kafka before 3.6 takes any time by itself
 
     def _check_empty(self, topic: TopicMetadata) -> None:
         if any(self._client.list_offsets(topic.name, LATEST).values()):
@@ -137,6 +147,13 @@ def claim_name(session: Session, name: str, client: ClusterClient) -> None:
             f"{client.bootstrap} are brokers of Millrace, which mirror by themselves: name the origins as"
             " [mirror.NAME] in their files"
         )
+    for other in session.children("/"):
+        node = session.get(f"/{other}/id") if other != name else None
+        if node is not None and node[0].decode() == client.cluster_id:
+            raise MillraceError(
+                f"{client.bootstrap} is cluster {other} in ZooKeeper at {session.zookeeper}: two names would"
+                f" copy everything twice; give that one, or delete /{other} there when nobody mirrors by it"
+            )
     path = f"/{name}/id"
     try:
         session.call(session.client.create_async, path, client.cluster_id.encode(), makepath=True)

@@ -3,6 +3,7 @@
     topic     __millrace-mirror-<origin>, one partition, compacted: nothing in it expires
     record := key = <topic id of the copy, 32 hex digits>-<its partition>,
               value = an encoded MirrorPosition; its records_end is the offset behind the last record copied
+            | key = begin, value = something random: who copies now begins here
 
 A position is written in the transaction of the records that it accounts for. A group's offsets would expire
 when a mirror is away for a week. Only one transactional id writes to the topic, so nobody else's open
@@ -27,7 +28,10 @@ FETCH_BYTES = 4 << 20
 FETCH_WAIT_MS = 200
 STALL_SECONDS = 30.0
 """The longest that a read may make no progress before the end that the cluster has told."""
+AGAIN_SECONDS = 0.1
 SETTINGS = {"cleanup.policy": "compact"}
+BEGIN_KEY = b"begin"
+"""Of the record that a process writes when it begins; it is read back, so all before it is."""
 
 
 class Copy(NamedTuple):
@@ -98,11 +102,32 @@ class PositionLog:
         self._topic = positions_topic(origin)
         self._log = TopicLog(client, self._topic)
         self._newest: dict[Copy, Recorded] = {}
+        self.begun: bytes | None = None
+        """What the last process noted when it began to copy."""
 
     def read(self) -> dict[Copy, Recorded]:
         """Read on to the end of what is committed; MillraceError when that cannot be read."""
         for record in self._log.read():
-            self._newest |= _recorded(record.key, record.value, self._topic)
+            if record.key == BEGIN_KEY:
+                self.begun = record.value
+            else:
+                self._newest |= _recorded(record.key, record.value, self._topic)
+        return self._newest
+
+    def read_through(self, begun: bytes) -> dict[Copy, Recorded]:
+        """Read all that was committed before a process noted `begun`; MillraceError when it is not shown.
+
+        An end that the cluster tells may be too early: before a transaction that hangs, or of a broker that
+        does not know yet that it leads no more. What was copied behind it would be copied again.
+        """
+        give_up_at = time.monotonic() + STALL_SECONDS
+        while self.read() is not None and self.begun != begun:
+            if time.monotonic() >= give_up_at:
+                raise MillraceError(
+                    f"{self._topic} does not show what was committed to it just now: a transaction hangs in"
+                    " it (see kafka-transactions.sh --find-hanging), or its leader is out of date"
+                )
+            time.sleep(AGAIN_SECONDS)
         return self._newest
 
 

@@ -15,19 +15,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.confluent import connected, text_of
+from millrace.client.metadata import TopicMetadata
 from millrace.client.transactions import batches_from
 from millrace.errors import CorruptMessage, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.mirror.kafka_aggregate import KafkaAggregate
-from millrace.mirror.kafka_positions import SETTINGS, Copy, PositionLog, Recorded, positions_topic
+from millrace.mirror.kafka_positions import BEGIN_KEY, SETTINGS, Copy, PositionLog, Recorded, positions_topic
 from millrace.mirror.puller import TargetAppend
 from millrace.records import BatchHeader, Record, iter_records
 from millrace.records.mirror_position import MirrorPosition, PositionMismatch
@@ -42,6 +44,8 @@ END_SECONDS = 60.0
 TRANSACTION_MS, DELIVERY_MS = 60_000, 30_000
 REFRESH_MS = 2_000
 """How soon librdkafka hears of a topic's new partitions; by itself it asks every 5 minutes."""
+LEADERS_SECONDS = 1.0
+"""How long an answer to who leads is believed."""
 LARGEST_MESSAGE = 1_000_000_000
 """librdkafka's own limit: what is too large is for the topic in Kafka to say."""
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
@@ -67,7 +71,9 @@ class KafkaTarget:
         self._recorded: dict[Copy, Recorded] = {}
         """What the last committed transactions say; complete while there is a producer."""
         self._checked: set[Copy] = set()
-        """Without a position, and empty."""
+        """Nothing lies behind what is recorded."""
+        self._leaders: tuple[float, Mapping[str, TopicMetadata]] = (0.0, {})
+        """When it was asked who leads, and the answer."""
         self.transactions = {"committed": 0, "refused": 0}
         """How many ended how since the start."""
 
@@ -148,7 +154,17 @@ class KafkaTarget:
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() >= give_up_at:
                     raise self._refused(error) from error
-        self._recorded = dict(PositionLog(self._client, self._origin).read())
+        begun = uuid4().hex.encode()
+        try:
+            producer.begin_transaction()
+            delivered = _Delivered()
+            message = {"partition": 0, "key": BEGIN_KEY, "value": begun, "on_delivery": delivered.count}
+            delivered.produce(producer, topic, **message)
+            delivered.ends(producer)
+            self._end(producer.commit_transaction)
+        except (KafkaException, _Undelivered) as error:
+            raise self._refused(error) from error
+        self._recorded = dict(PositionLog(self._client, self._origin).read_through(begun))
         self._checked.clear()
         self._producer = producer
         log.info(
@@ -166,17 +182,18 @@ class KafkaTarget:
             "compression.type": "lz4",
             "message.max.bytes": LARGEST_MESSAGE,
             "topic.metadata.refresh.interval.ms": REFRESH_MS,
+            "allow.auto.create.topics": False,  # what somebody deletes would come back as another topic
             "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
         }
         return connected(Producer, settings)
 
-    def _check_new(self, append: TargetAppend, copy: Copy) -> MillraceError | None:
-        """Why a copy without a position may not be written: it holds records, which would come twice."""
+    def _check_end(self, append: TargetAppend, copy: Copy, before: Recorded | None) -> MillraceError | None:
+        """Why a copy may not be written: records that are not accounted for lie there, and may come twice."""
         topic, number, cluster = append.topic, append.partition, self._aggregate.name
         if copy in self._checked:
             return None
-        offset, end = (self._client.list_offsets(topic, at, [number])[number] for at in (EARLIEST, LATEST))
-        holds = offset > 0
+        first, end = (self._client.list_offsets(topic, at, [number])[number] for at in (EARLIEST, LATEST))
+        holds, offset = before is None and first > 0, max(first, before.records_end if before else 0)
         while offset < end and not holds:
             fetched = self._client.fetch(topic, {number: offset}, max_bytes=1 << 20, max_wait_ms=500)[number]
             batches = list(batches_from(fetched, offset))
@@ -185,11 +202,23 @@ class KafkaTarget:
             holds = any(readable for _, _, readable in batches)
             offset = batches[-1][0].next_offset
         if holds:
+            has = "has no position of it" if before is None else f"tells of those below {before.records_end}"
             return MillraceError(
-                f"{topic}-{number} of {cluster} holds records, and {positions_topic(self._origin)} has no"
-                f" position of it: to copy it anew, delete topic {topic} in {cluster}"
+                f"{topic}-{number} of {cluster} holds records, and {positions_topic(self._origin)} {has}:"
+                f" to copy it anew, delete topic {topic} in {cluster}"
             )
         self._checked.add(copy)
+        return None
+
+    def _check_leader(self, append: TargetAppend, names: Iterable[str]) -> MillraceError | None:
+        """Why a partition cannot be written now: a transaction with it would not end, nor any other then."""
+        asked, there = self._leaders
+        if time.monotonic() - asked > LEADERS_SECONDS or append.topic not in there:
+            there = self._client.topics(set(names))
+            self._leaders = time.monotonic(), there
+        topic = there.get(append.topic)
+        if topic is None or topic.partitions.get(append.partition, -1) < 0:
+            return MillraceError(f"{append.topic}-{append.partition} of {self._aggregate.name} has no leader")
         return None
 
     def _copy(self, topic: str, number: int) -> Copy:
@@ -207,13 +236,15 @@ class KafkaTarget:
             raise MillraceError(f"{self._bootstrap} does not take transactions at the moment")
         new: dict[Copy, Recorded] = {}
         accepted: list[tuple[TargetAppend, Copy]] = []
+        names = {append.topic for append in appends}
         for append in appends:
             copy = self._copy(append.topic, append.partition)
             before = new.get(copy, self._recorded.get(copy))
             if append.run.expected != (before.position.cursor.next_offset if before else None):
                 outcomes.append(PositionMismatch(append.run.expected, before.position if before else None))
                 continue
-            if before is None and (problem := self._check_new(append, copy)) is not None:
+            problem = self._check_leader(append, names) or self._check_end(append, copy, before)
+            if problem is not None:
                 outcomes.append(problem)
                 continue
             outcomes.append(None)
@@ -322,13 +353,15 @@ class _Delivered:
 
     def to(self, copy: Copy) -> Callable[[KafkaError | None, Message], None]:
         def on_delivery(error: KafkaError | None, message: Message) -> None:
-            self._done += 1
+            self.count(error, message)
             if error is None:
                 self._ends[copy] = max(self._ends.get(copy, 0), (message.offset() or 0) + 1)
-            else:
-                self._error = self._error or error
 
         return on_delivery
+
+    def count(self, error: KafkaError | None, message: Message) -> None:
+        self._done += 1
+        self._error = self._error or error
 
     def produce(self, producer: Producer, topic: str, **message: Any) -> None:
         """Hand a message over, once there is room for it; _Undelivered when one before it failed."""

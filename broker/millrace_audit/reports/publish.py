@@ -55,6 +55,7 @@ class AuditPublisher:
                 "bootstrap.servers": bootstrap,
                 "acks": "all",
                 "linger.ms": 0,
+                "allow.auto.create.topics": False,
                 "compression.type": "zstd",
                 "message.max.bytes": MAX_MESSAGE_BYTES,
                 "delivery.timeout.ms": int(timeout_s * 1000),
