@@ -78,7 +78,7 @@ def iter_records(header: BatchHeader, batch: Buffer, limit: int = MAX_PLAIN_BYTE
                 raise CorruptMessage(f"the batch at offset {header.base_offset} has a record of wrong length")
             yield record
             position = end
-    except (IndexError, UnicodeDecodeError) as error:
+    except IndexError as error:
         raise CorruptMessage(f"the batch at offset {header.base_offset} ends inside a record") from error
     if position != len(data):
         raise CorruptMessage(f"the batch at offset {header.base_offset} has bytes after its last record")
@@ -94,7 +94,8 @@ def _read_record(header: BatchHeader, data: Buffer, position: int) -> tuple[Reco
     for _ in range(count):
         name, position = _read_bytes(data, position)
         content, position = _read_bytes(data, position)
-        headers.append(((name or b"").decode(), content))
+        # What is not UTF-8 is shown as Java's consumers show it: the record is readable for all that.
+        headers.append(((name or b"").decode(errors="replace"), content))
     # With the timestamp-type bit set the broker's append time, in max_timestamp, holds for every record.
     fixed = header.attributes & layout.TIMESTAMP_TYPE_BIT
     timestamp = header.max_timestamp if fixed else header.base_timestamp + timestamp_delta

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator
-from itertools import takewhile
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.transactions import batches_from
@@ -40,22 +39,32 @@ def covered(
 ) -> Ends:
     """Partition -> the next offset to count; without those that were never counted.
 
-    `own` is the turn of who asks: behind its first heartbeat nobody else's word counts. `before` is the turn
-    before it, None when there is none.
+    `own` is the turn of who asks, which has published its first heartbeat: behind it nobody else's word
+    counts. `before` is the turn before it, None when there is none. MillraceError when the topic does not
+    show that heartbeat.
     """
-    end = client.list_offsets(topic, LATEST, [0])[0]
+    end, met = client.list_offsets(topic, LATEST, [0])[0], False
 
     def before_own(start: int) -> Iterator[tuple[int, Count | Heartbeat]]:
-        records = _records(client, topic, tier, codec, book, start, end)
-        return takewhile(lambda record: record[0] != own, records)
+        nonlocal met
+        for turn, record in _records(client, topic, tier, codec, book, start, end):
+            if met := turn == own:
+                return
+            yield turn, record
 
     for seconds in _LOOK_BACK_S:
         start = client.list_offsets(topic, int((time.time() - seconds) * 1000), [0])[0]
         # An older turn's word may come late, and before `start` there may be a newer one's that ends it.
         ends = _follow((turn, record) for turn, record in before_own(start) if turn == before)
-        if ends and ends.keys() >= set(partitions):  # a listing may lack some
+        if met and ends and ends.keys() >= set(partitions):  # a listing may lack some
             return ends
-    return _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
+    ends = _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
+    if not met:  # what others counted last may be missing, too: a count from there on would leave a hole
+        raise MillraceError(
+            f"{topic}-0 of {client.bootstrap} does not show what was acknowledged there just now: a"
+            " transaction hangs in it, or its leader is out of date"
+        )
+    return ends
 
 
 def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
+from millrace.errors import MillraceError
 from millrace.records import Message, build_batch
 from millrace.records.compression import Codec
 from millrace_audit.reader import coverage
@@ -45,6 +46,7 @@ class Topic:
 
     records: list[tuple[float, int, Count | Heartbeat]]
     read_from: int = 1 << 60
+    bootstrap: str = "b:1"
 
     def list_offsets(self, topic: str, when: int, partitions: list[int]) -> dict[int, int]:
         if when in (EARLIEST, LATEST):
@@ -59,9 +61,25 @@ class Topic:
 
 
 def ends(topic: Topic, *partitions: PartitionKey, patch: pytest.MonkeyPatch) -> dict[PartitionKey, int]:
+    """As `covered` says, when the reader's first heartbeat is there."""
+    if all(turn != OWN for _, turn, _ in topic.records):
+        topic.records.append((0, OWN, OWN_BEAT))
+    return ends_shown(topic, *partitions, patch=patch)
+
+
+def ends_shown(topic: Topic, *partitions: PartitionKey, patch: pytest.MonkeyPatch) -> dict[PartitionKey, int]:
     patch.setattr(coverage, "_records", topic.read)
     before = max((turn for _, turn, _ in topic.records if turn < OWN), default=None)
     return covered(topic, "audit-counts", "dc1", None, None, OWN, before, partitions)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ago", [MINUTE, 5 * DAY])
+def test_a_topic_that_does_not_show_the_readers_own_heartbeat_may_lack_counts_too(
+    monkeypatch: pytest.MonkeyPatch, ago: float
+) -> None:
+    topic = Topic([(ago, 1, beat((A, 10))), (ago, 1, count(A, 10, 50))])
+    with pytest.raises(MillraceError, match="does not show what was acknowledged there just now"):
+        ends_shown(topic, A, patch=monkeypatch)
 
 
 def test_it_goes_on_where_the_last_count_ends(monkeypatch: pytest.MonkeyPatch) -> None:

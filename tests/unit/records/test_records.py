@@ -30,6 +30,7 @@ from millrace.records import (
     split_batches,
 )
 from millrace.records.compression import Codec
+from millrace.records.messages import seal
 
 messages = st.lists(
     st.builds(
@@ -217,3 +218,19 @@ def test_a_cursor_passes_a_filler_and_a_mark() -> None:
     mark = header_of(control_batch(end, b"mark", timestamp=1))
     assert cursor.follows(mark)
     assert cursor.after(mark).next_base == end + mark.size
+
+
+def test_a_header_name_that_is_no_utf_8_hides_no_record() -> None:
+    whole = build_batch([Message(1, None, b"a", [("cafXX", b"1")]), Message(2, None, b"b")])
+    records = bytes(whole[HEADER_BYTES:]).replace(b"cafXX", b"caf\xe9.")
+    batch = seal(
+        records,
+        base_offset=0,
+        attributes=0,
+        last_offset_delta=1,
+        base_timestamp=1,
+        max_timestamp=2,
+        records_count=2,
+    )
+    first, second = iter_records(BatchHeader.of(batch), batch)
+    assert (first.value, first.headers, second.value) == (b"a", (("caf\ufffd.", b"1"),), b"b")
