@@ -11,8 +11,11 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -22,6 +25,7 @@ from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session as ZooKeeperSession
 from millrace.errors import MillraceError
+from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
 from millrace_audit.auditor import ledger
@@ -54,6 +58,10 @@ from millrace_registry.client import SchemaRegistryClient
 log = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
+PART_BYTES = 2 << 20
+"""Of messages that are decoded at a time: one may take 80 times its bytes in memory."""
+MOST_SAID_BYTES = 512 << 10
+"""Of a hello or a report, which anybody may write; no producer puts so much into one."""
 _TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
     AUDIT_TOPIC: (Hello, Report),
     COUNTS_TOPIC: (Count, Heartbeat),
@@ -67,6 +75,15 @@ _TIDY_S = 60.0
 _FETCH_WAIT_MS = 100
 
 
+class _Waiting(NamedTuple):
+    """A batch as it was fetched: what anybody may have written is not unpacked before it is applied."""
+
+    header: BatchHeader
+    batch: bytes
+    first: int
+    """Messages with offsets below are applied already."""
+
+
 @dataclass(slots=True)
 class _Reading:
     """One partition: what is fetched of it and not applied yet."""
@@ -77,9 +94,9 @@ class _Reading:
     fetch_at: int
     origin: Origin | None
     """What it is a mirror of."""
-    held: list[AuditMessage] = field(default_factory=list)
-    """Messages that wait for the position batch behind them."""
-    ready: list[tuple[AuditMessage, int]] = field(default_factory=list)
+    held: list[_Waiting] = field(default_factory=list)
+    """Batches that wait for the position batch behind them."""
+    ready: list[tuple[_Waiting, int]] = field(default_factory=list)
     """Those to be applied, and what they lie before in their origin's log."""
     lost: list[tuple[int, int, int]] = field(default_factory=list)
     """(how many of them lie before a place where the origin has lost messages, where its log goes on)."""
@@ -110,7 +127,7 @@ class _Reading:
             raise MillraceError(f"{where} cannot be read at {self.fetch_at}: {error_name(fetched.error)}")
         for header, batch, readable in batches_from(fetched, self.fetch_at):
             if readable:
-                self.held += [m for m in messages_of(header, batch) if m.offset >= self.fetch_at]
+                self.held.append(_Waiting(header, bytes(batch), self.fetch_at))
             elif (position := MirrorPosition.from_batch(header, batch)) is not None:
                 if header.base_offset in (0, position.reset_at):  # it goes on elsewhere than where it was
                     goes_on = position.cursor.next_offset if header.base_offset else position.start
@@ -123,8 +140,8 @@ class _Reading:
 
     def release(self, at: int, apply_to: int) -> None:
         """What is held before the offset `apply_to` lies before `at` in its origin's log."""
-        count = sum(message.offset < apply_to for message in self.held)
-        self.ready += [(message, at) for message in self.held[:count]]
+        count = sum(waiting.header.base_offset < apply_to for waiting in self.held)
+        self.ready += [(waiting, at) for waiting in self.held[:count]]
         del self.held[:count]
         self.apply_to, self.heard_through = apply_to, at
 
@@ -295,22 +312,42 @@ class Auditor:
         for reading in readings.values():
             if reading.applied == (reading.apply_to, reading.heard_through):
                 continue
-            place, begin = reading.place, 0
-            heard = [self._heard(place, fetch, *message) for message in reading.ready]
+            place, parts = reading.place, self._parts(reading, fetch)
+            part = next(parts)  # nearly always all there is: services are asked outside of the transaction
             with self._store.writing() as session:
-                for end, goes_on_at, time_ms in reading.lost:
-                    ledger.apply(session, place, heard[begin:end], self._rules.clock_ms())
-                    ledger.miss_words(session, place, goes_on_at, time_ms)
-                    begin = end
-                ledger.apply(session, place, heard[begin:], self._rules.clock_ms())
+                for heard, lost in chain([part], parts):
+                    news |= bool(heard)
+                    ledger.apply(session, place, heard, self._rules.clock_ms())
+                    if lost is not None:
+                        ledger.miss_words(session, place, *lost)
                 ledger.note_heard(session, place, reading.heard_through)
                 row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
                 row.next_offset = reading.apply_to
             reading.applied = (reading.apply_to, reading.heard_through)
             reading.ready.clear()
             reading.lost.clear()
-            news |= bool(heard)
         return news
+
+    def _parts(self, reading: _Reading, fetch: int) -> Iterator[tuple[list[Heard], tuple[int, int] | None]]:
+        """What is ready in parts of a bounded size, each with what its origin has lost behind it."""
+        lost, place = deque(reading.lost), reading.place
+        heard: list[Heard] = []
+        size = 0
+        for number, (waiting, at) in enumerate(reading.ready):
+            while lost and lost[0][0] == number:
+                yield heard, lost.popleft()[1:]
+                heard, size = [], 0
+            for message in messages_of(waiting.header, waiting.batch):
+                if message.offset >= waiting.first:
+                    heard.append(self._heard(place, fetch, message, at))
+                    size += len(message.value)
+                if size > PART_BYTES:
+                    yield heard, None
+                    heard, size = [], 0
+        while lost:
+            yield heard, lost.popleft()[1:]
+            heard = []
+        yield heard, None
 
     def _heard(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Heard:
         key, value, offset = message
@@ -323,7 +360,8 @@ class Auditor:
                 tier = WAREHOUSE
                 turn = self._book.signed(tier, key, value, fetch)
         # Not before it is known that it counts: reading costs more than writing, for whoever means harm.
-        counts = kind in place.takes and (kind not in SIGNED or turn is not None)
+        may_count = turn is not None if kind in SIGNED else len(value) <= MOST_SAID_BYTES
+        counts = kind in place.takes and may_count
         record = self._codec.decode(value) if counts else None
         if isinstance(record, Heartbeat) and WAREHOUSE in (tier, record.tier) and record.tier != tier:
             turn = None  # who may speak for one of the two may not for the other

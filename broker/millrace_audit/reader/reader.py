@@ -312,16 +312,16 @@ class AuditReader(TierReader):
                 self._stick(partition, error)
 
     def _ends_of_copies(self, partition: Partition, end: int, written: int) -> tuple[int, int]:
-        """The ends; those of MirrorMaker's copies are where it says what they are copies of."""
-        if self._config.tier != OFFLINE:
+        """The ends; those of copies in an Apache Kafka are where it is said what they are copies of."""
+        if self._config.tier != OFFLINE or end <= partition.end:
             return end, written
         try:
-            synced = self._mirrors.synced_end(partition.topic, *partition.key, end)
+            copied = self._mirrors.copied_end(partition.topic, *partition.key, end)
         except MillraceError as error:
             raise CannotRead(str(error)) from error
-        if synced is None:
+        if copied is None:
             return end, written
-        partition.limit = max(synced, partition.end)
+        partition.limit = max(copied, partition.end)
         return min(end, partition.limit), min(written, partition.limit)
 
     def _read(self, leaders: Mapping[int, Sequence[Partition]]) -> None:

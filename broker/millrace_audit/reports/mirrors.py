@@ -38,8 +38,8 @@ class Mirrors:
         """Of an Apache Kafka, by the origin's cluster."""
         self._syncs: dict[str, SyncLog] = {}
         """Of MirrorMaker 2, likewise."""
-        self._told: dict[tuple[str, int], tuple[Synced, int]] = {}
-        """What `synced_end` has said last."""
+        self._told: dict[tuple[str, int], tuple[MirrorPosition | None, int]] = {}
+        """What `copied_end` has found, until `position` tells it."""
 
     @property
     def in_kafka(self) -> bool:
@@ -77,33 +77,47 @@ class Mirrors:
         Beside it the offset behind the last record that the position accounts for, which is `read` when no
         record lies between. A Millrace cluster's leader says both; an Apache Kafka has them in a topic.
         """
-        if self._client.copies is not None:
-            synced, through = self._told.get((topic_id, partition)) or self._synced(
-                topic, partition, origin, read
-            )
-            cursor = Cursor(synced.origin_end, synced.origin_end)
-            position = MirrorPosition(origin, 0, cursor, 0, 0, 0, numbered=True)
-            return (position, through) if through else (None, 0)
-        if not self.in_kafka:
+        if self._client.copies is None and not self.in_kafka:
             request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
             described = self._client.mirror_append(topic, request)
             return described.position, described.high_watermark
+        told = self._told.pop((topic_id, partition), None)
+        return told if told is not None else self._of_copy(topic, topic_id, partition, origin, read)
+
+    def copied_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
+        """Up to where before `end` it is said what a partition of an Apache Kafka copies; None of any other.
+
+        `position` is then about what lies before that, however much is copied meanwhile. Of a partition that
+        ZooKeeper does not know, or without a position, nothing is said.
+        """
+        if not self.in_kafka:
+            return None
+        try:
+            origin = self.origin(topic, topic_id, partition)
+        except MillraceError:
+            return None
+        if origin is None:
+            return None
+        told = self._of_copy(topic, topic_id, partition, origin, end)
+        if told[0] is None and self._client.copies is None:
+            return None
+        self._told[topic_id, partition] = told
+        return told[1]
+
+    def _of_copy(
+        self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
+    ) -> tuple[MirrorPosition | None, int]:
+        if self._client.copies is not None:
+            synced, through = self._synced(topic, partition, origin, read)
+            cursor = Cursor(synced.origin_end, synced.origin_end)
+            position = MirrorPosition(origin, 0, cursor, 0, 0, 0, numbered=True)
+            return (position, through) if through else (None, 0)
         log = self._positions.setdefault(origin.cluster, PositionLog(self._client, origin.cluster))
         recorded = log.read().get(Copy(UUID(topic_id), partition))
         if recorded is None:
             return None, 0
         end = recorded.records_end
         return recorded.position, read if self._holds_nothing(topic, partition, end, read) else end
-
-    def synced_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
-        """Up to where before `end` MirrorMaker 2 says what a partition copies; None of any other partition.
-
-        From then on `position` is about what lies before that, whatever MirrorMaker says meanwhile.
-        """
-        if self._client.copies is None or (origin := self.origin(topic, topic_id, partition)) is None:
-            return None
-        self._told[topic_id, partition] = told = self._synced(topic, partition, origin, end)
-        return told[1]
 
     def _synced(self, topic: str, partition: int, origin: Origin, read: int) -> tuple[Synced, int]:
         """The newest word on a copy, and what lies before which offset it accounts for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,7 @@ from millrace.records.compression import Codec
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_audit.auditor import answers
+from millrace_audit.auditor import auditor as auditor_module
 from millrace_audit.auditor.auditor import Auditor
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
@@ -323,6 +326,44 @@ def test_a_batch_that_nobody_can_take_apart_stops_no_auditor(story: Story, batch
     auditor(story, cluster).apply_all()
     assert story.verdict() == "complete"
     assert story.strangers() == [("message", "no audit record that belongs here")]
+
+
+ZEROS = build_batch([Message(0, None, bytes(8 << 20))], codec=Codec.ZSTD)
+"""8 MiB in 400 bytes."""
+
+
+def test_what_strangers_pack_into_kilobytes_takes_no_gigabytes_of_an_auditor(story: Story) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    assert len(ZEROS) < 1000
+    report = cluster.codec.encode(story.partitions[SAID, "dc1"][-1].record)  # type: ignore[arg-type]
+    large = build_batch([Message(0, None, report + os.urandom(1 << 20))], codec=Codec.ZSTD)
+    for batch in (*[ZEROS] * 300, large):
+        cluster.logs[SAID][0].append(batch)
+    cluster.position(SAID, "dc1", story.said_end())
+    reading = auditor(story, cluster)
+    tracemalloc.start()
+    try:
+        reading.apply_all()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100 << 20
+    assert story.verdict() == "complete"
+    assert {cause for _, cause in story.strangers()} == {
+        "no audit record that belongs here",
+        "it cannot be read",
+    }
+
+
+def test_more_than_a_part_is_applied_in_its_order(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor_module, "PART_BYTES", 1)
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete", story.window()
 
 
 def test_what_producers_said_is_heard_also_behind_what_no_consumer_sees(story: Story) -> None:

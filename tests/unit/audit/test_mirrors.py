@@ -10,6 +10,7 @@ import pytest
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.client.copied_topics import CopiedTopics
+from millrace.errors import MillraceError
 from millrace.mirror import mirrormaker
 from millrace.mirror.kafka_positions import Copy, positions_topic
 from millrace.mirror.mirrormaker import syncs_topic
@@ -77,6 +78,25 @@ def test_the_newest_position_accounts_for_a_copy_up_to_its_next_record() -> None
     assert asked(mirrors, end) == (150, end)
 
 
+def test_a_reader_is_told_of_what_it_was_told_to_read_however_much_is_copied_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kafka = Kafka()
+    mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
+    monkeypatch.setattr(mirrors, "origin", lambda *_: ORIGIN)
+    place = ("Clicks", TOPIC_ID.hex, 0)
+    end = kafka.append("Clicks", (None, b"a"))
+    assert mirrors.copied_end(*place, end) is None, "nobody says what it copies"
+    kafka.record(100, end)
+    assert mirrors.copied_end(*place, end + 1) == end + 1, "the mark included"
+    for more in range(3):
+        kafka.record(101 + more, kafka.append("Clicks", (None, b"b")))
+    assert asked(mirrors, end + 1) == (100, end + 1)
+    newest = kafka.end("Clicks")
+    assert mirrors.copied_end(*place, newest) == newest
+    assert asked(mirrors, newest) == (103, newest)
+
+
 def test_a_position_moves_also_when_nothing_was_copied() -> None:
     kafka = Kafka()
     mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
@@ -101,27 +121,33 @@ def test_mirrormaker_s_newest_word_says_how_far_a_copy_has_come(monkeypatch: pyt
     origin = mirrors.origin(*place)
     assert origin == Origin("dc1", "Clicks", NO_ID, 3)
     assert mirrors.position(*place, origin, 0) == (None, 0)
-    assert mirrors.synced_end(*place, 0) == 0
+    assert mirrors.copied_end(*place, 0) == 0
 
     synced(kafka, "Clicks", 3, 99, 41)
     synced(kafka, "Clicks", 2, 7, 7)
     assert mirrors.position(*place, origin, 0) == (None, 0), "a reader is told of what it was told to read"
-    assert mirrors.synced_end(*place, 42) == 42
+    assert mirrors.copied_end(*place, 42) == 42
     position, through = mirrors.position(*place, origin, 0)
     assert position is not None
     assert (position.cursor.next_offset, through) == (100, 42)
 
     synced(kafka, "Clicks", 3, 60, 80)  # it was killed, and copies again what it had not noted as copied
-    assert mirrors.synced_end(*place, 81) == 81
+    assert mirrors.copied_end(*place, 81) == 81
     position, through = mirrors.position(*place, origin, 0)
     assert position is not None
     assert (position.cursor.next_offset, through) == (100, 81), "what is behind 60 is there already"
 
 
-def test_the_aggregate_s_own_topics_are_counted_whole_where_mirrormaker_copies() -> None:
+def test_the_aggregate_s_own_topics_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> Origin | None:
+        raise MillraceError("ZooKeeper does not know it")
+
     kafka = Kafka()
     mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
-    assert mirrors.synced_end("Clicks", TOPIC_ID.hex, 0, 9) is None
+    for says in (unknown, lambda *_: None):
+        with monkeypatch.context() as patched:
+            patched.setattr(mirrors, "origin", says)
+            assert mirrors.copied_end("Clicks", TOPIC_ID.hex, 0, 9) is None
     kafka.copies = CopiedTopics(("dc1",), TOPIC_ID)
     assert mirrors.origin("Clicks", TOPIC_ID.hex, 0) is None
-    assert mirrors.synced_end("Clicks", TOPIC_ID.hex, 0, 9) is None
+    assert mirrors.copied_end("Clicks", TOPIC_ID.hex, 0, 9) is None

@@ -384,7 +384,7 @@ def test_a_copy_is_said_to_have_come_further_when_its_mirror_did_so_without_a_me
     class Mirror:
         through, next_offset = 0, 0
 
-        def synced_end(self, *_: object) -> None:
+        def copied_end(self, *_: object) -> None:
             return None
 
         def origin(self, *_: object) -> Origin:
@@ -411,7 +411,7 @@ def test_what_keeps_a_reader_from_the_mirrors_positions_is_said_once(
     cluster: Cluster, reading: AuditReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Mirror:
-        def synced_end(self, *_: object) -> None:
+        def copied_end(self, *_: object) -> None:
             return None
 
         def origin(self, *_: object) -> Origin:
