@@ -25,7 +25,7 @@ from millrace.records import Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.messages import seal
 from millrace.records.mirror_position import Origin
-from millrace.storage.staging import MAX_FILLER_BYTES
+from millrace.storage.staging import MAX_FILLER_RATIO
 from millrace.wire import mirror_append
 from millrace.wire.codec import encode
 from millrace.wire.messages import ApiKey
@@ -119,7 +119,7 @@ def forged_batches(rng: random.Random) -> Iterator[Sent]:
             body = struct.pack(">hhii", -1, -1, 1000, 1) + _string(FORGED)
             body += struct.pack(">iii", 1, 0, len(batch)) + batch
             kind = f"{count} records of codec {codec} in {len(batch)} bytes"
-            log_bytes = len(batch) + (MAX_FILLER_BYTES if codec else 0)
+            log_bytes = len(batch) * (1 + (MAX_FILLER_RATIO if codec else 0))
             yield Sent(0, 7, kind, frame(0, 7, body), log_bytes)
 
 

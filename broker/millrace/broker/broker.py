@@ -532,10 +532,15 @@ class Broker:
                 partition.log.build_landmarks()
             except Exception:
                 log.exception("cannot build the landmarks of %s", partition.name)
-            self.mailbox.post(done)
+                self.mailbox.post(failed)
+            else:
+                self.mailbox.post(done)
+
+        def failed() -> None:  # the next fetch tries again; who is parked would do so at once, over and over
+            self._lacking_landmarks.discard(partition)
 
         def done() -> None:
-            self._lacking_landmarks.discard(partition)
+            failed()
             partition.wake_parked()
 
         # It may read for seconds, and nothing is lost when the process ends meanwhile.

@@ -143,7 +143,10 @@ def offset_for_leader_epoch(call: Call[OffsetForLeaderEpochRequest]) -> OffsetFo
             log = partition.log
             if wanted.leader_epoch <= log.epochs.last:
                 end_of_log = log.high_watermark
+                starts = log.epochs.starts
                 epoch, end = log.epochs.end_of(wanted.leader_epoch, end_of_log)
+                if epoch == NO_EPOCH and wanted.leader_epoch >= 0 and starts:  # as Kafka: retention took it
+                    epoch, end = wanted.leader_epoch, starts[0][1]
                 end = min(end, end_of_log)
         except BrokerError as failure:
             error = failure.code

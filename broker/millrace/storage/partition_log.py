@@ -319,8 +319,9 @@ class PartitionLog:
             self._write_to(self._active, staging.buffers, staging.size)
             if self._epoch != self.epochs.last:
                 self.epochs.note(self._epoch, self._appended.end)
-            self._appended = staging.written()
-            self._producers.commit(staging.producers)
+            state = staging.written()
+            self._producers.commit(staging.producers)  # first: a flush takes what it finds appended
+            self._appended = state
         except StorageError:
             raise
         except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it

@@ -240,7 +240,7 @@ class ProducerStates:
         and lose it. If it does survive, recovery finds its header.
         """
         states = []
-        for producer_id, state in list(self._states.items()):
+        for producer_id, state in self.remembered():  # not between the two halves of a commit
             batches = [list(sent) for sent in state.batches if sent.end <= flushed]
             if batches:
                 states.append([producer_id, state.epoch, state.seen_at, batches])

@@ -263,13 +263,17 @@ def _max_timestamp_in(segment: Segment, landmarks: Landmarks, limit: int, start:
 
 
 def _from_start(
-    segment: Segment, landmarks: Landmarks, end: int, start: int
+    segment: Segment, landmarks: Landmarks, end: int, start: int, timestamp: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """The batches that hold a record from `start` on. Times before it say nothing of them, so no landmark
-    leads to any: as long a walk as to build landmarks."""
+    """The batches that hold a record from `start` on, and perhaps one as young as `timestamp`.
+
+    Which is the youngest of them no landmark says: that is as long a walk as to build landmarks.
+    """
     mark = landmarks.before_offset(start, segment.base)
+    if timestamp is not None:  # before that mark no record is so young, deleted or not
+        mark = max(mark, landmarks.before_timestamp(timestamp, segment.base))
     try:
-        for position, header in walk(segment.open_reader(), mark, end):
+        for position, header in walk(segment.open_reader(), min(mark, end), end):
             if header.next_offset > start and not header.is_control:
                 yield position, header
     except ChainBroken as error:
@@ -281,7 +285,7 @@ def _first_in(
 ) -> tuple[int, int] | None:
     file, end = segment.open_reader(), min(segment.end, limit)
     if first_offset > segment.base:
-        for position, header in _from_start(segment, landmarks, end, first_offset):
+        for position, header in _from_start(segment, landmarks, end, first_offset, timestamp):
             if header.max_timestamp >= timestamp:
                 offset, time = _first_record(header, _intact(segment, position, header), timestamp)
                 return max(offset, first_offset), time  # its batch stands for the record at the start

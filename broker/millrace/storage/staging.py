@@ -24,6 +24,9 @@ from millrace.storage.state import LogState
 MAX_FILLER_BYTES = 1 << 20
 """The most that a compressed batch may add to the log beyond its own bytes: nobody counts its records before
 it is written, so a request that states too many costs no more disk and no more of the loop's time."""
+MAX_FILLER_RATIO = 64
+"""The most that a produced one may add, in times its own size: records of whole kilobytes that are all alike
+take a byte each."""
 
 
 class Staging:
@@ -102,6 +105,8 @@ class Staging:
                 if sent is not None:
                     return sent.base_offset
             size = size_in_log(header)
+            if size > header.size * (1 + MAX_FILLER_RATIO):
+                raise _too_many_offsets(header)
             if self.size + size > self._room and (self.size or self._segment.size):
                 return None
         except BrokerError as error:
@@ -159,8 +164,12 @@ def size_in_log(header: BatchHeader) -> int:
     """Bytes a batch takes with its filler; InvalidRecord when it states more offsets than can be meant."""
     filler = filler_size(header)
     if filler > MAX_FILLER_BYTES:
-        raise InvalidRecord(f"a batch of {header.size} bytes states {header.last_offset_delta + 1} offsets")
+        raise _too_many_offsets(header)
     return header.size + filler
+
+
+def _too_many_offsets(header: BatchHeader) -> InvalidRecord:
+    return InvalidRecord(f"a batch of {header.size} bytes states {header.last_offset_delta + 1} offsets")
 
 
 def check_append(

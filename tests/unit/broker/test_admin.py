@@ -745,3 +745,17 @@ def test_an_epoch_never_ends_above_what_consumers_see(running: Setup) -> None:
         asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": epoch}]}]}
         answer = ask(running, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked).topics[0].partitions[0]
         assert (answer.leader_epoch, answer.end_offset) == (epoch, 0)
+
+
+def test_an_epoch_that_retention_took_ends_where_what_is_left_begins(running: Setup) -> None:
+    """As in Kafka: epoch -1 would say that the log was truncated, and consumers would reset."""
+    partition = running.broker.partition("t", 0)
+    batch = bytearray(build_batch([Message(1, None, b"x")]))
+    partition.log.append([batch])
+    partition.log.publish(partition.log.flush())
+    end = partition.log.high_watermark
+    partition.log.epochs._replace(((3, 0),))  # all of the epochs before has gone, and 3 begins there
+    asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": 1}]}]}
+    answer = ask(running, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked).topics[0].partitions[0]
+    assert (answer.leader_epoch, answer.end_offset) == (1, 0)
+    assert end > 0

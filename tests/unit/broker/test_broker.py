@@ -26,6 +26,7 @@ from millrace.records.compression import Buffer
 from millrace.storage import landmarks, partition_log
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.landmarks import Landmarks
+from millrace.storage.partition_log import PartitionLog
 from tests.support import WAIT_S, wait_until
 from tests.unit.broker.running import ORIGIN, Disk, Outcome, Start, topic
 
@@ -375,3 +376,33 @@ def test_a_thread_that_looks_a_partition_up_while_it_is_deleted_never_gets_none(
     running.cluster.set()
     running.until("the deletion", lambda: not running.broker._hosted)
     assert looked_up.partition is not None
+
+
+def test_a_failed_build_of_landmarks_is_not_tried_again_by_who_waits(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start()
+    partition = running.broker.partition("t", 0)
+    woken: list[str] = []
+
+    class Waiting:
+        any_is_enough = False
+
+        def grown(self, size: int) -> None: ...
+
+        def wake(self) -> None:
+            woken.append("now")
+
+    def broken(_: PartitionLog) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    partition.park(Waiting())
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionLog, "build_landmarks", broken)
+        running.broker.build_landmarks(partition)
+        running.until("it was tried", lambda: not running.broker._lacking_landmarks)
+    assert "cannot build the landmarks of t-0" in caplog.text
+    assert woken == []
+    monkeypatch.setattr(PartitionLog, "build_landmarks", lambda _: None)
+    running.broker.build_landmarks(partition)
+    running.until("who waits is woken", lambda: woken)

@@ -48,9 +48,9 @@ def batch(
     )
 
 
-def crowded_batch(records: int, *, timestamp: int = 1000) -> bytearray:
+def crowded_batch(records: int, *, timestamp: int = 1000, packed: bytes = b"zstd would be here") -> bytearray:
     """A batch that states more records than it has bytes, as zstd makes them; only its header is real."""
-    plain = bytes(batch(1, b"zstd would be here", timestamp=timestamp))
+    plain = bytes(batch(1, packed, timestamp=timestamp))
     header = BatchHeader.parse(plain)
     assert header is not None
     header = header._replace(last_offset_delta=records - 1, records_count=records)

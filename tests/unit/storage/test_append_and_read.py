@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from millrace.records.compression import Codec
 from millrace.storage import segment as segment_module
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.reading import RecentPositions
-from millrace.storage.staging import MAX_FILLER_BYTES
+from millrace.storage.staging import MAX_FILLER_BYTES, MAX_FILLER_RATIO
 from tests.unit.storage.logs import (
     Appended,
     Clock,
@@ -255,12 +256,24 @@ def test_as_many_records_as_bytes_need_no_filler_and_one_more_does(tmp_path: Pat
 
 def test_a_filler_of_a_mebibyte_is_written_and_a_larger_one_refused_alone(tmp_path: Path) -> None:
     log = open_log(tmp_path, max_message_bytes=1 << 30)
-    most = len(crowded_batch(1)) + MAX_FILLER_BYTES - 2
-    results = append(log, batch(1), crowded_batch(most), crowded_batch(most + 1), crowded_batch(1 << 30))
+    crowded = partial(crowded_batch, packed=b"z" * 20_000)
+    most = len(crowded(1)) + MAX_FILLER_BYTES - 2
+    results = append(log, batch(1), crowded(most), crowded(most + 1), crowded(1 << 30))
     assert [isinstance(result, InvalidRecord) for result in results] == [False, False, True, True]
-    assert log.end == len(batch(1)) + len(crowded_batch(1)) + MAX_FILLER_BYTES
+    assert log.end == len(batch(1)) + len(crowded(1)) + MAX_FILLER_BYTES
     flush(log)
     assert [header.records_count for header in consume(log, 0)] == [1, most]
+    log.close()
+
+
+def test_a_few_bytes_take_no_more_than_a_multiple_of_them_whatever_they_state(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    size = len(crowded_batch(1))
+    results = append(
+        log, crowded_batch(MAX_FILLER_RATIO * size), crowded_batch((MAX_FILLER_RATIO + 2) * size)
+    )
+    assert [isinstance(result, InvalidRecord) for result in results] == [False, True]
+    assert log.end <= (MAX_FILLER_RATIO + 1) * size
     log.close()
 
 

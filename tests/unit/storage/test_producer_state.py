@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -319,6 +320,41 @@ def test_a_file_that_tells_of_what_a_cut_took_is_not_believed(tmp_path: Path) ->
     crash(log)
     log = open_log(tmp_path, clock)
     assert all(each.duplicate for each in many(log, COUNT, 1))
+    log.close()
+
+
+def test_a_checkpoint_is_not_made_of_the_producers_in_the_middle_of_a_commit(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(1, producer=5, sequence=0))
+    log.flush()
+    states, saved = log._producers, list[Any]()
+    thread = threading.Thread(target=lambda: saved.extend(states._to_json(log.end)))
+    with states._limit.lock:  # as `commit` does it
+        state = states._states.pop(5)
+        thread.start()
+        thread.join(0.1)
+        states._states[5] = state
+    thread.join()
+    assert [producer for producer, *_ in saved] == [5]
+    log.close()
+
+
+def test_a_flush_in_the_middle_of_an_append_does_not_forget_its_producers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    commit = ProducerStates.commit
+
+    def flushed_before(states: ProducerStates, staged: Staged) -> None:
+        log.flush()
+        log._write_checkpoint(log._flushed, log._files)
+        commit(states, staged)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ProducerStates, "commit", flushed_before)
+        (sent,) = appended(log, batch(1, producer=5, sequence=0))
+    log = open_log(crash(log))
+    assert appended(log, batch(1, producer=5, sequence=0))[0].base_offset == sent.base_offset
     log.close()
 
 

@@ -6,14 +6,18 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
-from millrace.storage import log_start, partition_log
+from millrace.storage import log_start, partition_log, reading
+from millrace.storage.chain
+millrace.storage.landmarks import walk
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.partition_log import IDLE_SECONDS, PartitionLog
 from millrace.storage.segment import Segment
@@ -399,6 +403,26 @@ def test_a_log_that_is_closed_with_nothing_new_writes_nothing(tmp_path: Path) ->
     assert log.high_watermark == 2
     log.close()
     assert (tmp_path / FILE_NAME).stat().st_ino == written.st_ino
+
+
+def test_a_look_up_by_time_behind_deleted_records_walks_no_longer_than_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, segment_bytes=1 << 30)
+    placed = [appended(log, batch(1, b"x" * 60_000, timestamp=time))[0] for time in range(1000, 1200)]
+    flush(log)
+    log.delete_records(placed[1].base_offset)
+    walked: list[int] = []
+
+    def counted(*arguments: Any) -> Iterator[Any]:
+        for found in walk(*arguments):
+            walked.append(found[0])
+            yield found
+
+    monkeypatch.setattr(reading, "walk", counted)
+    assert log.offset_for_timestamp(1190) == (placed[190].base_offset, 1190)
+    assert len(walked) < 40
+    log.close()
 
 
 def test_deleted_records_are_gone_after_a_crash_and_their_files_with_retention(tmp_path: Path) -> None:
