@@ -57,9 +57,10 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
         accepted.append(to_instance(row, NOTHING, rules))
         topics.update(session.scalars(select(link.topic).where(link.producer == row.producer)))
     for topic, count in topics.items():
-        gap = store.UnheardRow  # it stays, without a time: who was not heard may speak from now on
+        gap = store.UnheardRow  # a crowd's ends here: what others said meanwhile stays unknown
         crowd = update(gap).where(gap.topic == topic, gap.to.is_(None))
-        session.execute(crowd.values(to=gap.at, since=0, until=0))
+        heard = select(store.TierRow.heard_through).where(store.TierRow.tier == gap.origin)
+        session.execute(crowd.values(to=heard.scalar_subquery()))
         if said.disown:  # what it said may be in any window, and have made it incomplete
             again = update(WindowRow).where(WindowRow.topic == topic)
             session.execute(again.values(dirty=True, settled=False))

@@ -88,12 +88,12 @@ class Reported:
             return _ended(row)
         if row is not None and row.seal != hello.seal and not row.missing:
             return "it does not have the instance's seal"
-        if not self._may_join(row, hello.topic, at):
-            return f"more than {MOST_OPEN} instances are open"
-        if row is None:
+        if row is None:  # in a crowd, too: else somebody else could speak in its name
             row = self._announce(hello, at)
             row.closed_through = hello.closed_through
         row.heard_at = max(row.heard_at, hello.time)
+        if not self._may_join(row, hello.topic, at):
+            return f"more than {MOST_OPEN} instances are open"
         self._join(row, hello.topic)
         return ""
 
@@ -172,6 +172,7 @@ class Reported:
                 change.positions["origins", self._place.tier] = 1
                 change.late |= promised >= news.window + WINDOW_MS  # it had said that nothing would follow
             else:
+                row.first_report = row.next_report  # what it said before is not all known
                 self._strangers.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
         return ""
 

@@ -104,7 +104,7 @@ class TopicView:
         if positions:
             stuck = {gap.tier for gap in early if gap.until == FOR_EVER}
             self._follow(positions, over, stuck, around)
-            around.waiting += self._verified(window)
+        around.waiting += self._verified(window)
         for gap in gaps:  # late events lie where they were looked for, however long their time is over
             if gap.since < over:
                 continue

@@ -44,6 +44,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.publish import edition_records
 from millrace_audit.reports.ranges import Range, SequenceRanges
+from millrace_audit.reports.seals import seal_of
 from tests.support import ROUNDS
 from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, STEP, TOPIC, Story, W, found
 
@@ -1111,6 +1112,56 @@ def test_who_was_not_heard_among_too_many_may_speak_once_some_are_accepted(
     assert quick.apply().findings() == [("missing", "dc1", [[5, 9]])]
 
 
+def crowded(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of nobody are open, and no more may be; instance 1 has said hello meanwhile."""
+    monkeypatch.setattr("millrace_audit.auditor.reported.MOST_OPEN", 3)
+    for instance in (11, 12, 13):
+        story.hello(instance, service="evil")
+    story.beats(W)
+    story.apply()
+    story.hello(1)
+    story.apply()
+
+
+def test_what_was_reported_in_a_crowd_is_not_forgotten_as_if_nobody_had_said_it(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded(quick, monkeypatch)
+    quick.report(0, (0, 0), closed=W + WINDOW_MS)  # and it is at no tier
+    quick.apply()
+    quick.accept(service="evil")
+    quick.beats()
+    assert quick.apply().verdict() == "unknown"
+    quick.report(1, closed=FOR_EVER)
+    quick.beats(NOW + 6000)
+    assert quick.apply().verdict() == "unknown"
+
+
+def test_events_that_were_reported_in_a_crowd_are_not_unexpected_later(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded(quick, monkeypatch)
+    quick.report(0, (0, 4), closed=W)
+    quick.apply()
+    quick.accept(service="evil")
+    quick.report(1, (5, 9), closed=FOR_EVER)
+    quick.carry(found((0, 9)))
+    quick.beats()
+    assert quick.apply().findings() == []
+
+
+def test_who_said_hello_in_a_crowd_has_its_names_and_its_seal(
+    quick: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowded(quick, monkeypatch)
+    quick.report(0, closed=W, key=b"f" * 16, seal=seal_of(b"g" * 16))
+    quick.apply()
+    assert ("Report", "its key does not fit the seal of what was said before") in quick.strangers()
+    quick.report(0, (0, 4), closed=W)
+    quick.apply()
+    assert quick.strangers()[-1] == ("Report", "more than 3 instances are open")
+
+
 def test_beats_of_a_clock_that_was_set_back_are_thinned_where_they_lie(quick: Story) -> None:
     times = [W, W + 6000, W + WINDOW_MS, W + 12_000, W + 18_000]
     for n, time in enumerate(times):
@@ -1506,6 +1557,16 @@ def test_what_verify_finds_turns_the_verdict_and_a_clean_run_turns_it_back(story
         ("millrace verify", f"found right again: {text}"),
         ("the auditor", "incomplete became complete at revision 0"),
     ]
+
+
+def test_what_verify_finds_in_an_hour_without_events_makes_it_incomplete(story: Story) -> None:
+    hour = W - W % HOUR_MS - HOUR_MS
+    story.whole()
+    assert story.apply().verdict(hour) == "complete", "nothing happened, and everybody has said so"
+    story.verified((hour, "rows that no load has written"))
+    assert story.apply().verdict(hour) == "incomplete"
+    story.verified()
+    assert story.apply().verdict(hour) == "complete"
 
 
 def test_a_problem_of_no_hour_makes_the_topic_unknown_and_no_other(story: Story) -> None:
