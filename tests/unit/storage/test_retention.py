@@ -16,8 +16,7 @@ import pytest
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
 from millrace.storage import log_start, partition_log, reading
-from millrace.storage.chain
-millrace.storage.landmarks import walk
+from millrace.storage.chain import walk
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.partition_log import IDLE_SECONDS, PartitionLog
 from millrace.storage.segment import Segment
