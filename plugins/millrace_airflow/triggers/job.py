@@ -16,7 +16,8 @@ from millrace_airflow.job import Job, JobFailed
 
 LOST_S = 60.0
 """How long the folder of a job may be away: after that the triggerer is taken to be on another machine."""
-ASK_S = 10.0
+ASK_S, KILL_S = 10.0, 8.0
+"""To ask once and to kill twice takes less than the 30 seconds that Airflow gives `on_kill`."""
 DEFERRED = "deferred"
 
 
@@ -52,7 +53,7 @@ class JobTrigger(BaseTrigger):
             if self.deadline is not None and time.time() > self.deadline:
                 said["timed_out"] = True
                 with suppress(JobFailed, OSError):  # else the task stops it, or says that it cannot
-                    await asyncio.to_thread(job.kill)
+                    await asyncio.to_thread(job.kill, KILL_S)
             await asyncio.sleep(self.poll_s)
         yield TriggerEvent(said)  # type: ignore[no-untyped-call]
 
@@ -62,7 +63,7 @@ class JobTrigger(BaseTrigger):
         Airflow also calls this in a triggerer that stood still, when another one has the trigger by now.
         """
         if not await self._is_deferred():
-            await asyncio.to_thread(Job(Path(self.directory)).kill)
+            await asyncio.to_thread(Job(Path(self.directory)).kill, KILL_S)
 
     async def _is_deferred(self) -> bool:
         task = self.task_instance
