@@ -32,7 +32,7 @@ def main(number: int, urls: list[str]) -> None:
                     break
                 except RegistryUnavailable:
                     time.sleep(0.02)
-            print(subject, its, schema_id, flush=True)
+            print(f"{subject} {its} {schema_id}\n", end="", flush=True)  # in one write: a kill cuts no line
 
 
 if __name__ == "__main__":
