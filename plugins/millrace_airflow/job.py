@@ -199,9 +199,8 @@ class Job:
             group, host = self._path("group").read_text().split()
             if host != socket.gethostname():
                 raise JobFailed(f"{self._command()} runs on {host} and can be stopped only there")
-            with suppress(
-                ProcessLookupError
-            ):  # nothing is left of the group, what its commands started included
+            # Until nothing is left of the group, what its commands have started included.
+            with suppress(ProcessLookupError):
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     os.killpg(int(group), number)
                     deadline = time.monotonic() + timeout_s

@@ -121,14 +121,16 @@ class PositionLog:
         does not know yet that it leads no more. What was copied behind it would be copied again.
         """
         give_up_at = time.monotonic() + STALL_SECONDS
-        while self.read() is not None and self.begun != begun:
+        while True:
+            recorded = self.read()
+            if self.begun == begun:
+                return recorded
             if time.monotonic() >= give_up_at:
                 raise MillraceError(
                     f"{self._topic} does not show what was committed to it just now: a transaction hangs in"
                     " it (see kafka-transactions.sh --find-hanging), or its leader is out of date"
                 )
             time.sleep(AGAIN_SECONDS)
-        return self._newest
 
 
 def _recorded(key: bytes | None, value: bytes | None, topic: str) -> dict[Copy, Recorded]:
