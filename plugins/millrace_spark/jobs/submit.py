@@ -210,7 +210,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _answer(job: str, code: int, answers: Sequence[str], last: collections.deque[str]) -> Any:
+def _answer(job: str, code: int, answers: Sequence[str], last: Sequence[str]) -> Any:
     for line in reversed(answers):
         try:
             answer = json.loads(line)
@@ -220,5 +220,14 @@ def _answer(job: str, code: int, answers: Sequence[str], last: collections.deque
             raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])
         if code == 0:
             return answer["result"]
-    words = next((line for line in reversed(last) if line.strip()), "it left no word")
-    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {words.strip()}")
+    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {_last_words(last)}")
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """What a stack trace of Java says last that caused it, else the last line."""
+    said = [line.strip() for line in lines if line.strip()]
+    causes = [line for line in said if line.startswith("Caused by: ")]
+    words = (causes or said or ["it left no word"])[-1]
+    if "UnknownHostException" in words:
+        words += "; Spark must find this machine's name: add it to /etc/hosts, or set SPARK_LOCAL_HOSTNAME"
+    return words

@@ -70,6 +70,18 @@ def test_a_job_that_dies_is_told_with_its_last_words(spark_submit: Path, ending:
         run([])
 
 
+def test_a_stack_trace_is_told_by_its_cause_and_a_machine_without_a_name_with_what_to_do(
+    spark_submit: Path,
+) -> None:
+    cause = "Caused by: java.net.UnknownHostException: vm: Name\\n\\tat x\\n\\t... 17 more"
+    trace = f"Exception in thread main\\n{cause}"
+    spark_submit.write_text(f"#!/bin/sh\nprintf '{trace}\\n' >&2\nexit 1\n")
+    with pytest.raises(
+        MillraceError, match=r"exit code 1: Caused by: java.*vm: Name; .*add it to /etc/hosts"
+    ):
+        run([])
+
+
 def test_a_result_of_a_job_that_failed_afterwards_does_not_count(spark_submit: Path) -> None:
     spark_submit.write_text("#!/bin/sh\necho '{\"result\": [1]}'\nexit 1\n")
     with pytest.raises(MillraceError, match="exit code 1"):
