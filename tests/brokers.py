@@ -16,20 +16,24 @@ from millrace.records import BatchHeader, Record, iter_records, split_batches
 from tests.support import WAIT_S, Process, wait_until
 
 Start = Callable[..., Process]
-_given_out: set[int] = set()  # whoever asked first may not listen yet
+_given_out: dict[int, socket.socket] = {}
+"""Port -> its claim: the UDP port of the same number, which no other test run can have."""
 
 
 def free_port() -> int:
-    """A port that nobody uses now or was given before: for a broker that must come back at the same address.
+    """A TCP port that is this test run's until it ends, also while nobody listens on it: a broker that is
+    killed must come back at the same address.
 
     Below those that the system gives to outgoing connections: one of them could take it in the meantime.
     """
     while True:
-        port = random.randrange(15_000, 32_000)
-        if port not in _given_out:
-            with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-                _given_out.add(port)
-                return port
+        port, claim = random.randrange(15_000, 32_000), socket.socket(type=socket.SOCK_DGRAM)
+        with suppress(OSError):
+            claim.bind(("127.0.0.1", port))
+            socket.create_server(("127.0.0.1", port)).close()
+            _given_out[port] = claim
+            return port
+        claim.close()
 
 
 def _knows(client: ClusterClient, broker_ids: Iterable[int]) -> bool:

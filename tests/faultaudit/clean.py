@@ -22,7 +22,7 @@ from millrace_audit.client import completeness
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.ranges import size
-from tests.faultaudit.place import ORIGINS, PAGE_VIEW, Place
+from tests.faultaudit.place import LOAD_S, ORIGINS, PAGE_VIEW, Place
 from tests.faultaudit.stage import EVENT, START
 from tests.support import Process, wait_until
 
@@ -42,6 +42,10 @@ SETTLED_S = 600.0
 
 class FalseAlarm(Exception):
     """A window in which nothing is wrong is not, or no longer, on its way to be complete."""
+
+
+class _Ended(Exception):
+    """The run has ended before its traffic."""
 
 
 class CleanWindows:
@@ -66,6 +70,8 @@ class CleanWindows:
                 if self._problems:
                     raise FalseAlarm(self._problems[0])
             self._say("all is sent: no more kills")
+        if self._problems:
+            raise FalseAlarm(self._problems[0])
         self._place.load(TOPIC)
         with suppress(AssertionError):
             wait_until("every window is complete", self._is_complete, timeout_s=SETTLED_S)
@@ -80,11 +86,12 @@ class CleanWindows:
 
     @contextmanager
     def _threads(self, *work: Callable[[], None]) -> Iterator[None]:
-        """All of these at work; what ends one of them is a problem."""
+        """All of these at work until the block ends, however it ends; what ends one of them is a problem."""
 
         def guarded(each: Callable[[], None]) -> None:
             try:
-                each()
+                with suppress(_Ended):
+                    each()
             except Exception as error:
                 self._problems.append(f"{each.__name__}: {error!r}")
 
@@ -95,6 +102,8 @@ class CleanWindows:
             yield
         finally:
             self._stop.set()
+            if self._load is not None:
+                self._load.kill()  # it may wait for what is not started again
             for thread in threads:
                 thread.join()
 
@@ -127,18 +136,19 @@ class CleanWindows:
         self._again(lambda: producer.send(TOPIC, PAGE_VIEW, event, time_ms=time_ms))
 
     def _again(self, what: Callable[[], object]) -> None:
-        while True:
+        while not self._stop.is_set():
             try:
                 what()
                 return
             except MillraceError as error:  # somebody is away: nothing was sent, or it is sent again
                 self._say(f"producer: {error}")
                 time.sleep(RETRY_S)
+        raise _Ended
 
     def _loads(self) -> None:
         while not self._stop.is_set():
             self._load = self._place.start_load(TOPIC)
-            code = self._load.wait()
+            code = self._load.wait(timeout_s=LOAD_S)
             if code > 0:  # brokers or registry were away
                 self._say(f"load: {self._load.lines[-1:]}")
 
