@@ -62,6 +62,19 @@ def test_java_does_not_survive_a_killed_parent(start: Start, tmp_path: Path) -> 
     assert not answers(host, int(port))
 
 
+def test_one_that_is_started_again_waits_for_the_java_of_the_killed_one(start: Start, tmp_path: Path) -> None:
+    killed = start("zookeeper", "--port", "0", "--data-dir", str(tmp_path))
+    killed.ready()
+    (java,) = java_children(killed.pid)
+    os.kill(java, signal.SIGSTOP)  # so that it ends late
+    killed.kill()
+    again = start("zookeeper", "--port", "0", "--data-dir", str(tmp_path))
+    with pytest.raises(AssertionError, match="not within"):
+        again.ready(timeout_s=2)
+    os.kill(java, signal.SIGCONT)
+    again.ready()
+
+
 def test_a_taken_port_and_a_taken_directory_are_one_clear_line_each(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -195,15 +195,22 @@ def find_jars() -> list[Path]:
 
 
 def _lock(data_dir: Path) -> int:
-    lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise MillraceError(
-            f"another ZooKeeper uses {data_dir}: stop it or give another data directory"
-        ) from None
-    return lock
+    """The directory's lock. Java has it a moment longer than a process that started it and was killed."""
+    lock, deadline = (
+        os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644),
+        time.monotonic() + STOP_SECONDS,
+    )
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(lock)
+                raise MillraceError(
+                    f"another ZooKeeper uses {data_dir}: stop it or give another data directory"
+                ) from None
+        time.sleep(0.05)
 
 
 def _free_port(port: int) -> int:
