@@ -48,6 +48,9 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
     pending = list(zip(table.column_names, table.columns, strict=True))
     while pending:
         path, column = pending.pop()
+        if isinstance(column.type, pa.BaseExtensionType):
+            chunks = [chunk.storage for chunk in column.chunks]
+            column = pa.chunked_array(chunks, column.type.storage_type)
         type_ = column.type
         if pa.types.is_struct(type_):
             pending += [(f"{path}.{f.name}", pc.struct_field(column, i)) for i, f in enumerate(type_)]
@@ -56,7 +59,7 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
             values = [chunk.items for chunk in column.chunks]
             pending.append((f"{path}.key_value.key", pa.chunked_array(keys, type_.key_type)))
             pending.append((f"{path}.key_value.value", pa.chunked_array(values, type_.item_type)))
-        elif pa.types.is_list(type_):
+        elif pa.types.is_list(type_) or pa.types.is_large_list(type_):
             pending.append((f"{path}.list.element", pc.list_flatten(column)))
         else:
             yield path, column
@@ -74,5 +77,9 @@ def _is_whole_number(type_: pa.DataType) -> bool:
 
 def _is_bytes(type_: pa.DataType) -> bool:
     return bool(
-        pa.types.is_string(type_) or pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_)
+        pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_fixed_size_binary(type_)
     )

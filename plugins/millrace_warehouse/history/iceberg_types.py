@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 from pyiceberg import types as iceberg
-from pyiceberg.schema import Schema, index_by_name
+from pyiceberg.schema import Schema
 
 from millrace_avro import schema as avro
 from millrace_warehouse.columns import OWN_FIELDS
@@ -68,7 +68,27 @@ def evolved(old: Schema, last_column_id: int, table: avro.Record) -> Schema:
 
     An id is never given twice: `last_column_id` is the highest that any schema of the table has had.
     """
-    return _numbered(_unnumbered(table), index_by_name(old), last_column_id)
+    return _numbered(_unnumbered(table), ids_by_name(old), last_column_id)
+
+
+def ids_by_name(type_: Schema | iceberg.IcebergType, path: str = "") -> dict[str, int]:
+    """The id of each column at any depth, by its whole name, as in `prices.value.currency`.
+
+    pyiceberg's own index also has names without `.value` and `.element`, which another column may have.
+    """
+    match type_:
+        case Schema() | iceberg.StructType():
+            parts = type_.fields
+        case iceberg.ListType():
+            parts = (type_.element_field,)
+        case iceberg.MapType():
+            parts = (type_.key_field, type_.value_field)
+        case _:
+            parts = ()
+    ids = {path + part.name: part.field_id for part in parts}
+    for part in parts:
+        ids |= ids_by_name(part.field_type, f"{path}{part.name}.")
+    return ids
 
 
 def _unnumbered(table: avro.Record) -> Iterable[iceberg.NestedField]:

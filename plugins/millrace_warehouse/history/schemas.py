@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 from pyiceberg import types as iceberg
-from pyiceberg.schema import Schema, assign_fresh_schema_ids, index_by_name
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from millrace.errors import MillraceError
-from millrace_avro.schema import Record, SchemaError
+from millrace_avro.schema import Array, Enum, Fixed, Map, Node, Record, SchemaError, Union
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.subjects import Subjects
 from millrace_warehouse.columns import check_pinned, check_table_schema
@@ -96,11 +96,11 @@ def read_record(storage: Storage, topic: str, number: int) -> SchemaRecord:
 
 def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str]:
     """Every way in which a record is not what comes after the one before; one line each."""
-    schema, ids = record.schema, index_by_name(record.schema)
+    schema, ids = record.schema, iceberg_types.ids_by_name(record.schema)
     if before is None:
-        kept, new_ids, last = index_by_name(assign_fresh_schema_ids(schema)), set[int](), 0
+        kept, new_ids, last = iceberg_types.ids_by_name(assign_fresh_schema_ids(schema)), set[int](), 0
     else:
-        kept, last = index_by_name(before.schema), before.last_column_id
+        kept, last = iceberg_types.ids_by_name(before.schema), before.last_column_id
         new_ids = {number for name, number in ids.items() if name not in kept}
     problems = [
         f"column {name} has id {ids[name]}, in the files it is {kept[name]}"
@@ -295,11 +295,8 @@ def check_promotion(
             f"{where}: column {refused}, which cannot be read from the files that are there; load into a new"
             " warehouse"
         )
-    if renamed := _renamed(before, table):
-        raise MillraceError(
-            f"{where}: it renames column {renamed}, and rows that are there would lose it; keep the old name,"
-            " or load into a new warehouse"
-        )
+    if lost := _lost(before, table, ""):
+        raise MillraceError(f"{where}: {lost}, or load into a new warehouse")
     return table
 
 
@@ -329,12 +326,55 @@ def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
     return (type(old), type(new)) in _WIDER
 
 
-def _renamed(old: Record, new: Record) -> str:
-    names = {field.name for field in old.fields}
-    for field in new.fields:
-        if field.name not in names and (before := names & set(field.aliases)):
-            return f"{min(before)} to {field.name}"
-    return ""
+def _lost(old: Node, new: Node, path: str) -> str:
+    """The first change by which rows that are there lose a value, with the way out; empty when none does.
+
+    Columns keep their values by their names. So a renamed field is another column, and so is a member of a
+    union that has got another place. The types are those that `_not_promoted` lets pass.
+    """
+    match _only(old), _only(new):
+        case Record() as old, Record() as new:
+            before = {field.name: field.type for field in old.fields}
+            for field in new.fields:
+                if field.name not in before and (renamed := before.keys() & set(field.aliases)):
+                    return (
+                        f"it renames column {path}{min(renamed)} to {path}{field.name}, and rows that are"
+                        " there would lose it; keep the old name"
+                    )
+            pairs = [(before[f.name], f.type, f"{path}{f.name}.") for f in new.fields if f.name in before]
+        case Union() as old, Union() as new:
+            both = zip(old.members, new.members, strict=False)
+            members = [(*pair, f"{path}member{n}") for n, pair in enumerate(both)]
+            for was, becomes, member in members:
+                if _names(was)[0] not in _names(becomes):
+                    return (
+                        f"{member} is {_names(was)[0]} of a union and would be {_names(becomes)[0]}, and rows"
+                        " that are there would lose it; put new types behind those that the union has"
+                    )
+            pairs = [(was, becomes, f"{member}.") for was, becomes, member in members]
+        case (Union(), _) | (_, Union()):
+            column = path.rstrip(".")
+            return (
+                f"column {column} is a union in only one of them, and rows that are there would lose it;"
+                " keep its type and add a field"
+            )
+        case Array() as old, Array() as new:
+            pairs = [(old.items, new.items, path)]
+        case Map() as old, Map() as new:
+            pairs = [(old.values, new.values, path)]
+        case _:
+            pairs = []
+    return next(filter(None, (_lost(*pair) for pair in pairs)), "")
+
+
+def _names(node: Node) -> Sequence[str]:
+    """Those that an earlier schema may know a type by, its own first; an empty one if it has none."""
+    return (node.name, *node.aliases) if isinstance(node, Record | Enum | Fixed) else ("",)
+
+
+def _only(node: Node) -> Node:
+    """What a column of an optional type holds."""
+    return node.members[0] if isinstance(node, Union) and node.is_optional and node.members else node
 
 
 def _changes(old: Schema, new: Schema) -> list[str]:

@@ -299,6 +299,65 @@ def test_a_promotion_that_could_not_read_what_is_there_is_refused(
     assert len(records(storage, TOPIC)) == 1
 
 
+CLICK, BUY, VIEW = (
+    {"type": "record", "name": name, "fields": [{"name": "id", "type": "string"}]}
+    for name in ("Click", "Buy", "View")
+)
+BEHIND, WITH_A_FIELD = "put new types behind those that the union has", "keep its type and add a field"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ([CLICK, BUY], [CLICK, VIEW, BUY], f"n.member1 is Buy of a union and would be View, .*{BEHIND}"),
+        ([CLICK, BUY], [BUY, CLICK], f"n.member0 is Click of a union and would be Buy, .*{BEHIND}"),
+        (array([CLICK, BUY]), array([BUY, CLICK]), "n.member0 is Click"),
+        (CLICK, [CLICK, BUY], f"column n is a union in only one of them, .*{WITH_A_FIELD}"),
+        (["null", CLICK], ["null", CLICK, BUY], "column n is a union in only one of them"),
+        ({"type": "map", "values": CLICK}, {"type": "map", "values": [CLICK, BUY]}, "column n is a union"),
+        (
+            struct(a="string"),
+            {**struct(), "fields": [{"name": "b", "type": "string", "aliases": ["a"]}]},
+            "it renames column n.a to n.b",
+        ),
+    ],
+)
+def test_a_promotion_by_which_old_rows_would_lose_values_is_refused(old: Any, new: Any, words: str) -> None:
+    schemas_ = (COUNTED, without_default("n", old)), (WIDE, without_default("n", new))
+    with pytest.raises(MillraceError, match=words):
+        schemas.check_promotion(TOPIC, *schemas_)
+
+
+def test_a_union_may_get_types_at_its_end_and_its_types_other_names_and_fields() -> None:
+    buy = {**BUY, "name": "Purchase", "aliases": ["Buy"]}
+    buy["fields"] = [*BUY["fields"], {"name": "amount", "type": "int", "default": 0}]
+    old, new = without_default("n", [CLICK, BUY]), without_default("n", [CLICK, buy, VIEW])
+    schemas.check_promotion(TOPIC, (COUNTED, old), (WIDE, new))
+
+
+def test_a_new_field_beside_one_named_value_or_element_is_a_column_of_its_own(
+    log: MemoryLog, storage: Storage
+) -> None:
+    def prices(*more: Any) -> dict[str, Any]:
+        money = {"type": "record", "name": "Money", "fields": [{"name": "currency", "type": "string"}]}
+        price = {"type": "record", "name": "Price", "fields": [{"name": "value", "type": money}, *more]}
+        return without_default("n", {"type": "map", "values": price})
+
+    log.schemas = {COUNTED: prices()}
+    usd = {"value": {"currency": "USD"}}
+    log.append_events(0, [START], schema=COUNTED, n={"p": usd})
+    run(log, storage, "first")
+    log.schemas |= {WIDE: prices({"name": "currency", "type": "string", "default": ""})}
+    promote_to(log, storage, WIDE)
+    log.append_events(0, [START], schema=WIDE, n={"p": {**usd, "currency": "EUR"}})
+    run(log, storage, "second")
+    values = [row[0][1] for row in published(storage)["n"].to_pylist()]
+    assert [(value["value"]["currency"], value["currency"]) for value in values] == [
+        ("USD", None),
+        ("USD", "EUR"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "value"),
     [
