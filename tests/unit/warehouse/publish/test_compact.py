@@ -17,11 +17,13 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import UNFILED
+from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage import Written
 from millrace_warehouse.storage.local import LocalStorage
 from tests.crashing import cut_off
 from tests.loaded import AVRO, compact_as_others_do, offsets, pin, rows_by_load_and_hour
 from tests.published import LATER, TOPIC, Warehouse, warehouse
+from tests.unit.warehouse.memory_log import SCHEMA, START, MemoryLog, load_run
 
 NINE, TEN = "2015-05-17T09", "2015-05-17T10"
 
@@ -112,6 +114,35 @@ def test_rows_of_older_schemas_get_the_columns_of_the_newest_one(w: Warehouse) -
     table = pq.read_table(path)
     assert table["country"].null_count == len(table) == 9
     assert table["url"].null_count == 0
+    assert w.problems(rows=True) == []
+
+
+ARRAY = {"type": "array", "items": "string"}
+FIXED = {"type": "fixed", "name": "Id", "size": 16, "logicalType": "uuid"}
+
+
+@pytest.mark.parametrize(
+    ("avro", "value"),
+    [
+        (ARRAY, ["a", "b"]),
+        ({"type": "array", "items": ARRAY}, [["a"], []]),
+        ({"type": "map", "values": ARRAY}, {"k": ["a"]}),
+        ({"type": "array", "items": {"type": "map", "values": "int"}}, [{"k": 1}]),
+        ({"type": "record", "name": "R", "fields": [{"name": "v", "type": ARRAY}]}, {"v": ["a"]}),
+        (FIXED, bytes(range(16))),
+        ({"type": "array", "items": FIXED}, [bytes(range(16))]),
+    ],
+)
+def test_columns_of_every_shape_are_the_same_after_it(w: Warehouse, avro: Any, value: Any) -> None:
+    log = MemoryLog(1)
+    log.schemas = {7: {**SCHEMA, "fields": [*SCHEMA["fields"], {"name": "v", "type": avro}]}}
+    for run in ("first", "second"):
+        log.append_events(0, [START], schema=7, v=value)
+        load_topic(load_run(log, w.folder, run), TOPIC)
+    w.publish(TEN)
+    before = w.table.scan().to_arrow()["v"].to_pylist()
+    assert [hour.rows for hour in w.compact().hours] == [2]
+    assert w.table.scan().to_arrow()["v"].to_pylist() == before
     assert w.problems(rows=True) == []
 
 
