@@ -16,9 +16,11 @@ from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, witho
 
 TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
 """What the row is filed by: its event time, null when no sound clock can have shown that."""
+TOPIC_PARTITION = pa.field("_topic_partition", pa.int32())
+OFFSET = pa.field("_offset", pa.int64())
 LOG_FIELDS = [
-    pa.field("_topic_partition", pa.int32()),
-    pa.field("_offset", pa.int64()),
+    TOPIC_PARTITION,
+    OFFSET,
     pa.field("_timestamp", pa.timestamp("us", tz="UTC")),
     pa.field("_key", pa.binary()),
     pa.field("_schema_id", pa.int32()),

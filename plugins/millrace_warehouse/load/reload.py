@@ -140,9 +140,16 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
 
 def _start(part: PartitionRange) -> tuple[int, int | None]:
     """Offset and byte position where a load began to read: behind what had expired even then."""
-    if part.gaps and part.gaps[0].reason == "expired" and part.gaps[0].start == part.start:
-        return part.gaps[0].end, None
-    return part.start, part.start_base
+    gap = _expired(part)
+    return (gap.end, None) if gap is not None else (part.start, part.start_base)
+
+
+def _expired(part: PartitionRange) -> Gap | None:
+    """What had expired when a load began, with its reason; None when nothing had."""
+    first = part.gaps[0] if part.gaps else None
+    if first is None or first.start != part.start or first.reason == "absent":
+        return None
+    return first
 
 
 def _is_retained(part: PartitionRange, first: int) -> bool:
@@ -214,10 +221,11 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
         loaded = writing.LoadedPart(before=before)
         if part.end > part.start:
             start, base = _start(part)
+            gap = _expired(part)
             loaded = dataclasses.replace(
                 loaded,
                 range=writing.range_of(client, topic, topic_id, part.partition, start, part.end, base),
-                expired=[Gap(part.start, start, "expired")] if start > part.start else (),
+                expired=() if gap is None else [gap],
             )
         parts.append(loaded)
     return parts

@@ -44,6 +44,10 @@ class CatalogError(MillraceError):
     """The catalog refuses, or does not answer in time."""
 
 
+class TableFileGone(MillraceError):
+    """A file of a table is gone: it was deleted meanwhile, or the catalog is older than what was expired."""
+
+
 class Unsure(Exception):
     """A commit has failed, and may have been made: only the table says."""
 
@@ -141,9 +145,10 @@ def asked(what: str, question: Callable[[], T]) -> T:
             ) from error
         except Exception as error:
             if turn == TRIES - 1 and isinstance(error, FileNotFoundError):
-                raise CatalogError(
+                raise TableFileGone(
                     f"the {what} names a file that is gone ({_first_line(error)}): mount the warehouse"
-                    " that has it, or restore it from a copy"
+                    " that has it, restore it from a copy, or make the table again with `millrace publish"
+                    " TOPIC --rebuild`"
                 ) from error
             if turn == TRIES - 1:
                 raise CatalogError(
@@ -166,15 +171,21 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
         return None
 
 
+def drop_table(catalog: Catalog, identifier: tuple[str, str]) -> None:
+    """Take a table out of the catalog; its files stay."""
+    with suppress(exceptions.NoSuchTableError):  # dropped, and the answer was lost
+        asked(f"catalog {catalog.name}", lambda: catalog.drop_table(identifier))
+
+
 @contextmanager
 def being_read(table: Table) -> Iterator[None]:
-    """Reads the table's manifests; MillraceError when one goes meanwhile, as in an erasure."""
+    """Reads the table's manifests; TableFileGone when one goes meanwhile, as in an erasure."""
     try:
         yield
     except FileNotFoundError as error:
-        raise MillraceError(
+        raise TableFileGone(
             f"a file of {'.'.join(table.name())} was deleted while it was read ({_first_line(error)}): run"
-            " again, then `millrace verify` if it stays so"
+            " again; if it stays so, make the table again with `millrace publish TOPIC --rebuild`"
         ) from error
 
 

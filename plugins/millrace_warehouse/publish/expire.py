@@ -36,7 +36,7 @@ from millrace_warehouse.publish.catalog import Unsure, load_table
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import PATH, published_table, require_loads
-from millrace_warehouse.storage import Listed
+from millrace_warehouse.storage import Listed, Storage
 from millrace_warehouse.verbs import Expire
 
 STALE_S = 24 * 3600.0
@@ -85,11 +85,14 @@ def expire_topic(at: At, request: Expire) -> ExpireResult:
     topic = request.topic
     newest = require_loads(at.catalog, at.storage, topic)
     published = _Published.of(at, topic)
+    present = _present(at.storage, topic)
+    if published is not None:
+        published.check_files(present)
     found = _Found()
-    _find_rows(at, request, newest.load, published, found)
+    _find_rows(at, request, newest.load, published, found, present)
     metadata: dict[str, Listed] = {}
     if published is not None:
-        found.compacted = dict(_old_compacted(at, topic, published))
+        found.compacted = dict(_old_compacted(at, published, present))
         metadata = _old_metadata(at, request, "table/metadata", published.named)
         found.strays |= _lost_publications(at, topic, published.record)
     data, compacted, waiting = _written_down(at, request, found, published)
@@ -143,6 +146,17 @@ class _Published:
     def _files(self) -> Mapping[str, Sequence[TableFile]]:
         return head_files(self.table)
 
+    def check_files(self, present: Collection[str]) -> None:
+        """MillraceError when a file of the table is gone: others may be all that is left with its rows."""
+        files = (file.file_path for files in self._files.values() for file in files)
+        paths = {contents.path_in_topic(uri, self.topic) for uri in files}
+        if gone := sorted(path for path in paths if path is not None and path not in present):
+            raise MillraceError(
+                f"the table of {self.topic} names {len(gone)} files that are gone, {gone[0]} for one: its"
+                " catalog is older than the warehouse, or a disk has lost them. Nothing was deleted; restore"
+                f" them from a copy, or run `millrace publish {self.topic} --rebuild`"
+            )
+
     @cached_property
     def _rows(self) -> dict[str, contents.RowsByLoad]:
         return {}
@@ -167,28 +181,45 @@ class _Published:
         return any(part.load == load for part in self.record.unpublished.get(hour, ()))
 
 
-def _find_rows(at: At, request: Expire, newest: int, published: _Published | None, found: _Found) -> None:
+def _present(storage: Storage, topic: str) -> dict[str, Listed]:
+    """The files below `rows/` and `compacted/` that are there, by their paths from the topic's folder."""
+    return {
+        f"{folder}/{file.path}": file
+        for folder in (layout.Folder.ROWS, layout.Folder.COMPACTED)
+        for file in storage.files(folder.of(topic))
+    }
+
+
+def _find_rows(
+    at: At,
+    request: Expire,
+    newest: int,
+    published: _Published | None,
+    found: _Found,
+    present: Mapping[str, Listed],
+) -> None:
     """Sort the files below `rows/` into what stays, what is not needed, and strays."""
     topic = request.topic
-    folders: dict[str, list[Listed]] = defaultdict(list)
-    for file in at.storage.files(layout.Folder.ROWS.of(topic)):
-        folders[file.path.partition("/")[0]].append(file)
+    folders: dict[str, dict[str, Listed]] = defaultdict(dict)
+    for path, file in present.items():
+        kind, folder, _ = path.split("/", 2)
+        if kind == layout.Folder.ROWS:
+            folders[folder][path] = file
     editions = layout.newest_editions(at.storage, topic)
-    for folder, files in sorted(folders.items()):
+    for folder, paths in sorted(folders.items()):
         load, edition = layout.attempted(folder) or (0, 0)
         edition_now = editions.get(load, 1)
-        names = {file.path.rpartition("/")[2] for file in files}
+        names = {path.rpartition("/")[2] for path in paths}
         if not 1 <= load <= newest or edition > edition_now or names <= _BESIDE:
             continue  # nobody has won yet, or its data files went before
         manifest = layout.read_edition(at.storage, topic, load, edition)
-        paths = {f"rows/{file.path}": file for file in files}
         named = _named(manifest)
-        if max(file.modified for file in files) <= at.clock() - STALE_S:
+        if max(file.modified for file in paths.values()) <= at.clock() - STALE_S:
             found.strays |= {path: file for path, file in paths.items() if path not in named}
         if published is not None and manifest.attempt == folder[11:]:
             last = layout.read_edition(at.storage, topic, load, edition_now)
-            present = {path: file for path, file in paths.items() if path in named}
-            _find_data(at, request, present, manifest, last, published, found)
+            of_load = {path: file for path, file in paths.items() if path in named}
+            _find_data(at, request, of_load, manifest, last, published, found)
 
 
 def _named(manifest: LoadManifest) -> set[str]:
@@ -235,12 +266,15 @@ def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str 
     return f"the table has {rows} of its {stated} rows of {hour}: run `millrace verify`"
 
 
-def _old_compacted(at: At, topic: str, published: _Published) -> Iterator[tuple[str, Listed]]:
+def _old_compacted(
+    at: At, published: _Published, present: Mapping[str, Listed]
+) -> Iterator[tuple[str, Listed]]:
     """Files of the table that no load wrote and no snapshot names, and lists without such files."""
     unnamed: dict[str, Listed] = {}
     used: set[str] = set()
-    for file in at.storage.files(layout.Folder.COMPACTED.of(topic)):
-        path = f"compacted/{file.path}"
+    for path, file in present.items():
+        if not path.startswith(f"{layout.Folder.COMPACTED}/"):
+            continue
         if path in published.named:
             used.add(path.rpartition("/")[0])
         elif file.modified <= at.clock() - STALE_S:

@@ -33,7 +33,14 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.layout import Folder, publications_from
 from millrace_warehouse.history.manifest import Publication
-from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
+from millrace_warehouse.publish.catalog import (
+    TableFileGone,
+    Unsure,
+    create_table,
+    drop_table,
+    load_table,
+    table_identifier,
+)
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
 from millrace_warehouse.storage.verbs import Storage
@@ -91,6 +98,16 @@ def bring_up_to_date(
         f"{topic} is published, and its table of hours is not: {TRIES} commits failed; the next `millrace"
         " publish` brings it up to date"
     )
+
+
+def drop_if_gone(catalog: Catalog, topic: str) -> None:
+    """Drop the table of hours when its metadata or a manifest is gone; it is made anew from the records."""
+    try:
+        hours = load_table(catalog, hours_identifier(topic))
+        for _ in live_files(hours) if hours is not None else ():
+            pass
+    except TableFileGone:
+        drop_table(catalog, hours_identifier(topic))
 
 
 def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:

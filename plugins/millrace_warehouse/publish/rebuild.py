@@ -3,31 +3,32 @@
 For a table that was dropped, rolled back or changed by others, and for a catalog that was lost or restored.
 The record says which hours are published and through which load; the manifests say how many rows each load
 has of each hour. An hour keeps its files when they hold just those. Else its rows come from the files of its
-loads; where those have expired, from the files that the table had, or that `compact` wrote, the newest first.
+loads; where those have expired, from the files that the table had, or that `compact` wrote.
 A file is taken when no row in it is there already. Rows of which no file is left are named, and missing.
 
-In place when there is a table: readers see the old rows or the new ones. A table with files of deletes, or
-with other partitions, is dropped, without its data, and made again: nothing else takes them out.
+In place when there is a table: readers see the old rows or the new ones. A table with files of deletes, with
+other partitions, or whose own files are gone, is dropped, without its data, and made again.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
-from millrace_warehouse.columns import LOAD, TIME
+from millrace_warehouse.columns import LOAD, OFFSET, TIME, TOPIC_PARTITION
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.hours import UNFILED, hour_of, number_of
@@ -43,7 +44,7 @@ from millrace_warehouse.history.manifest import (
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import read_list
 from millrace_warehouse.publish import table as tables
-from millrace_warehouse.publish.catalog import asked, table_identifier
+from millrace_warehouse.publish.catalog import TableFileGone, Unsure, drop_table, table_identifier
 from millrace_warehouse.publish.committer import live_files
 from millrace_warehouse.publish.contents import (
     RowsByLoad,
@@ -53,9 +54,19 @@ from millrace_warehouse.publish.contents import (
     stated_loads,
 )
 from millrace_warehouse.publish.files import entries_of
+from millrace_warehouse.publish.hours_table import drop_if_gone
 from millrace_warehouse.publish.state import State
 from millrace_warehouse.storage.streams import open_file
 from millrace_warehouse.storage.verbs import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file that may give an hour some of its rows."""
+
+    file: IcebergDataFile
+    counts: RowsByLoad
+    open: Callable[[], Any]
 
 
 @dataclass(slots=True)
@@ -68,11 +79,22 @@ class _Hour:
     """Load -> its files of the hour, for loads whose files are all there."""
     files: list[IcebergDataFile] = field(default_factory=list)
 
-    def take(self, file: IcebergDataFile, counts: RowsByLoad) -> None:
-        """Take a file, unless it has a row that is found already or belongs to nobody."""
-        if counts and all(self.wanted[load] >= rows for load, rows in counts.items()):
-            self.files.append(file)
-            self.wanted -= counts
+    def take(self, attempts: Sequence[Sequence[_Found]]) -> None:
+        """Take files of several attempts, which may have the same rows: those that leave least to be found.
+
+        Each attempt is tried as the first one. Its own files have no row twice, and a file of another attempt
+        may keep some of them out.
+        """
+        best = self.wanted, self.files
+        for number, first in enumerate(attempts):
+            left, files = _without_repeats(
+                self.wanted, chain(first, *attempts[:number], *attempts[number + 1 :])
+            )
+            if left.total() < best[0].total():
+                best = left, files
+            if not left:
+                break
+        self.wanted, self.files = best
 
     def take_raw(self) -> None:
         for load, files in self.raw.items():
@@ -81,27 +103,61 @@ class _Hour:
                 del self.wanted[load]
 
 
+def _without_repeats(wanted: RowsByLoad, found: Iterable[_Found]) -> tuple[RowsByLoad, list[IcebergDataFile]]:
+    """What is left to be found, and the files: with wanted rows only, of which none is in an earlier file."""
+    left, files = wanted.copy(), []
+    there: dict[tuple[int, int], list[pa.Array]] = {}
+    for each in found:
+        if not each.counts or any(left[load] < rows for load, rows in each.counts.items()):
+            continue
+        try:
+            offsets = _offsets(each)
+        except (OSError, KeyError, pa.ArrowException):  # broken, or without our columns
+            continue
+        if any(_overlap(new, old) for rows, new in offsets.items() for old in there.get(rows, ())):
+            continue
+        for rows, new in offsets.items():
+            there.setdefault(rows, []).append(new)
+        files.append(each.file)
+        left -= each.counts
+    return left, files
+
+
+def _offsets(found: _Found) -> dict[tuple[int, int], pa.Array]:
+    """Load and partition -> the offsets that a file has of them."""
+    with found.open() as source, pq.ParquetFile(source) as parquet:
+        rows = parquet.read(columns=[LOAD.name, TOPIC_PARTITION.name, OFFSET.name])
+    groups = rows.group_by([LOAD.name, TOPIC_PARTITION.name]).aggregate([(OFFSET.name, "list")])
+    return {
+        (load.as_py(), partition.as_py()): offsets.values
+        for load, partition, offsets in zip(*(groups[name] for name in groups.column_names), strict=True)
+    }
+
+
+def _overlap(one: pa.Array, other: pa.Array) -> bool:
+    return bool(pc.any(pc.is_in(one, value_set=other)).as_py())
+
+
 def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
     """Make the table what its newest publication was, as far as files are left; that publication's successor.
 
     Unsure when the commit may have been made, or lost to another: look, then begin again.
     """
     storage, catalog = at.storage, at.catalog
-    table = tables.find_table(catalog, topic)
+    table, head = _table(at, topic)
     base, base_path, number = _newest(storage, topic, table)
     if base is not None:  # the run that made it may have died, and what follows it hides it from all others
         record(storage, base_path, base)
+        drop_if_gone(catalog, topic)
     state = State.of(base)
     state.number = number
     at.progress("record read")
-    head = list(live_files(table)) if table is not None else []
     hours, schema = _wanted(storage, topic, state)
     kept = [file for file in head if not _is_replaced(topic, state, file)]
     _choose(storage, topic, table, hours, kept, state.through.editions)
     at.progress("files found")
     if table is not None and (tables.counted_rows(table)[1] or not tables.is_partitioned_as_made(table)):
-        with suppress(NoSuchTableError):  # dropped, and the answer was lost
-            asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
+        drop_table(at.catalog, table_identifier(topic))
         table, head = None, []
     if table is None:
         table = tables.make_table(catalog, storage, topic)
@@ -113,6 +169,30 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
     added = [file for uri, file in chosen.items() if uri not in there]
     removed = [file for file in head if file.file_path not in chosen]
     return tables.commit_publication(at, table, publication, added, removed), publication
+
+
+def _table(at: At, topic: str) -> tuple[Table | None, list[IcebergDataFile]]:
+    """The topic's table and its files; none, and it is dropped, when its metadata or a manifest is gone.
+
+    So it is when the catalog is older than what `expire` has swept. A topic with publications has had that
+    table, and what they say is enough to make it again.
+    """
+    table = None
+    try:
+        table = tables.find_table(at.catalog, topic)
+        return table, list(live_files(table)) if table is not None else []
+    except TableFileGone:
+        if not at.storage.names(layout.ledger_path(layout.Folder.PUBLICATIONS.of(topic))):
+            raise
+        if table is not None and _is_newer(at, topic, table):
+            raise Unsure("another run has changed the table while it was read") from None
+        drop_table(at.catalog, table_identifier(topic))
+        return None, []
+
+
+def _is_newer(at: At, topic: str, table: Table) -> bool:
+    again = tables.find_table(at.catalog, topic)
+    return again is not None and again.metadata_location != table.metadata_location
 
 
 def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publication | None, str, int]:
@@ -163,33 +243,32 @@ def _choose(
     editions: Mapping[str, int],
 ) -> None:
     """Find files for every hour: those it has, else those of its loads, else whatever has its rows."""
-    in_head: dict[str, list[tuple[IcebergDataFile, RowsByLoad]]] = {}
+    in_head: dict[str, list[_Found]] = {}
     for file in head:
         assert table is not None
         hour = hour_of(file.partition[0])
         if hour in hours:
-            in_head.setdefault(hour, []).append((file, _counts(table, file)))
-    missing = []
+            found = _Found(file, _counts(table, file), table.io.new_input(file.file_path).open)
+            in_head.setdefault(hour, []).append(found)
+    missing: dict[str, dict[str, list[_Found]]] = {}
     for hour, state in hours.items():
-        has = sum((counts for _, counts in in_head.get(hour, ())), RowsByLoad())
-        if has == state.wanted:
-            state.files = [file for file, counts in in_head[hour] if counts] if has else []
+        there = in_head.get(hour, [])
+        if sum((found.counts for found in there), RowsByLoad()) == state.wanted:
+            state.files = [found.file for found in there if found.counts]
             state.wanted = RowsByLoad()
         elif state.raw.keys() >= state.wanted.keys():
             state.take_raw()
         else:
-            for file, counts in in_head.get(hour, ()):
-                state.take(file, counts)
-            if state.wanted:
-                missing.append(hour)
+            missing[hour] = {"": there}
     if missing:
         known = {file.file_path for file in head}
-        for file, counts in _compacted(storage, topic, known, editions):
-            hour = hour_of(file.partition[0])
-            if hour in hours:
-                hours[hour].take(file, counts)
-        for hour in missing:
-            hours[hour].take_raw()
+        for attempt, found in _compacted(storage, topic, known, editions):
+            hour = hour_of(found.file.partition[0])
+            if hour in missing:
+                missing[hour].setdefault(attempt, []).append(found)
+    for hour, attempts in missing.items():
+        hours[hour].take([*attempts.values()])
+        hours[hour].take_raw()
 
 
 def _is_replaced(topic: str, state: State, file: IcebergDataFile) -> bool:
@@ -213,8 +292,8 @@ def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
 
 def _compacted(
     storage: Storage, topic: str, known: set[str], editions: Mapping[str, int]
-) -> Iterator[tuple[IcebergDataFile, RowsByLoad]]:
-    """Files below `compacted/` that the table has not, the newest first, each with load -> rows.
+) -> Iterator[tuple[str, _Found]]:
+    """Files below `compacted/` that the table has not, the newest first, each with the folder of its attempt.
 
     Those with rows of other editions than these are left out, as far as a list says what they were made of.
     """
@@ -233,13 +312,15 @@ def _compacted(
         except (OSError, ValueError, KeyError, pa.ArrowException):
             continue
         counts = rows_by_load(rows.to_batches())
-        listed = read_list(storage, path.rpartition("/")[0])
+        attempt = path.rpartition("/")[0]
+        listed = read_list(storage, attempt)
         made_of = listed.editions if listed is not None else editions
         other = any(made_of.get(str(load), 1) != editions.get(str(load), 1) for load in counts)
         if times["min"] == times["max"] and not other:
             hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
             file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)
-            yield data_file(file, metrics, storage.uri(path)), counts
+            entry = data_file(file, metrics, storage.uri(path))
+            yield attempt, _Found(entry, counts, partial(open_file, storage, path))
 
 
 def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:

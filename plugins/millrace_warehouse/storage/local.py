@@ -92,7 +92,8 @@ class LocalStorage:
         with self._explained("list", folder):
             if top.is_file():
                 return list(_listed(top, ""))
-            paths = [Path(parent, name) for parent, _, names in os.walk(top) for name in names]
+            walk = os.walk(top, onerror=_raise_unless_gone)
+            paths = [Path(parent, name) for parent, _, names in walk for name in names]
             return sorted(
                 (found for path in paths for found in _listed(path, path.relative_to(top).as_posix())),
                 key=lambda found: found.path,
@@ -162,3 +163,9 @@ def _continue_when_gone(_function: object, _path: str, error: tuple[type, BaseEx
     """Let rmtree continue where somebody else has deleted an entry first; raise every other error."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """Let a walk leave out a folder that is not there; a part of a listing would be taken for the whole."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import ErrorCode, UnknownTopicOrPartition
-from millrace.records import BatchHeader, Message, build_batch, control_batch, iter_records
+from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
 from millrace_warehouse.at import Progress
 from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
@@ -294,3 +295,18 @@ def rows_of(warehouse: Path | Storage, topic: str = TOPIC) -> list[Row]:
                 for row in table.to_pylist()
             ]
     return sorted(rows, key=lambda row: row.sequence)
+
+
+def append_position(log: MemoryLog) -> None:
+    """What closes every append to a mirrored partition; it says where the records before it end."""
+    position = MirrorPosition(Origin("dc1", TOPIC, log.topic_id, 0), 0, Cursor(1), 1, 1, 0)
+    log.append_control(0, position.encode(log.partitions[0].high_watermark))
+
+
+def mirrored_log() -> MemoryLog:
+    """Three appends of a mirror, each closed by its position."""
+    log = MemoryLog(1)
+    for _ in range(3):
+        log.append_events(0, [START] * 5)
+        append_position(log)
+    return log

@@ -10,8 +10,19 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import newest_editions, read_edition
-from millrace_warehouse.load.reload import loads_of, reload_topic
-from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event, rows_of
+from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.load.reload import ReloadRun, loads_of, reload_topic
+from millrace_warehouse.storage import open_storage
+from tests.unit.warehouse.memory_log import (
+    HOUR,
+    START,
+    TOPIC,
+    append_position,
+    event,
+    load_run,
+    mirrored_log,
+    rows_of,
+)
 from tests.unit.warehouse.mended import Mended, later_event, moved_event
 from tests.unit.warehouse.storages import UnansweredStorage, problems
 
@@ -217,3 +228,21 @@ def test_an_edition_of_a_load_that_was_made_anew_is_not_taken_for_its_own(scene:
         MillraceError, match=r"0001\.0002\.json replaces another load .* or move this edition"
     ):
         reload_topic(scene.reload_run(run_id="another"), TOPIC, [1])
+
+
+def test_a_load_that_began_behind_expired_positions_of_a_mirror_is_read_again(tmp_path: Path) -> None:
+    log = mirrored_log()
+    load_topic(load_run(log, tmp_path, "first"), TOPIC)
+    append_position(log)
+    log.expire(0, 6)
+    log.append_events(0, [START] * 5)
+    append_position(log)
+    load_topic(load_run(log, tmp_path, "second"), TOPIC)
+    writing = load_run(log, tmp_path, "again").writing
+    [result] = reload_topic(ReloadRun(writing=writing, reason="a test"), TOPIC, [2])
+    assert (result.edition, result.rows) == (2, 5)
+    storage = open_storage(str(tmp_path))
+    first, second = (read_edition(storage, TOPIC, 2, edition).partitions for edition in (1, 2))
+    assert [gap.reason for gap in first[0].gaps] == ["control"]
+    assert second[0].gaps == first[0].gaps
+    assert problems(tmp_path, TOPIC) == []

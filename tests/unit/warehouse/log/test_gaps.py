@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace.records import Cursor
-from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_warehouse.history.layout import read_load
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.log.ranges import Gap
 from millrace_warehouse.storage import open_storage
-from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, rows_of
+from tests.unit.warehouse.memory_log import (
+    START,
+    TOPIC,
+    MemoryLog,
+    append_position,
+    load_run,
+    mirrored_log,
+    rows_of,
+)
 from tests.unit.warehouse.storages import problems
-
-
-def append_position(log: MemoryLog) -> None:
-    """What closes every append to a mirrored partition; it says where the records before it end."""
-    position = MirrorPosition(Origin("dc1", TOPIC, log.topic_id, 0), 0, Cursor(1), 1, 1, 0)
-    log.append_control(0, position.encode(log.partitions[0].high_watermark))
-
-
-def mirrored_log() -> MemoryLog:
-    """Three appends of a mirror, each closed by its position."""
-    log = MemoryLog(1)
-    for _ in range(3):
-        log.append_events(0, [START] * 5)
-        append_position(log)
-    return log
 
 
 def load(log: MemoryLog, warehouse: Path, run_id: str) -> tuple[LoadResult, tuple[Gap, ...]]:

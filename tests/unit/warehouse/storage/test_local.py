@@ -9,6 +9,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,23 @@ def test_what_is_not_there_reads_as_nothing(storage: LocalStorage) -> None:
         storage.read("nowhere")
     with pytest.raises(FileNotFoundError):
         measure(storage, "nowhere")
+
+
+def test_a_listing_is_whole_or_it_is_said_what_is_wrong_with_a_folder(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.put("T/rows/one/a", io.BytesIO(b"1"))
+    storage.put("T/rows/two/b", io.BytesIO(b"2"))
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        if path.endswith("/two"):
+            raise OSError(errno.ESTALE, "Stale file handle", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(MillraceError, match="Stale file handle"):
+        storage.files("T/rows")
 
 
 def test_of_many_that_delete_a_folder_nobody_fails_and_nothing_is_left(storage: LocalStorage) -> None:
