@@ -1,15 +1,15 @@
 """A warehouse on HDFS, by WebHDFS alone: no Java and no libhdfs, in the driver and in tasks.
 
 A closed file may be in the memory of its DataNodes only, so every file is written with SYNC_BLOCK: each
-DataNode of the pipeline has it on disk before it confirms. `create` is such a file under a private name, and
-RENAME with renameoptions=NONE, which the NameNode does atomically, logs before it answers, and refuses when
-the target is there. The better known RENAME without options would move the file INTO a folder of that name.
+DataNode of the pipeline has it on disk before it confirms. It gets its name when it is whole, by a RENAME,
+which the NameNode does atomically and logs before it answers: whatever still writes to a draft then, a file
+that was confirmed stays as it is. `create` has renameoptions=NONE, which refuses when the target is there,
+`put` OVERWRITE. The better known RENAME without options would move the file INTO a folder of that name.
 """
 
 from __future__ import annotations
 
 import io
-import uuid
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -42,18 +42,22 @@ class HdfsStorage:
         return self._client.fetch(self._path(path), start, length)
 
     def put(self, path: str, content: BinaryIO) -> Written:
-        return self._client.store(self._path(path), content)
+        draft, written = self._client.store(self._path(path), content)
+        try:
+            self._rename(draft, path, "OVERWRITE")
+        except FileNotFoundError:  # an own request whose answer was lost has renamed it
+            if [each.bytes for each in self._files(path, "")] != [written.bytes]:
+                raise
+        return written
 
     def create(self, path: str, content: bytes) -> bool:
-        folder, _, name = path.rpartition("/")
-        draft = f"{folder}/{DRAFT}{name[:100]}.{uuid.uuid4().hex}".lstrip("/")
-        self.put(draft, io.BytesIO(content))
+        draft, _ = self._client.store(self._path(path), io.BytesIO(content))
         try:
-            self._rename(draft, path)
+            self._rename(draft, path, "NONE")
             return True
         except (FileExistsError, FileNotFoundError):
             # Taken by somebody else, or by an own request whose answer was lost: then the draft is gone.
-            self.delete(draft)
+            self._client.ask("DELETE", draft, op="DELETE")
             return self.read(path) == content
 
     def names(self, folder: str, after: str = "") -> list[str]:
@@ -70,11 +74,9 @@ class HdfsStorage:
     def _path(self, path: str) -> str:
         return f"{urlsplit(self.root).path}/{path}".rstrip("/") or "/"
 
-    def _rename(self, source: str, target: str) -> None:
-        destination = self._path(target)
-        self._client.ask(
-            "PUT", self._path(source), op="RENAME", destination=destination, renameoptions="NONE"
-        )
+    def _rename(self, draft: str, path: str, options: str) -> None:
+        target = self._path(path)
+        self._client.ask("PUT", draft, op="RENAME", destination=target, renameoptions=options)
 
     def _statuses(self, folder: str, after: str) -> Iterator[dict[str, Any]]:
         """The NameNode's entries of a folder behind a name; of a file its own, without a name."""

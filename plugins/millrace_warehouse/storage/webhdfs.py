@@ -6,7 +6,7 @@
 
 What may be better a moment later (no answer, safe mode, a standby, a broken pipeline) is asked again within
 `patience_s`, of another NameNode and another DataNode where there is one. Every request must therefore bear
-to be repeated. Knows HTTP; renames, drafts and folders are the caller's.
+to be repeated. Knows HTTP; what becomes of drafts, and what lies in folders, is the caller's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import re
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
@@ -24,7 +25,7 @@ import httpx
 from millrace.errors import MillraceError
 from millrace_warehouse.storage.hadoop_settings import WebHdfs
 from millrace_warehouse.storage.streams import Hashing
-from millrace_warehouse.storage.verbs import Written
+from millrace_warehouse.storage.verbs import DRAFT, Written
 
 T = TypeVar("T")
 PAUSE_S = 1.0
@@ -108,25 +109,29 @@ class WebHdfsClient:
         """
         return self._until_answered(path, lambda _: self._ask(method, path, **parameters))
 
-    def store(self, path: str, content: BinaryIO) -> Written:
-        """Create a file with the bytes of a local stream, folders included; what is there is replaced.
+    def store(self, path: str, content: BinaryIO) -> tuple[str, Written]:
+        """Create a draft beside a path, with the bytes of a local stream, folders included; the draft's path.
 
-        It is closed, has the right length and is on the disks of its DataNodes.
+        It is closed, has the right length and is on the disks of its DataNodes. Each try has a draft of its
+        own: a DataNode that was given up may carry out the one before, or half of it, much later.
         """
+        folder, _, name = path.rpartition("/")
         start = content.tell()
         size = content.seek(0, io.SEEK_END) - start
+        drafts: list[str] = []
 
         def attempt(without: Mapping[str, str]) -> Written:
             content.seek(start)
+            drafts.append(f"{folder}/{DRAFT}{name[:100]}.{uuid.uuid4().hex}")
             chunks = Hashing(content)
             parameters = {**self._where.new_files, **without}
             url = self._data_url(
-                "PUT", path, op="CREATE", overwrite="true", createflag=_DURABLE, **parameters
+                "PUT", drafts[-1], op="CREATE", overwrite="true", createflag=_DURABLE, **parameters
             )
             answer = self._data(url, "PUT", content=iter(chunks), headers={"Content-Length": str(size)})
             if answer.status_code != httpx.codes.CREATED:
                 raise _refusal(answer, path)
-            status = self._ask("GET", path, op="GETFILESTATUS")["FileStatus"]
+            status = self._ask("GET", drafts[-1], op="GETFILESTATUS")["FileStatus"]
             if status.get("ecBit"):
                 raise MillraceError(
                     f"{path} is erasure coded, and HDFS cannot sync such a file: give the warehouse's folder"
@@ -136,7 +141,10 @@ class WebHdfsClient:
                 raise _NotNow(f"{status['length']} bytes arrived of {size}")
             return chunks.written
 
-        return self._until_answered(path, attempt)
+        written = self._until_answered(path, attempt)
+        for given_up in drafts[:-1]:
+            self.ask("DELETE", given_up, op="DELETE")
+        return drafts[-1], written
 
     def fetch(self, path: str, start: int, length: int | None) -> bytes:
         """The bytes of a file, or of a range that may end behind it; FileNotFoundError without a file."""

@@ -80,8 +80,8 @@ class FakeHdfs:
         if op != "CREATE" and path not in self.files:
             return refused("java.io.FileNotFoundException", f"File does not exist: {path}", 404)
         if op == "RENAME":
-            assert url.params["renameoptions"] == "NONE"
-            if (target := url.params["destination"]) in self.files:
+            target, options = url.params["destination"], url.params["renameoptions"]
+            if options == "NONE" and target in self.files:
                 return refused("org.apache.hadoop.fs.FileAlreadyExistsException", f"{target} exists")
             self.files[target] = self.files.pop(path)
             return httpx.Response(200)
@@ -211,6 +211,33 @@ def test_a_datanode_that_does_not_answer_is_left_out_the_next_time() -> None:
     storage.put("part", io.BytesIO(CONTENT))
     assert storage.read("part") == CONTENT
     assert [each for each in hdfs.seen if each[0] in "ab"] == ["a CREATE", "b CREATE", "a OPEN", "b OPEN"]
+
+
+def test_a_datanode_that_was_given_up_and_goes_on_later_changes_no_file_that_was_confirmed() -> None:
+    hdfs, late = FakeHdfs(), []
+
+    def standing_still(request: httpx.Request) -> httpx.Response:
+        if request.url.params["op"] == "CREATE" and request.url.host == "a":
+            late.append(request.url.path.removeprefix("/webhdfs/v1"))
+            raise httpx.WriteTimeout("silent")
+        return hdfs(request)
+
+    storage = storage_on(standing_still)
+    storage.put("part", io.BytesIO(CONTENT))
+    assert storage.create("loads/1", CONTENT)
+    assert len(late) == 2
+    for path in late:
+        hdfs.files[path] = CONTENT[:1000]
+    assert storage.read("part") == storage.read("loads/1") == CONTENT
+    assert storage.names("") == ["loads", "part"]
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_file_whose_rename_was_not_answered_is_stored(turns: int) -> None:
+    hdfs = FakeHdfs()
+    hdfs.answers["nn2 RENAME"] = [Lost() for _ in range(turns)]
+    storage_on(hdfs).put("part", io.BytesIO(CONTENT))
+    assert hdfs.files == {"/w/part": CONTENT}
 
 
 QUOTA = "The DiskSpace quota of /w is exceeded: quota = 1 B but diskspace consumed = 2 B"
