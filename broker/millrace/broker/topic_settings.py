@@ -69,6 +69,7 @@ class WithoutEffect:
     reason: str
 
 
+# What else a new one changes is in docs/architecture.md, "How to add".
 SETTINGS: Mapping[str, TopicSetting] = {
     "segment.bytes": TopicSetting(
         "segment_bytes",

@@ -112,7 +112,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     broker, access, (data, position) = services.broker, client.access, framer.rest
     largest_batch = broker.largest_batch
     if not access.everything:  # asked anew for every run: a right that was taken away ends with the next
-        largest_batch = partial(_largest_batch, broker, access)
+        largest_batch = partial(_largest_allowed_batch, broker, access)
     run = produce.next_run(data, position, framer.max_frame_bytes, largest_batch)
     if run is None:
         return None
@@ -128,7 +128,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     return request
 
 
-def _largest_batch(broker: Broker, access: Access, topic: str, number: int) -> int:
+def _largest_allowed_batch(broker: Broker, access: Access, topic: str, number: int) -> int:
     """As the broker says, but none for a client without the right to write: `handle` refuses it."""
     return broker.largest_batch(topic, number) if access.allows(_write(topic)) else 0
 

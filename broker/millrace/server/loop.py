@@ -2,7 +2,7 @@
 
 A turn: read every ready connection into one shared buffer, hand the frames in it to the handlers, let the
 broker write what they staged, send the answers that are due. Knows frames and answers; does not know what
-any of them mean.
+any of them mean. Nothing that is called here may wait: the head of `handlers/table.py` says what that means.
 
 No connection can hold up another: reading stops where answers pile up, sending stops after a share of a
 file per turn, a request that waits keeps only its own place, and who has more requests ready than one turn

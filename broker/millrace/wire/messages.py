@@ -19,7 +19,10 @@ NO_OPERATIONS = -(1 << 31)
 
 
 class ApiKey(IntEnum):
-    """The numbers of the APIs Millrace knows; those from 10,000 on are its own and never advertised."""
+    """The numbers of the APIs Millrace knows; those from 10,000 on are its own and never advertised.
+
+    What else a new one changes is in docs/architecture.md, "How to add".
+    """
 
     flexible_since: int
     """The first version with tagged fields and short lengths."""

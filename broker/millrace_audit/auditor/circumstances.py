@@ -22,7 +22,7 @@ class Circumstances:
     """What is awaited of one window, how far each tier is with it, and what will never be known of it."""
 
     waiting: list[tuple[Verdict, str]] = field(default_factory=list)
-    """Why it is `unknown` or `pending`, whatever its evidence says."""
+    """What it is whatever its evidence says, and why: mostly `unknown` or `pending`."""
     past: set[tuple[str, str]] = field(default_factory=set)
     """(origin, tier): what the tier lacks of the origin's events, it lacks for good."""
     ahead: set[tuple[str, str]] = field(default_factory=set)

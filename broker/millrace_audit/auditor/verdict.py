@@ -11,6 +11,8 @@ so that what it lacks then it lacks for good. The worst that holds is the verdic
     carried      all is well as far as it was reported, and what was not is the same at every tier
     complete     at every tier each acknowledged sequence is there exactly once, and nothing else
 
+What `millrace verify` has found in the window's hour makes it incomplete, too; the circumstances say so.
+
 What is wrong is said of the first tier where it is. What has an unknown outcome (failed, or never reported
 by an instance that an operator accepted) may be there or not, but in one way: what is at one tier must be at
 all of them.

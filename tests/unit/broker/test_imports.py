@@ -6,7 +6,17 @@ import json
 import subprocess
 import sys
 
-FOREIGN = ("fastavro", "httpx", "fastapi", "sqlalchemy", "rich", "confluent_kafka", "numpy", "pyarrow")
+FOREIGN = (
+    "fastavro",
+    "httpx",
+    "fastapi",
+    "sqlalchemy",
+    "rich",
+    "confluent_kafka",
+    "numpy",
+    "pyarrow",
+    "pyspark",
+)
 
 
 def test_a_broker_imports_nothing_of_avro_http_tables_or_other_clients() -> None:

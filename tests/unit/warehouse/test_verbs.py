@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import functools
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,13 @@ import pytest
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
 from millrace_warehouse.verbs import (
+    AuditWarehouse,
     Compact,
+    Erase,
     Expire,
     Load,
     Mirror,
+    Promote,
     Publish,
     Reload,
     Tables,
@@ -25,6 +31,7 @@ from millrace_warehouse.verbs import (
     options_of,
     verb,
 )
+from tests.support import REPOSITORY
 
 REQUIRED: dict[str, Any] = {
     "topic": "T",
@@ -47,6 +54,22 @@ def words(cls: type, **given: Any) -> dict[str, Any]:
         )
         for name, spelt in options_of(cls)
     }
+
+
+VERBS = [Load, Publish, Compact, Tables, Reload, Mirror, Expire, Erase, Promote, Verify, AuditWarehouse]
+
+
+@functools.cache
+def names_that_code_reads() -> set[str]:
+    """Attributes that are read anywhere in the plugins but where the verbs are declared."""
+    files = [path for path in (REPOSITORY / "plugins").rglob("*.py") if path.name != "verbs.py"]
+    nodes = itertools.chain.from_iterable(ast.walk(ast.parse(path.read_text())) for path in files)
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("cls", VERBS)
+def test_no_option_is_read_from_words_and_then_by_nobody(cls: Any) -> None:
+    assert {field.name for field in dataclasses.fields(cls)} <= names_that_code_reads()
 
 
 @pytest.mark.parametrize("cls", [Load, Reload, Mirror])
