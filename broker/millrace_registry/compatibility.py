@@ -23,7 +23,7 @@ _PROMOTIONS: Mapping[str, Sequence[str]] = {
 }
 """What a type reads beside itself."""
 _MAX_STEPS = 1_000_000
-"""Most work of one comparison, about half a second: two types are _STEPS, each field or symbol is one."""
+"""Most work of one comparison, half a second: two types are _STEPS, a field, a symbol, 64 characters one."""
 _STEPS = 5
 _MAX_REASONS = 50
 """Most reasons that are given for one version."""
@@ -93,7 +93,9 @@ class _Comparison:
             return _merged(self.reasons(reader, branch, path) for branch in writer)
         if isinstance(reader, list):
             return self._in_union(reader, writer, path)
-        return _merged((_located(path, _logical_change(reader, writer)), self._same(reader, writer, path)))
+        return _merged(
+            (self._located(path, _logical_change(reader, writer)), self._same(reader, writer, path))
+        )
 
     def _in_union(self, reader: list[Json], writer: Json, path: str) -> _Reasons:
         if id(reader) not in self._indexes:
@@ -110,33 +112,35 @@ class _Comparison:
         similar = [branch for branch in others if branch[0] == _kind(writer)] or others
         if len(similar) == 1:  # say why this one does not fit
             return similar[0][1]
-        return _located(path, f"the union cannot hold {_kind(writer)}")
+        return self._located(path, f"the union cannot hold {_kind(writer)}")
 
     def _same(self, reader: Json, writer: Json, path: str) -> _Reasons:
         """Why a type that is no union cannot read another one."""
         kind, written = _kind(reader), _kind(writer)
         if kind != written:
             fits = written in _PROMOTIONS.get(kind, ())
-            return {} if fits else _located(path, f"{kind} cannot read {written}")
+            return {} if fits else self._located(path, f"{kind} cannot read {written}")
         if kind in PRIMITIVES:
             return {}
         if kind == "array":
-            return self.reasons(reader["items"], writer["items"], _join(path, "items"))
+            return self.reasons(reader["items"], writer["items"], self._join(path, "items"))
         if kind == "map":
-            return self.reasons(reader["values"], writer["values"], _join(path, "values"))
-        return _merged((_located(path, _other_name(reader, writer)), self._content(reader, writer, path)))
+            return self.reasons(reader["values"], writer["values"], self._join(path, "values"))
+        return _merged(
+            (self._located(path, _other_name(reader, writer)), self._content(reader, writer, path))
+        )
 
     def _content(self, reader: Json, writer: Json, path: str) -> _Reasons:
         if reader["type"] == "fixed":
             old, new = writer["size"], reader["size"]
-            return {} if old == new else _located(path, f"fixed of size {new} cannot read size {old}")
+            return {} if old == new else self._located(path, f"fixed of size {new} cannot read size {old}")
         if reader["type"] == "enum":
             self._count(len(reader["symbols"]) + len(writer["symbols"]))
             missing = sorted(set(writer["symbols"]) - set(reader["symbols"]))
             if not missing or reader.get("default"):
                 return {}
             named = ", ".join(map(repr, missing[:_MAX_REASONS]))
-            return _located(path, f"enum lacks the symbols {named} and has no default")
+            return self._located(path, f"enum lacks the symbols {named} and has no default")
         return _merged(self._fields(reader["fields"], writer["fields"], path))
 
     def _fields(self, reader: Sequence[Json], writer: Sequence[Json], path: str) -> Iterator[_Reasons]:
@@ -148,14 +152,26 @@ class _Comparison:
             self._count(len(names))
             name = next((name for name in names if name in written), None)
             if name is not None:
-                yield self.reasons(field["type"], written[name], _join(path, field["name"]))
+                yield self.reasons(field["type"], written[name], self._join(path, field["name"]))
             elif "default" not in field:
-                yield _located(path, f"field {field['name']} has no default and is not in the data")
+                yield self._located(path, f"field {field['name']} has no default and is not in the data")
+
+    def _located(self, path: str, reason: str | None) -> _Reasons:
+        return {} if reason is None else {self._counted(f"{path}: {reason}" if path else reason): None}
+
+    def _join(self, path: str, step: str) -> str:
+        return self._counted(f"{path}.{step}" if path else step)
+
+    def _counted(self, text: str) -> str:
+        self._count(len(text) // 64)
+        return text
 
     def _count(self, steps: int) -> None:
         self._steps += steps
         if self._steps > _MAX_STEPS:
-            raise InvalidSchema("it has too many types to be compared with another version: make it smaller")
+            raise InvalidSchema(
+                "it has too many types or too long names to be compared with another version: make it smaller"
+            )
 
 
 def _definition(tree: Json, definitions: Mapping[str, Json]) -> Json:
@@ -198,12 +214,6 @@ def _logical_type(tree: Json) -> str | None:
     return f"decimal({tree.get('precision')}, {tree.get('scale', 0)})" if name == "decimal" else name
 
 
-def _located(path: str, reason: str | None) -> _Reasons:
-    if reason is None:
-        return {}
-    return {f"{path}: {reason}" if path else reason: None}
-
-
 def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:
     """All reasons, or as many as are given; every result is asked for."""
     reasons: _Reasons = {}
@@ -211,7 +221,3 @@ def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:
         if len(reasons) < _MAX_REASONS:
             reasons.update(result)
     return reasons
-
-
-def _join(path: str, step: str) -> str:
-    return f"{path}.{step}" if path else step

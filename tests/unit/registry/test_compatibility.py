@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import avro.compatibility
@@ -391,3 +392,21 @@ def test_large_schemas_are_compared_in_time() -> None:
 def test_only_so_many_reasons_are_given() -> None:
     one, other = (record(*(field(f"{name}{i}", "int") for i in range(500))) for name in "ab")
     assert 1 < len(unreadable(schema(one), schema(other))) <= 51
+
+
+@pytest.mark.parametrize("most", ["paths", "symbols"])
+def test_reasons_take_only_so_much_room(most: str) -> None:
+    if most == "paths":
+        branches = [inner(f"R{i}", *(field(f"f{j}", "int") for j in range(50))) for i in range(80)]
+        new = record(field("x" * 100_000, branches, aliases=["a"]))
+        old = record(field("a", inner("W")))
+    else:
+        enums = [{"type": "enum", "name": f"E{i}", "symbols": []} for i in range(2000)]
+        new = record(field("a", enums))
+        old = record(field("a", enum(*(f"s{i}" + "x" * 1000 for i in range(50)))))
+    reader, writer = (parse(json.dumps(value), flawed_too=True) for value in (new, old))
+    tracemalloc.start()
+    with pytest.raises(InvalidSchema, match="too many types or too long names"):
+        unreadable(reader, writer)
+    assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    tracemalloc.stop()
