@@ -133,6 +133,7 @@ class DefaultChecker:
     def __init__(self, definitions: Mapping[str, Any]) -> None:
         self._definitions = definitions
         self._seen: dict[tuple[int, str], bool] = {}
+        self._symbols: dict[int, frozenset[str]] = {}
         self._steps = 0
 
     def fits(self, value: Any, schema: Any) -> bool:
@@ -148,7 +149,7 @@ class DefaultChecker:
             case {"type": "map", "values": values}:
                 return isinstance(value, dict) and all(self.fits(item, values) for item in value.values())
             case {"type": "enum", "symbols": symbols}:
-                return value in symbols
+                return isinstance(value, str) and value in self._set_of(symbols)
             case {"type": "fixed", "size": size}:
                 return _is_bytes(value) and len(value) == size
             case {"type": "record" | "error", "fields": fields}:
@@ -165,6 +166,11 @@ class DefaultChecker:
         self._steps += steps
         if self._steps > _MAX_STEPS:
             raise InvalidSchema("the defaults are too long for their types to be checked: write smaller ones")
+
+    def _set_of(self, symbols: list[str]) -> frozenset[str]:
+        if id(symbols) not in self._symbols:
+            self._symbols[id(symbols)] = frozenset(symbols)
+        return self._symbols[id(symbols)]
 
     def _fits_named(self, value: Any, name: str) -> bool:
         if name not in self._definitions:

@@ -74,6 +74,7 @@ class _Comparison:
         self._reader, self._writer = reader.definitions, writer.definitions
         self._results: dict[tuple[int, int], _Reasons] = {}
         self._indexes: dict[int, dict[str, Json]] = {}
+        self._aliases: dict[int, frozenset[str]] = {}
         self._steps = 0
 
     def reasons(self, reader: Json, writer: Json, path: str) -> _Reasons:
@@ -127,8 +128,18 @@ class _Comparison:
         if kind == "map":
             return self.reasons(reader["values"], writer["values"], self._join(path, "values"))
         return _merged(
-            (self._located(path, _other_name(reader, writer)), self._content(reader, writer, path))
+            (self._located(path, self._other_name(reader, writer)), self._content(reader, writer, path))
         )
+
+    def _other_name(self, reader: Json, writer: Json) -> str | None:
+        """What is wrong when a type is named otherwise: namespaces do not matter, aliases do."""
+        if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
+            return None
+        if id(reader) not in self._aliases:
+            self._aliases[id(reader)] = frozenset(reader.get("aliases", ()))
+        if writer["name"] in self._aliases[id(reader)]:
+            return None
+        return f"{reader['name']} is not {writer['name']} and has no such alias"
 
     def _content(self, reader: Json, writer: Json, path: str) -> _Reasons:
         if reader["type"] == "fixed":
@@ -191,15 +202,6 @@ def _label(tree: Json) -> str:
     return str(tree["name"]) if isinstance(tree, dict) and tree["type"] in NAMED else _kind(tree)
 
 
-def _other_name(reader: Json, writer: Json) -> str | None:
-    """What is wrong when a type is named otherwise: namespaces do not matter, aliases do."""
-    if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
-        return None
-    if writer["name"] in reader.get("aliases", ()):
-        return None
-    return f"{reader['name']} is not {writer['name']} and has no such alias"
-
-
 def _logical_change(reader: Json, writer: Json) -> str | None:
     new, old = _logical_type(reader), _logical_type(writer)
     if new is None or old is None or new == old:
@@ -211,7 +213,10 @@ def _logical_type(tree: Json) -> str | None:
     name = tree.get("logicalType") if isinstance(tree, dict) else None
     if not isinstance(name, str):
         return None
-    return f"decimal({tree.get('precision')}, {tree.get('scale', 0)})" if name == "decimal" else name
+    if name != "decimal":
+        return name
+    precision, scale = tree.get("precision"), tree.get("scale", 0)
+    return f"decimal({precision}, {scale})" if type(precision) is type(scale) is int else None
 
 
 def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:

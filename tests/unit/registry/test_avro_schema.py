@@ -391,3 +391,13 @@ def test_a_name_of_more_than_1000_characters_is_not_registered_and_stays_readabl
         parse(json.dumps(schema))
     stored = parse(json.dumps(schema), flawed_too=True)
     assert parse(stored.text, flawed_too=True).tree == stored.tree
+
+
+def test_many_defaults_of_an_enum_of_many_symbols_are_checked_in_time() -> None:
+    symbols = [f"a{i}" for i in range(52_000)]
+    items = {"type": "enum", "name": "E", "symbols": symbols}
+    default = [symbols[-1]] * len(symbols)
+    text = json.dumps(record({"name": "f", "type": {"type": "array", "items": items}, "default": default}))
+    began = time.thread_time()
+    parse(text)
+    assert time.thread_time() - began < 5

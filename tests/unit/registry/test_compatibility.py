@@ -364,6 +364,25 @@ def through_a_chain(length: int, name: str) -> AvroSchema:
     return schema(record(field(name, chain(length), default={}), last))
 
 
+def many_fixed(**attributes: Any) -> list[Any]:
+    return [{"type": "fixed", "name": f"F{i}", "size": 1, **attributes} for i in range(15_000)]
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        ({**fixed(1), "aliases": [f"G{i}" for i in range(50_000)]}, many_fixed()),
+        ({**fixed(1), "logicalType": "decimal", "precision": ["x"] * 50_000}, many_fixed()),
+        (many_fixed(), {**fixed(1), "logicalType": "decimal", "precision": 1, "scale": ["x"] * 50_000}),
+    ],
+)
+def test_a_long_attribute_is_not_read_again_for_each_other_type(new: Any, old: Any) -> None:
+    reader, writer = schema(new), schema(old)
+    began = time.thread_time()
+    assert unreadable(reader, writer) != []
+    assert time.thread_time() - began < 5
+
+
 def test_what_would_take_long_to_compare_is_refused_in_time() -> None:
     new, old = (
         schema([{"type": "fixed", "name": f"{name}{i}", "size": 1} for i in range(2000)]) for name in "AB"
