@@ -68,11 +68,16 @@ def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
 
 
 class _Comparison:
-    """One reader with one writer. Types by name are compared once, and reported where they are met first."""
+    """One reader with one writer. Types by name are compared once, and reported where they are met first.
+
+    A type that rests on one that turned out unreadable is compared again.
+    """
 
     def __init__(self, reader: AvroSchema, writer: AvroSchema) -> None:
         self._reader, self._writer = reader.definitions, writer.definitions
         self._results: dict[tuple[int, int], _Reasons] = {}
+        self._readable: list[tuple[int, int]] = []
+        self._met_again: set[tuple[int, int]] = set()
         self._indexes: dict[int, dict[str, Json]] = {}
         self._aliases: dict[int, frozenset[str]] = {}
         self._steps = 0
@@ -84,10 +89,18 @@ class _Comparison:
         if isinstance(reader, str) or isinstance(writer, str):
             return self._resolve(reader, writer, path)
         pair = id(reader), id(writer)  # they live as long as the schemas
-        if pair not in self._results:
-            self._results[pair] = {}  # a type that holds itself can be read if all else can
-            self._results[pair] = self._resolve(reader, writer, path)
-        return self._results[pair]
+        if pair in self._results:
+            self._met_again.add(pair)
+            return self._results[pair]
+        began = len(self._readable)
+        self._results[pair] = {}  # a type that holds itself can be read if all else can
+        found = self._results[pair] = self._resolve(reader, writer, path)
+        if not found:
+            self._readable.append(pair)
+        elif pair in self._met_again:  # what was found readable since may rest on it
+            while len(self._readable) > began:
+                del self._results[self._readable.pop()]
+        return found
 
     def _resolve(self, reader: Json, writer: Json, path: str) -> _Reasons:
         if isinstance(writer, list):

@@ -429,3 +429,32 @@ def test_reasons_take_only_so_much_room(most: str) -> None:
         unreadable(reader, writer)
     assert tracemalloc.get_traced_memory()[1] < 100 << 20
     tracemalloc.stop()
+
+
+def test_what_rests_on_a_type_that_turns_out_unreadable_is_compared_again() -> None:
+    def holder(name: str, inside: Any, kind: str, **attributes: Any) -> dict[str, Any]:
+        return {**inner(name, field("f", inside), field("g", kind)), **attributes}
+
+    def back(name: str) -> dict[str, Any]:
+        return inner("T", field("back", ["null", name]))
+
+    written = record(field("x", holder("a.W", back("a.W"), "string")), field("y", "a.T"))
+    other = holder("a.W2", back("a.W2"), "int", aliases=["a.W"])
+    same = holder("b.W", {**back("b.W"), "namespace": "b"}, "string")
+    read = record(field("x", [other, same]), field("y", "a.T"))
+    # The branch a.W2 does not fit x, but a.T was found readable while it was taken to fit.
+    assert unreadable(schema(read), schema(written)) == ["x.g: int cannot read string"]
+    y = {"back": {"f": {"back": None}, "g": "s"}}
+    with pytest.raises(Exception):  # noqa: B017, PT011  # whatever fastavro raises for it
+        decode(written, {"x": y["back"], "y": y}, read)
+
+
+def test_a_type_that_each_of_many_unreadable_types_holds_is_compared_once() -> None:
+    shared = inner("S", *(field(f"f{i}", "int") for i in range(1000)))
+
+    def holders(kind: str) -> list[Any]:
+        types: list[Any] = [shared, *["S"] * 999]
+        return [field(f"h{i}", inner(f"H{i}", field("s", s), field("g", kind))) for i, s in enumerate(types)]
+
+    found = unreadable(schema(record(*holders("int"))), schema(record(*holders("string"))))
+    assert found[0] == "h0.g: int cannot read string"
