@@ -1,8 +1,8 @@
 """Whether data written with one schema can be read with another, and what the seven levels demand of that.
 
-The rules are Avro's schema resolution, with one more: a decimal of another scale, or milliseconds read as
-microseconds, resolve in Avro and come out as wrong numbers, so such a change is refused as incompatible. The
-work of one comparison is bounded, whatever the schemas.
+The rules are Avro's schema resolution, with two more. A decimal of another scale, or milliseconds read as
+microseconds, resolve in Avro and come out as wrong numbers, so such a change is refused as incompatible. Two
+fields do not read the same field of the data. The work of one comparison is bounded, whatever the schemas.
 """
 
 from __future__ import annotations
@@ -171,11 +171,14 @@ class _Comparison:
         if id(writer) not in self._indexes:
             self._indexes[id(writer)] = {field["name"]: field["type"] for field in writer}
         written = self._indexes[id(writer)]
+        taken = {field["name"] for field in reader}  # whoever has the name itself goes first
         for field in reader:
-            names = (field["name"], *field.get("aliases", ()))
-            self._count(len(names))
-            name = next((name for name in names if name in written), None)
+            aliases = field.get("aliases", ())
+            self._count(1 + len(aliases))
+            aliased = (name for name in aliases if name in written and name not in taken)
+            name = field["name"] if field["name"] in written else next(aliased, None)
             if name is not None:
+                taken.add(name)
                 yield self.reasons(field["type"], written[name], self._join(path, field["name"]))
             elif "default" not in field:
                 yield self._located(path, f"field {field['name']} has no default and is not in the data")
