@@ -23,10 +23,13 @@ import sqlalchemy as sa
 
 from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, LOCK_WAIT_S, open_database
+from millrace_registry.errors import ErrorCode, RegistryError
 
 _POSTGRES_LOCK = 0x6D696C6C72616365
 """`millrace` in ASCII: one advisory lock for every writer of this registry."""
 
+LARGEST = 2**31 - 1
+"""The largest id and version: both travel as 32-bit signed numbers."""
 ALL = slice(0, None)
 """The page that holds everything; others are `slice(start, stop)`."""
 ONE = slice(0, 1)
@@ -194,7 +197,8 @@ class Transaction:
         """Store a schema under the next id, or under a given one that nobody has."""
         if schema_id is None:
             last = self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
-            schema_id = (last or 0) + 1
+            advice = "import the subjects into a new registry, without the schema of this id"
+            schema_id = _next(last, f"id {LARGEST} is taken, the largest: {advice}")
         schema = StoredSchema(
             schema_id, fingerprint_of(content, properties), text, tuple(references), properties or {}
         )
@@ -285,14 +289,16 @@ class Transaction:
         """Store a live version under the subject's next number, or under a given one that is free."""
         same = _subjects.c.name == subject
         last = self._execute(sa.select(_subjects.c.last_version).where(same)).scalar()
-        number = (last or 0) + 1 if version is None else version
+        if version is None:
+            problem = f"subject {subject!r} has version {LARGEST}, the largest: register under another one"
+            version = _next(last, problem)
         if last is None:
-            self._execute(_subjects.insert(), {"name": subject, "last_version": number})
-        elif number > last:
-            self._execute(_subjects.update().where(same).values(last_version=number))
-        row = {"subject": subject, "version": number, "schema_id": schema.id, "deleted": False}
+            self._execute(_subjects.insert(), {"name": subject, "last_version": version})
+        elif version > last:
+            self._execute(_subjects.update().where(same).values(last_version=version))
+        row = {"subject": subject, "version": version, "schema_id": schema.id, "deleted": False}
         self._execute(_versions.insert(), row)
-        return StoredVersion(subject, number, False, schema)
+        return StoredVersion(subject, version, False, schema)
 
     def delete_versions(self, subject: str, version: int | None = None, *, permanent: bool) -> None:
         """Hide a version, or forget it; all of the subject's without a number.
@@ -347,6 +353,12 @@ class Transaction:
         self._execute(_settings.delete().where(_setting(subject, name)))
         if value is not None:
             self._execute(_settings.insert(), {"subject": subject, "name": name, "value": value})
+
+
+def _next(last: int | None, none_left: str) -> int:
+    if last is not None and last >= LARGEST:
+        raise RegistryError(ErrorCode.OPERATION_NOT_PERMITTED, none_left)
+    return (last or 0) + 1
 
 
 def _matching(query: sa.Select[Any], columns: Mapping[Any, Any], prefix: str = "") -> sa.Select[Any]:
