@@ -1,9 +1,10 @@
 """The registry's rows, in SQLite or PostgreSQL: schemas, versions of subjects, settings.
 
 Knows rows and transactions, no rule of the registry. A schema's row is never changed and never deleted, so
-its id is never used again, whatever is deleted above it. Writers take turns (one lock for the database),
-also across processes, so what a writer has read holds until it commits. Ids are acknowledged only after a
-commit that survives a power cut.
+its id is never used again, whatever is deleted above it. No other schema gets the number of a version that a
+reference names, so what an id refers to does not change either. Writers take turns (one lock for the
+database), also across processes, so what a writer has read holds until it commits. Ids are acknowledged only
+after a commit that survives a power cut.
 """
 
 from __future__ import annotations
@@ -86,6 +87,13 @@ _references = sa.Table(
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
+)
+_forgotten = sa.Table(
+    "forgotten_versions",  # deleted permanently, and named by a reference
+    _metadata,
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), nullable=False),
 )
 _origins = sa.Table(
     "version_origins",
@@ -198,7 +206,7 @@ class Transaction:
         if schema_id is None:
             last = self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
             advice = "import the subjects into a new registry, without the schema of this id"
-            schema_id = _next(last, f"id {LARGEST} is taken, the largest: {advice}")
+            schema_id = _next(last or 0, f"id {LARGEST} is taken, the largest: {advice}")
         schema = StoredSchema(
             schema_id, fingerprint_of(content, properties), text, tuple(references), properties or {}
         )
@@ -291,7 +299,9 @@ class Transaction:
         last = self._execute(sa.select(_subjects.c.last_version).where(same)).scalar()
         if version is None:
             problem = f"subject {subject!r} has version {LARGEST}, the largest: register under another one"
-            version = _next(last, problem)
+            of_subject = _references.c.subject == subject
+            named = self._execute(sa.select(sa.func.max(_references.c.version)).where(of_subject)).scalar()
+            version = _next(max(last or 0, named or 0), problem)
         if last is None:
             self._execute(_subjects.insert(), {"name": subject, "last_version": version})
         elif version > last:
@@ -306,6 +316,8 @@ class Transaction:
         The schema keeps its id, and the number is not given again. What is hidden is still read by id, and
         by those who ask for deleted versions.
         """
+        if permanent:
+            self._note_forgotten(subject, version)
         change = _versions.delete() if permanent else _versions.update().values(deleted=True)
         change = change.where(_versions.c.subject == subject)
         self._execute(change if version is None else change.where(_versions.c.version == version))
@@ -313,6 +325,29 @@ class Transaction:
             forget = _origins.delete().where(_origins.c.subject == subject)
             self._execute(forget if version is None else forget.where(_origins.c.version == version))
             self.set(_REGISTRY, _DELETIONS, str(self.deletions() + 1))
+
+    def _note_forgotten(self, subject: str, version: int | None) -> None:
+        columns = _versions.c.subject, _versions.c.version, _versions.c.schema_id
+        same = {_versions.c.subject: subject, _versions.c.version: version}
+        named, noted = (
+            sa.select(table.c.version).where(table.c.subject == subject)
+            for table in (_references, _forgotten)
+        )
+        query = _matching(sa.select(*columns), same).where(
+            _versions.c.version.in_(named), _versions.c.version.not_in(noted)
+        )
+        self._execute(_forgotten.insert().from_select(["subject", "version", "schema_id"], query))
+
+    def is_named_as_another(self, subject: str, version: int, schema_id: int | None) -> bool:
+        """True when a reference names a version that was deleted, unless it held this schema.
+
+        What a version held that an older release deleted is not known.
+        """
+        named, noted = (
+            sa.select(table.c.schema_id).where(table.c.subject == subject, table.c.version == version)
+            for table in (_references, _forgotten)
+        )
+        return self._execute(named).first() is not None and self._execute(noted).scalar() != schema_id
 
     def note_origin(self, subject: str, version: int, origin: Origin) -> None:
         row = {"commit": origin.commit, "author": origin.author, "time": origin.time}
@@ -328,7 +363,7 @@ class Transaction:
         return int(self.setting(_REGISTRY, _DELETIONS) or 0)
 
     def remove_subject(self, subject: str) -> None:
-        """Forget a subject that has no versions left: its numbers start at 1 again."""
+        """Forget a subject that has no versions left: its numbers start again after those that are named."""
         self._execute(_subjects.delete().where(_subjects.c.name == subject))
 
     def referenced_by(
@@ -355,10 +390,10 @@ class Transaction:
             self._execute(_settings.insert(), {"subject": subject, "name": name, "value": value})
 
 
-def _next(last: int | None, none_left: str) -> int:
-    if last is not None and last >= LARGEST:
+def _next(last: int, none_left: str) -> int:
+    if last >= LARGEST:
         raise RegistryError(ErrorCode.OPERATION_NOT_PERMITTED, none_left)
-    return (last or 0) + 1
+    return last + 1
 
 
 def _matching(query: sa.Select[Any], columns: Mapping[Any, Any], prefix: str = "") -> sa.Select[Any]:
