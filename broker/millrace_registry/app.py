@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias
 from uuid import UUID
@@ -136,9 +137,12 @@ def subjects(store: Database, deleted: Deleted, page: Page, prefix: Prefix) -> l
 
 
 @_routes.post("/subjects/{subject}", dependencies=READ)
-def look_up(store: Database, subject: Subject, body: Body, deleted: bool = False) -> dict[str, Any]:
+def look_up(
+    request: Request, store: Database, subject: Subject, body: Body, deleted: bool = False
+) -> dict[str, Any]:
+    candidate = _candidate(request, body)
     with store.read() as rows:
-        return _version_json(service.look_up(rows, subject, requests.candidate(body), deleted=deleted))
+        return _version_json(service.look_up(rows, subject, candidate, deleted=deleted))
 
 
 @_routes.delete("/subjects/{subject}", dependencies=ADMIN)
@@ -164,15 +168,18 @@ def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) ->
 
 
 @_routes.post("/subjects/{subject}/versions", dependencies=REGISTER)
-def register(store: Database, subject: Subject, body: Body) -> dict[str, Any]:
-    stored = service.register(store, subject, requests.candidate(body))
+def register(request: Request, store: Database, subject: Subject, body: Body) -> dict[str, Any]:
+    stored = service.register(store, subject, _candidate(request, body))
     # Without the text: confluent-kafka would take it for the one it sent and register at every call.
     return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
 @_routes.post("/apply", dependencies=READ)
 def apply(request: Request, store: Database, body: Body) -> list[dict[str, Any]]:
-    """Levels and schemas of several subjects, in one transaction: Millrace's own, for `schemas apply`."""
+    """Levels and schemas of several subjects, in one transaction: Millrace's own, for `schemas apply`.
+
+    Its role is for all subjects, so schemas may refer to any.
+    """
     application = requests.application(body)
     for subject, _ in application.candidates:
         admit(request, Role.REGISTER, subject)
@@ -269,11 +276,17 @@ def schema_versions(
 @_routes.post("/compatibility/subjects/{subject}/versions", dependencies=READ)
 @_routes.post("/compatibility/subjects/{subject}/versions/{version}", dependencies=READ)
 def check(
-    store: Database, subject: Subject, body: Body, version: str | None = None, verbose: bool = False
+    request: Request,
+    store: Database,
+    subject: Subject,
+    body: Body,
+    version: str | None = None,
+    verbose: bool = False,
 ) -> dict[str, Any]:
     number = None if version is None else requests.version_number(version)
+    candidate = _candidate(request, body)
     with store.read() as rows:
-        reasons = service.check(rows, subject, requests.candidate(body), number)
+        reasons = service.check(rows, subject, candidate, number)
     return {"is_compatible": not reasons, **({"messages": reasons} if verbose else {})}
 
 
@@ -315,6 +328,14 @@ def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str)
 
 _add_setting("/config", service.LEVEL, "compatibility", "compatibilityLevel")
 _add_setting("/mode", service.MODE, "mode")
+
+
+def _candidate(request: Request, body: Mapping[str, Any]) -> service.Candidate:
+    """The schema in a body; refused when its sender may not read what it refers to, which answers quote."""
+    candidate = requests.candidate(body)
+    for reference in candidate.references:
+        admit(request, Role.READ, reference.subject)
+    return candidate
 
 
 def _text(rows: Transaction, schema: StoredSchema, format: str) -> str:

@@ -3,8 +3,8 @@
 Two texts that mean the same (white space, key order, ways to write a name) become the same canonical text;
 everything a reader could want stays in it: documentation, defaults, aliases, logical types, other attributes.
 Refuses what the Avro specification forbids. Two mistakes that old libraries let through, a default that does
-not fit its field and a union of nothing, can be let through here too, because data with such schemas exists.
-Knows no ids, subjects or compatibility.
+not fit its field and a union of nothing, and a name longer than MAX_NAME can be let through here too, because
+data with such schemas exists. Knows no ids, subjects or compatibility.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ _PART = {"array": "items", "map": "values"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH = 64
 """Deepest nesting that is accepted: the functions here, and every client's parser, recurse."""
+MAX_NAME = 1000
+"""Most characters of a field's name, of a type's with its namespace, and of their aliases."""
+_MAX_NAMES = 32 << 20
+"""Most characters of a schema's full names and paths to its types, which repeat their record's name."""
 _MAX_STEPS = 1_000_000
 """Most steps to check a schema's defaults, half a second: one for an item, or 64 characters, and a type."""
 _KEY_ORDER = (
@@ -52,7 +56,7 @@ class AvroSchema:
     definitions: Mapping[str, Json]
     """Every named type it makes known, its own and the referenced ones, by full name."""
     flaw: str | None = None
-    """A mistake that old libraries let through: the schema reads its old data and is not registered anew."""
+    """A mistake that may be let through: the schema reads its old data and is not registered anew."""
 
     @property
     def resolved_text(self) -> str:
@@ -129,6 +133,7 @@ class DefaultChecker:
     def __init__(self, definitions: Mapping[str, Any]) -> None:
         self._definitions = definitions
         self._seen: dict[tuple[int, str], bool] = {}
+        self._symbols: dict[int, frozenset[str]] = {}
         self._steps = 0
 
     def fits(self, value: Any, schema: Any) -> bool:
@@ -144,7 +149,7 @@ class DefaultChecker:
             case {"type": "map", "values": values}:
                 return isinstance(value, dict) and all(self.fits(item, values) for item in value.values())
             case {"type": "enum", "symbols": symbols}:
-                return value in symbols
+                return isinstance(value, str) and value in self._set_of(symbols)
             case {"type": "fixed", "size": size}:
                 return _is_bytes(value) and len(value) == size
             case {"type": "record" | "error", "fields": fields}:
@@ -161,6 +166,11 @@ class DefaultChecker:
         self._steps += steps
         if self._steps > _MAX_STEPS:
             raise InvalidSchema("the defaults are too long for their types to be checked: write smaller ones")
+
+    def _set_of(self, symbols: list[str]) -> frozenset[str]:
+        if id(symbols) not in self._symbols:
+            self._symbols[id(symbols)] = frozenset(symbols)
+        return self._symbols[id(symbols)]
 
     def _fits_named(self, value: Any, name: str) -> bool:
         if name not in self._definitions:
@@ -194,12 +204,12 @@ class _Reader:
     def __init__(self, definitions: dict[str, Json]) -> None:
         self.definitions = definitions
         self._fields: list[tuple[str, dict[str, Json]]] = []
-        self._empty_unions: list[str] = []
+        self._flaws: list[str] = []
+        self._characters = 0
 
     def flaws(self) -> Iterator[str]:
-        """What the schema read has of the mistakes that old libraries let through."""
-        for where in self._empty_unions:
-            yield f"{where}: a union needs at least one type"
+        """What the schema read has of the mistakes that may be let through."""
+        yield from self._flaws
         defaults = DefaultChecker(self.definitions)
         for where, field in self._fields:
             if "default" in field and not defaults.fits(field["default"], field["type"]):
@@ -224,22 +234,39 @@ class _Reader:
         if key := _PART.get(kind):
             if key not in value:
                 raise InvalidSchema(f"{where}: {kind} without `{key}`")
-            return with_parts(value, lambda part: self.read(part, namespace, f"{where}.{key}", depth + 1))
+            inside = self._counted(f"{where}.{key}")
+            return with_parts(value, lambda part: self.read(part, namespace, inside, depth + 1))
         return self._name(kind, namespace, where)
+
+    def _counted(self, name: str) -> str:
+        """The same full name or path; InvalidSchema past _MAX_NAMES characters in all."""
+        self._characters += len(name)
+        if self._characters > _MAX_NAMES:
+            raise InvalidSchema(f"its names are longer than {_MAX_NAMES} characters in all: shorten them")
+        return name
+
+    def _check_lengths(self, names: Sequence[str], where: str) -> None:
+        for name in names:
+            if len(name) > MAX_NAME and not self._flaws:
+                shown = f"the name {name[:50]}… has {len(name)} characters"
+                self._flaws.append(f"{where}: {shown}: write at most {MAX_NAME}")
 
     def _name(self, name: str, namespace: str, where: str) -> str:
         if name in PRIMITIVES:
             return name
-        candidates = _join(namespace, name), name
+        candidates = self._counted(_join(namespace, name)), name
         for candidate in candidates:
             if candidate in self.definitions:
                 return candidate
         raise UnknownType(f"{where}: unknown type {name!r}; define it before its first use", candidates)
 
     def _union(self, branches: list[Json], namespace: str, where: str, depth: int) -> list[Json]:
-        if not branches:
-            self._empty_unions.append(where)
-        tree = [self.read(b, namespace, f"{where}[{i}]", depth + 1) for i, b in enumerate(branches)]
+        if not branches and not self._flaws:
+            self._flaws.append(f"{where}: a union needs at least one type")
+        tree = [
+            self.read(branch, namespace, self._counted(f"{where}[{i}]"), depth + 1)
+            for i, branch in enumerate(branches)
+        ]
         seen = set()
         for branch in tree:
             if isinstance(branch, list):
@@ -254,14 +281,16 @@ class _Reader:
     def _definition(
         self, kind: str, value: dict[str, Json], namespace: str, where: str, depth: int
     ) -> dict[str, Json]:
-        full = _full_name(value, namespace, where)
+        full = self._counted(_full_name(value, namespace, where))
         if full in self.definitions:
             raise InvalidSchema(f"{where}: the name {full} is defined twice")
         tree = {key: item for key, item in value.items() if key != "namespace"}
         tree["name"] = full
         inner = full.rpartition(".")[0]
         if "aliases" in value:
-            tree["aliases"] = [_join(inner, alias) for alias in _names(value["aliases"], where, dots=True)]
+            aliases = _names(value["aliases"], where, dots=True)
+            tree["aliases"] = [self._counted(_join(inner, alias)) for alias in aliases]
+        self._check_lengths([full, *tree.get("aliases", ())], where)
         self.definitions[full] = tree
         if kind == "enum":
             _check_enum(tree, full)
@@ -284,7 +313,7 @@ class _Reader:
             if not isinstance(field, dict) or not isinstance(field.get("name"), str):
                 raise InvalidSchema(f"{full}: a field needs a `name`")
             name = field["name"]
-            where = f"{full}.{name}"
+            where = self._counted(f"{full}.{name}")
             _names([name], full)
             if name in seen:
                 raise InvalidSchema(f"{full}: field {name} is there twice")
@@ -299,6 +328,7 @@ class _Reader:
                 tree.pop("order", None)
             if "aliases" in tree:
                 tree["aliases"] = _names(tree["aliases"], where)
+            self._check_lengths([name, *tree.get("aliases", ())], full)
             self._fields.append((where, tree))
             yield tree
 

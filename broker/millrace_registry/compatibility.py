@@ -1,8 +1,8 @@
 """Whether data written with one schema can be read with another, and what the seven levels demand of that.
 
-The rules are Avro's schema resolution, with one more: a decimal of another scale, or milliseconds read as
-microseconds, resolve in Avro and come out as wrong numbers, so such a change is refused as incompatible. The
-work of one comparison is bounded, whatever the schemas.
+The rules are Avro's schema resolution, with two more. A decimal of another scale, or milliseconds read as
+microseconds, resolve in Avro and come out as wrong numbers, so such a change is refused as incompatible. Two
+fields do not read the same field of the data. The work of one comparison is bounded, whatever the schemas.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROMOTIONS: Mapping[str, Sequence[str]] = {
 }
 """What a type reads beside itself."""
 _MAX_STEPS = 1_000_000
-"""Most work of one comparison, about half a second: two types are _STEPS, each field or symbol is one."""
+"""Most work of one comparison, half a second: two types are _STEPS, a field, a symbol, 64 characters one."""
 _STEPS = 5
 _MAX_REASONS = 50
 """Most reasons that are given for one version."""
@@ -68,12 +68,18 @@ def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
 
 
 class _Comparison:
-    """One reader with one writer. Types by name are compared once, and reported where they are met first."""
+    """One reader with one writer. Types by name are compared once, and reported where they are met first.
+
+    A type that rests on one that turned out unreadable is compared again.
+    """
 
     def __init__(self, reader: AvroSchema, writer: AvroSchema) -> None:
         self._reader, self._writer = reader.definitions, writer.definitions
         self._results: dict[tuple[int, int], _Reasons] = {}
+        self._readable: list[tuple[int, int]] = []
+        self._met_again: set[tuple[int, int]] = set()
         self._indexes: dict[int, dict[str, Json]] = {}
+        self._aliases: dict[int, frozenset[str]] = {}
         self._steps = 0
 
     def reasons(self, reader: Json, writer: Json, path: str) -> _Reasons:
@@ -83,17 +89,27 @@ class _Comparison:
         if isinstance(reader, str) or isinstance(writer, str):
             return self._resolve(reader, writer, path)
         pair = id(reader), id(writer)  # they live as long as the schemas
-        if pair not in self._results:
-            self._results[pair] = {}  # a type that holds itself can be read if all else can
-            self._results[pair] = self._resolve(reader, writer, path)
-        return self._results[pair]
+        if pair in self._results:
+            self._met_again.add(pair)
+            return self._results[pair]
+        began = len(self._readable)
+        self._results[pair] = {}  # a type that holds itself can be read if all else can
+        found = self._results[pair] = self._resolve(reader, writer, path)
+        if not found:
+            self._readable.append(pair)
+        elif pair in self._met_again:  # what was found readable since may rest on it
+            while len(self._readable) > began:
+                del self._results[self._readable.pop()]
+        return found
 
     def _resolve(self, reader: Json, writer: Json, path: str) -> _Reasons:
         if isinstance(writer, list):
             return _merged(self.reasons(reader, branch, path) for branch in writer)
         if isinstance(reader, list):
             return self._in_union(reader, writer, path)
-        return _merged((_located(path, _logical_change(reader, writer)), self._same(reader, writer, path)))
+        return _merged(
+            (self._located(path, _logical_change(reader, writer)), self._same(reader, writer, path))
+        )
 
     def _in_union(self, reader: list[Json], writer: Json, path: str) -> _Reasons:
         if id(reader) not in self._indexes:
@@ -110,52 +126,79 @@ class _Comparison:
         similar = [branch for branch in others if branch[0] == _kind(writer)] or others
         if len(similar) == 1:  # say why this one does not fit
             return similar[0][1]
-        return _located(path, f"the union cannot hold {_kind(writer)}")
+        return self._located(path, f"the union cannot hold {_kind(writer)}")
 
     def _same(self, reader: Json, writer: Json, path: str) -> _Reasons:
         """Why a type that is no union cannot read another one."""
         kind, written = _kind(reader), _kind(writer)
         if kind != written:
             fits = written in _PROMOTIONS.get(kind, ())
-            return {} if fits else _located(path, f"{kind} cannot read {written}")
+            return {} if fits else self._located(path, f"{kind} cannot read {written}")
         if kind in PRIMITIVES:
             return {}
         if kind == "array":
-            return self.reasons(reader["items"], writer["items"], _join(path, "items"))
+            return self.reasons(reader["items"], writer["items"], self._join(path, "items"))
         if kind == "map":
-            return self.reasons(reader["values"], writer["values"], _join(path, "values"))
-        return _merged((_located(path, _other_name(reader, writer)), self._content(reader, writer, path)))
+            return self.reasons(reader["values"], writer["values"], self._join(path, "values"))
+        return _merged(
+            (self._located(path, self._other_name(reader, writer)), self._content(reader, writer, path))
+        )
+
+    def _other_name(self, reader: Json, writer: Json) -> str | None:
+        """What is wrong when a type is named otherwise: namespaces do not matter, aliases do."""
+        if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
+            return None
+        if id(reader) not in self._aliases:
+            self._aliases[id(reader)] = frozenset(reader.get("aliases", ()))
+        if writer["name"] in self._aliases[id(reader)]:
+            return None
+        return f"{reader['name']} is not {writer['name']} and has no such alias"
 
     def _content(self, reader: Json, writer: Json, path: str) -> _Reasons:
         if reader["type"] == "fixed":
             old, new = writer["size"], reader["size"]
-            return {} if old == new else _located(path, f"fixed of size {new} cannot read size {old}")
+            return {} if old == new else self._located(path, f"fixed of size {new} cannot read size {old}")
         if reader["type"] == "enum":
             self._count(len(reader["symbols"]) + len(writer["symbols"]))
             missing = sorted(set(writer["symbols"]) - set(reader["symbols"]))
             if not missing or reader.get("default"):
                 return {}
             named = ", ".join(map(repr, missing[:_MAX_REASONS]))
-            return _located(path, f"enum lacks the symbols {named} and has no default")
+            return self._located(path, f"enum lacks the symbols {named} and has no default")
         return _merged(self._fields(reader["fields"], writer["fields"], path))
 
     def _fields(self, reader: Sequence[Json], writer: Sequence[Json], path: str) -> Iterator[_Reasons]:
         if id(writer) not in self._indexes:
             self._indexes[id(writer)] = {field["name"]: field["type"] for field in writer}
         written = self._indexes[id(writer)]
+        taken = {field["name"] for field in reader}  # whoever has the name itself goes first
         for field in reader:
-            names = (field["name"], *field.get("aliases", ()))
-            self._count(len(names))
-            name = next((name for name in names if name in written), None)
+            aliases = field.get("aliases", ())
+            self._count(1 + len(aliases))
+            aliased = (name for name in aliases if name in written and name not in taken)
+            name = field["name"] if field["name"] in written else next(aliased, None)
             if name is not None:
-                yield self.reasons(field["type"], written[name], _join(path, field["name"]))
+                taken.add(name)
+                yield self.reasons(field["type"], written[name], self._join(path, field["name"]))
             elif "default" not in field:
-                yield _located(path, f"field {field['name']} has no default and is not in the data")
+                yield self._located(path, f"field {field['name']} has no default and is not in the data")
+
+    def _located(self, path: str, reason: str | None) -> _Reasons:
+        return {} if reason is None else {self._counted(f"{path}: {reason}" if path else reason): None}
+
+    def _join(self, path: str, step: str) -> str:
+        return self._counted(f"{path}.{step}" if path else step)
+
+    def _counted(self, text: str) -> str:
+        self._count(len(text) // 64)
+        return text
 
     def _count(self, steps: int) -> None:
         self._steps += steps
         if self._steps > _MAX_STEPS:
-            raise InvalidSchema("it has too many types to be compared with another version: make it smaller")
+            raise InvalidSchema(
+                "it has too many types or too long names to be compared with another version: make it smaller"
+            )
 
 
 def _definition(tree: Json, definitions: Mapping[str, Json]) -> Json:
@@ -175,15 +218,6 @@ def _label(tree: Json) -> str:
     return str(tree["name"]) if isinstance(tree, dict) and tree["type"] in NAMED else _kind(tree)
 
 
-def _other_name(reader: Json, writer: Json) -> str | None:
-    """What is wrong when a type is named otherwise: namespaces do not matter, aliases do."""
-    if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
-        return None
-    if writer["name"] in reader.get("aliases", ()):
-        return None
-    return f"{reader['name']} is not {writer['name']} and has no such alias"
-
-
 def _logical_change(reader: Json, writer: Json) -> str | None:
     new, old = _logical_type(reader), _logical_type(writer)
     if new is None or old is None or new == old:
@@ -195,13 +229,10 @@ def _logical_type(tree: Json) -> str | None:
     name = tree.get("logicalType") if isinstance(tree, dict) else None
     if not isinstance(name, str):
         return None
-    return f"decimal({tree.get('precision')}, {tree.get('scale', 0)})" if name == "decimal" else name
-
-
-def _located(path: str, reason: str | None) -> _Reasons:
-    if reason is None:
-        return {}
-    return {f"{path}: {reason}" if path else reason: None}
+    if name != "decimal":
+        return name
+    precision, scale = tree.get("precision"), tree.get("scale", 0)
+    return f"decimal({precision}, {scale})" if type(precision) is type(scale) is int else None
 
 
 def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:
@@ -211,7 +242,3 @@ def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:
         if len(reasons) < _MAX_REASONS:
             reasons.update(result)
     return reasons
-
-
-def _join(path: str, step: str) -> str:
-    return f"{path}.{step}" if path else step

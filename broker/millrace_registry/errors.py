@@ -33,7 +33,7 @@ class ErrorCode(IntEnum):
     INVALID_VERSION = 42202
     INVALID_COMPATIBILITY_LEVEL = 42203
     INVALID_MODE = 42204
-    OPERATION_NOT_PERMITTED = 42205  # the mode forbids it, or an id or version would be overwritten
+    OPERATION_NOT_PERMITTED = 42205  # the mode forbids it, a number would be overwritten, or none is left
     REFERENCE_EXISTS = 42206  # other schemas refer to this one
     ID_DOES_NOT_MATCH = 42207  # the schema to import has another id here
     INVALID_SUBJECT = 42208

@@ -24,10 +24,8 @@ from millrace.service.admission import ANOTHER_SITE, from_another_site
 from millrace_registry.compatibility import Level
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.service import GLOBAL, LATEST, LEVEL, Candidate
-from millrace_registry.store import Origin, Reference
+from millrace_registry.store import LARGEST, Origin, Reference
 
-LARGEST = 2**31 - 1
-"""The largest id and version: both travel as 32-bit signed numbers."""
 MEDIA_TYPES = (
     "application/vnd.schemaregistry.v1+json",
     "application/vnd.schemaregistry+json",

@@ -294,8 +294,15 @@ def _check_import(rows: Transaction, subject: str, candidate: Candidate, content
         raise RegistryError(ErrorCode.ID_DOES_NOT_MATCH, message)
     if stored is None and rows.schema(candidate.schema_id) is not None:
         raise _not_permitted(f"Overwrite new schema with id {candidate.schema_id} is not permitted.")
-    if candidate.version is not None and rows.versions(subject, candidate.version, deleted=None):
+    if candidate.version is None:
+        return
+    if rows.versions(subject, candidate.version, deleted=None):
         raise _not_permitted(f"version {candidate.version} of subject {subject} exists already")
+    if rows.is_named_as_another(subject, candidate.version, candidate.schema_id):
+        raise _not_permitted(
+            f"schemas refer to version {candidate.version} of subject {subject} as another schema, which was"
+            " deleted: import this one under another version"
+        )
 
 
 def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candidate) -> StoredVersion:

@@ -1,9 +1,10 @@
 """The registry's rows, in SQLite or PostgreSQL: schemas, versions of subjects, settings.
 
 Knows rows and transactions, no rule of the registry. A schema's row is never changed and never deleted, so
-its id is never used again, whatever is deleted above it. Writers take turns (one lock for the database),
-also across processes, so what a writer has read holds until it commits. Ids are acknowledged only after a
-commit that survives a power cut.
+its id is never used again, whatever is deleted above it. No other schema gets the number of a version that a
+reference names, so what an id refers to does not change either. Writers take turns (one lock for the
+database), also across processes, so what a writer has read holds until it commits. Ids are acknowledged only
+after a commit that survives a power cut.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ import sqlalchemy as sa
 
 from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, LOCK_WAIT_S, open_database
+from millrace_registry.errors import ErrorCode, RegistryError
 
 _POSTGRES_LOCK = 0x6D696C6C72616365
 """`millrace` in ASCII: one advisory lock for every writer of this registry."""
 
+LARGEST = 2**31 - 1
+"""The largest id and version: both travel as 32-bit signed numbers."""
 ALL = slice(0, None)
 """The page that holds everything; others are `slice(start, stop)`."""
 ONE = slice(0, 1)
@@ -83,6 +87,13 @@ _references = sa.Table(
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
+)
+_forgotten = sa.Table(
+    "forgotten_versions",  # deleted permanently, and named by a reference
+    _metadata,
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), nullable=False),
 )
 _origins = sa.Table(
     "version_origins",
@@ -194,7 +205,8 @@ class Transaction:
         """Store a schema under the next id, or under a given one that nobody has."""
         if schema_id is None:
             last = self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
-            schema_id = (last or 0) + 1
+            advice = "import the subjects into a new registry, without the schema of this id"
+            schema_id = _next(last or 0, f"id {LARGEST} is taken, the largest: {advice}")
         schema = StoredSchema(
             schema_id, fingerprint_of(content, properties), text, tuple(references), properties or {}
         )
@@ -285,14 +297,18 @@ class Transaction:
         """Store a live version under the subject's next number, or under a given one that is free."""
         same = _subjects.c.name == subject
         last = self._execute(sa.select(_subjects.c.last_version).where(same)).scalar()
-        number = (last or 0) + 1 if version is None else version
+        if version is None:
+            problem = f"subject {subject!r} has version {LARGEST}, the largest: register under another one"
+            of_subject = _references.c.subject == subject
+            named = self._execute(sa.select(sa.func.max(_references.c.version)).where(of_subject)).scalar()
+            version = _next(max(last or 0, named or 0), problem)
         if last is None:
-            self._execute(_subjects.insert(), {"name": subject, "last_version": number})
-        elif number > last:
-            self._execute(_subjects.update().where(same).values(last_version=number))
-        row = {"subject": subject, "version": number, "schema_id": schema.id, "deleted": False}
+            self._execute(_subjects.insert(), {"name": subject, "last_version": version})
+        elif version > last:
+            self._execute(_subjects.update().where(same).values(last_version=version))
+        row = {"subject": subject, "version": version, "schema_id": schema.id, "deleted": False}
         self._execute(_versions.insert(), row)
-        return StoredVersion(subject, number, False, schema)
+        return StoredVersion(subject, version, False, schema)
 
     def delete_versions(self, subject: str, version: int | None = None, *, permanent: bool) -> None:
         """Hide a version, or forget it; all of the subject's without a number.
@@ -300,6 +316,8 @@ class Transaction:
         The schema keeps its id, and the number is not given again. What is hidden is still read by id, and
         by those who ask for deleted versions.
         """
+        if permanent:
+            self._note_forgotten(subject, version)
         change = _versions.delete() if permanent else _versions.update().values(deleted=True)
         change = change.where(_versions.c.subject == subject)
         self._execute(change if version is None else change.where(_versions.c.version == version))
@@ -307,6 +325,29 @@ class Transaction:
             forget = _origins.delete().where(_origins.c.subject == subject)
             self._execute(forget if version is None else forget.where(_origins.c.version == version))
             self.set(_REGISTRY, _DELETIONS, str(self.deletions() + 1))
+
+    def _note_forgotten(self, subject: str, version: int | None) -> None:
+        columns = _versions.c.subject, _versions.c.version, _versions.c.schema_id
+        same = {_versions.c.subject: subject, _versions.c.version: version}
+        named, noted = (
+            sa.select(table.c.version).where(table.c.subject == subject)
+            for table in (_references, _forgotten)
+        )
+        query = _matching(sa.select(*columns), same).where(
+            _versions.c.version.in_(named), _versions.c.version.not_in(noted)
+        )
+        self._execute(_forgotten.insert().from_select(["subject", "version", "schema_id"], query))
+
+    def is_named_as_another(self, subject: str, version: int, schema_id: int | None) -> bool:
+        """True when a reference names a version that was deleted, unless it held this schema.
+
+        What a version held that an older release deleted is not known.
+        """
+        named, noted = (
+            sa.select(table.c.schema_id).where(table.c.subject == subject, table.c.version == version)
+            for table in (_references, _forgotten)
+        )
+        return self._execute(named).first() is not None and self._execute(noted).scalar() != schema_id
 
     def note_origin(self, subject: str, version: int, origin: Origin) -> None:
         row = {"commit": origin.commit, "author": origin.author, "time": origin.time}
@@ -322,7 +363,7 @@ class Transaction:
         return int(self.setting(_REGISTRY, _DELETIONS) or 0)
 
     def remove_subject(self, subject: str) -> None:
-        """Forget a subject that has no versions left: its numbers start at 1 again."""
+        """Forget a subject that has no versions left: its numbers start again after those that are named."""
         self._execute(_subjects.delete().where(_subjects.c.name == subject))
 
     def referenced_by(
@@ -347,6 +388,12 @@ class Transaction:
         self._execute(_settings.delete().where(_setting(subject, name)))
         if value is not None:
             self._execute(_settings.insert(), {"subject": subject, "name": name, "value": value})
+
+
+def _next(last: int, none_left: str) -> int:
+    if last >= LARGEST:
+        raise RegistryError(ErrorCode.OPERATION_NOT_PERMITTED, none_left)
+    return last + 1
 
 
 def _matching(query: sa.Select[Any], columns: Mapping[Any, Any], prefix: str = "") -> sa.Select[Any]:

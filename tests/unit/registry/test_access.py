@@ -131,6 +131,47 @@ def test_roles_are_given_by_token_and_subject(
         assert answer.status_code == status
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/subjects/web-x", {}),
+        ("/subjects/web-x/versions", {}),
+        ("/compatibility/subjects/web-x/versions", {}),
+        ("/compatibility/subjects/web-x/versions/1", {}),
+        ("/apply", {"subject": "web-x"}),
+    ],
+)
+@pytest.mark.parametrize("subject", ["hr-payroll", "hr-nothing"])
+def test_a_schema_refers_only_to_what_its_sender_may_read(
+    store: Store, access_file: Path, path: str, body: dict[str, str], subject: str
+) -> None:
+    hidden = {"type": "record", "name": "Payroll", "fields": [{"name": "salary", "type": "long"}]}
+    with TestClient(create_app(store)) as open_to_all:
+        open_to_all.post("/subjects/hr-payroll/versions", json={"schema": json.dumps(hidden)})
+        open_to_all.post("/subjects/web-x/versions", json={"schema": '"int"'})
+    web = header(access_file, "web", "read:web-*", "register:web-*", "admin:web-*")
+    with TestClient(create_app(store, AccessList(str(access_file)))) as client:
+        for name in ("Payroll", "?"):
+            reference = {"name": name, "subject": subject, "version": 1}
+            referring = {"schema": '"Payroll"', "references": [reference]}
+            sent = {"schemas": [{**referring, **body}]} if body else referring
+            answer = client.post(path, json=sent, headers=web)
+            assert (answer.status_code, answer.json()["error_code"]) == (403, ErrorCode.FORBIDDEN)
+            assert "salary" not in answer.text
+            assert "Payroll" not in answer.text
+        assert client.get("/subjects/web-x/versions", headers=web).json() == [1]
+
+
+def test_a_schema_refers_to_what_its_sender_may_read(store: Store, access_file: Path) -> None:
+    with TestClient(create_app(store)) as open_to_all:
+        part = {"schema": json.dumps({"type": "fixed", "name": "F", "size": 1})}
+        open_to_all.post("/subjects/web-part/versions", json=part)
+    web = header(access_file, "web", "read:web-*", "register:web-*")
+    referring = {"schema": '"F"', "references": [{"name": "F", "subject": "web-part", "version": 1}]}
+    with TestClient(create_app(store, AccessList(str(access_file)))) as client:
+        assert client.post("/subjects/web-x/versions", json=referring, headers=web).status_code == 200
+
+
 def test_a_route_without_a_role_does_not_start() -> None:
     app = FastAPI(openapi_url=None)
     check_roles(app)

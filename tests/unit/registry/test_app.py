@@ -670,6 +670,7 @@ def test_health_says_ok_and_a_broken_database_says_50001(ask: Client, store: Sto
     ask.register("s", V1)
     with store.write() as rows:
         for table in (
+            "forgotten_versions",
             "schema_references",
             "schema_properties",
             "subject_versions",

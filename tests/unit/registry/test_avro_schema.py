@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -346,4 +347,57 @@ def test_a_default_that_would_take_long_to_check_is_refused_in_time(schema: Any)
     began = time.thread_time()
     with pytest.raises(InvalidSchema, match="the defaults are too long for their types"):
         parse(text)
+    assert time.thread_time() - began < 5
+
+
+def fixed(name: str) -> dict[str, Any]:
+    return {"type": "fixed", "name": name, "size": 1}
+
+
+LONG = "N" * 400_000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        record(*({"name": f"f{i}", "type": "int"} for i in range(400)), name=LONG),
+        record(*({"name": f"f{i}", "type": fixed(f"x{i}")} for i in range(400)), namespace=LONG),
+        record(*({"name": f"f{i}", "type": "R"} for i in range(400)), namespace=LONG),
+        record(namespace=LONG, aliases=["a"] * 400),
+        record({"name": LONG, "type": [fixed(f"x{i}") for i in range(400)]}),
+    ],
+)
+def test_a_long_name_takes_its_room_only_a_few_times(schema: Any) -> None:
+    text = json.dumps(schema)
+    tracemalloc.start()
+    with pytest.raises(InvalidSchema, match="its names are longer than 33554432 characters in all"):
+        parse(text, flawed_too=True)
+    assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        record(name="N" * 1001),
+        record(namespace="N" * 999),
+        record(aliases=["N" * 1001]),
+        record({"name": "N" * 1001, "type": "int"}),
+        record({"name": "a", "type": "int", "aliases": ["N" * 1001]}),
+    ],
+)
+def test_a_name_of_more_than_1000_characters_is_not_registered_and_stays_readable(schema: Any) -> None:
+    with pytest.raises(InvalidSchema, match=r"the name N+… has 1001 characters: write at most 1000"):
+        parse(json.dumps(schema))
+    stored = parse(json.dumps(schema), flawed_too=True)
+    assert parse(stored.text, flawed_too=True).tree == stored.tree
+
+
+def test_many_defaults_of_an_enum_of_many_symbols_are_checked_in_time() -> None:
+    symbols = [f"a{i}" for i in range(52_000)]
+    items = {"type": "enum", "name": "E", "symbols": symbols}
+    default = [symbols[-1]] * len(symbols)
+    text = json.dumps(record({"name": "f", "type": {"type": "array", "items": items}, "default": default}))
+    began = time.thread_time()
+    parse(text)
     assert time.thread_time() - began < 5

@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from millrace_registry import avro_schema, compatibility, references
 from millrace_registry.avro_schema import AvroSchema
-from millrace_registry.errors import InvalidSchema
-from millrace_registry.service import Candidate, check, delete, find_schema, look_up, register, resolve
+from millrace_registry.errors import InvalidSchema, RegistryError
+from millrace_registry.service import (
+    MODE,
+    Candidate,
+    Mode,
+    check,
+    delete,
+    find_schema,
+    look_up,
+    register,
+    resolve,
+)
 from millrace_registry.store import Reference, Store, Transaction
 
 
@@ -164,3 +175,65 @@ def test_types_that_are_nested_too_deep_only_together_are_refused(store: Store) 
         whole = {"type": "array", "items": whole}
     with pytest.raises(InvalidSchema, match="nested deeper than 64"):
         register(store, "Whole", Candidate(json.dumps(whole), (Reference("Half", "Half", 1),)))
+
+
+MONEY, OTHER_MONEY = record("Money"), record("Money", doc="another")
+
+
+def forget(store: Store, *subjects: str) -> None:
+    with store.write() as rows:
+        for subject in subjects:
+            delete(rows, subject)
+            delete(rows, subject, permanent=True)
+
+
+def referring(version: int) -> Candidate:
+    return replace(record("Order", "Money"), references=(Reference("Money", "money", version),))
+
+
+def imported(store: Store, subject: str, candidate: Candidate, schema_id: int, version: int) -> int:
+    with store.write() as rows:
+        MODE.write(rows, subject, Mode.IMPORT, force=True)
+    return register(store, subject, replace(candidate, schema_id=schema_id, version=version)).schema.id
+
+
+def test_an_id_keeps_its_meaning_when_what_it_refers_to_is_deleted_and_made_anew(store: Store) -> None:
+    register(store, "money", MONEY)
+    first = register(store, "orders", referring(1)).schema
+    forget(store, "orders", "money")
+    assert register(store, "money", OTHER_MONEY).version == 2
+    with pytest.raises(InvalidSchema, match="'money' version 1 is not registered"):
+        register(store, "orders", referring(1))
+    second = register(store, "orders", referring(2)).schema
+    assert (second.id > first.id, second.guid != first.guid) == (True, True)
+
+
+def test_an_import_gives_a_version_that_schemas_refer_to_only_to_the_schema_that_had_it(store: Store) -> None:
+    register(store, "money", MONEY)
+    first = register(store, "orders", referring(1)).schema
+    for _ in range(2):
+        forget(store, "orders", "money")
+        with pytest.raises(RegistryError, match="refer to version 1 of subject money as another schema"):
+            imported(store, "money", OTHER_MONEY, 9, 1)
+        assert imported(store, "money", MONEY, 1, 1) == 1
+        assert imported(store, "orders", referring(1), first.id, 1) == first.id
+    with store.read() as rows:
+        assert "another" not in resolve(rows, find_schema(rows, first.id))
+
+
+def test_a_database_that_does_not_say_what_a_deleted_version_was_never_gives_its_number(
+    store: Store, database_url: str
+) -> None:
+    register(store, "money", MONEY)
+    register(store, "orders", referring(1))
+    forget(store, "orders", "money")
+    with store.write() as rows:
+        rows.connection.exec_driver_sql("DROP TABLE forgotten_versions")
+    store.close()
+    again = Store.open(database_url)
+    with pytest.raises(RegistryError, match="refer to version 1 of subject money as another schema"):
+        imported(again, "money", MONEY, 1, 1)
+    with again.write() as rows:
+        MODE.reset(rows, "money")
+    assert register(again, "money", OTHER_MONEY).version == 2
+    again.close()

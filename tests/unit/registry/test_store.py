@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_registry.errors import RegistryError
 from millrace_registry.service import Candidate, delete, find_schema, register
-from millrace_registry.store import Store
+from millrace_registry.store import LARGEST, Store
 from tests.support import WAIT_S
 
 
@@ -74,6 +75,18 @@ def test_a_version_number_is_not_given_again_while_the_subject_is_known(store: S
         delete(rows, "s", 1)
         delete(rows, "s", 1, permanent=True)
     assert register(store, "s", candidate(2)).version == 2
+
+
+def test_no_id_and_no_version_is_given_above_the_largest(store: Store) -> None:
+    with store.write() as rows:
+        largest = rows.add_schema("f", '"int"', schema_id=LARGEST)
+        rows.add_version("s", largest, LARGEST)
+    with pytest.raises(RegistryError, match=r"id 2147483647 is taken, the largest: import .* new registry"):
+        register(store, "t", candidate(1))
+    with pytest.raises(RegistryError, match="subject 's' has version 2147483647"), store.write() as rows:
+        rows.add_version("s", largest)
+    with store.read() as rows:
+        assert rows.subjects() == ["s"]
 
 
 def test_many_clients_registering_one_schema_at_once_get_one_id_and_one_version(store: Store) -> None:
