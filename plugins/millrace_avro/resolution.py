@@ -148,31 +148,43 @@ def _short(name: str) -> str:
 def _same_type(writer: avro.Node, table: avro.Node) -> bool:
     if isinstance(writer, avro.Leaf):
         return isinstance(table, avro.Leaf) and writer.kind == table.kind
-    if isinstance(writer, avro.Fixed | avro.Enum | avro.Record) and isinstance(
-        table, avro.Fixed | avro.Enum | avro.Record
-    ):
-        names = {_short(name) for name in (table.name, *table.aliases)}
-        return type(writer) is type(table) and _short(writer.name) in names
     return type(writer) is type(table)
 
 
-def pick_branch(writer: avro.Node, table: avro.Union, path: str) -> int:
-    """The branch of the table's union that takes values of the writer's type; SchemaError when none does."""
+def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]) -> bool:
+    """True if the table's type has the writer's name or an alias of it; types without names are alike."""
+    if isinstance(writer, avro.Named) and isinstance(table, avro.Named):
+        return name(writer.name) in map(name, (table.name, *table.aliases))
+    return True
+
+
+def pick_branch(
+    writer: avro.Node, table: avro.Union, path: str, resolve: Callable[[avro.Node, avro.Node, str], T]
+) -> tuple[int, T]:
+    """The branch of the table's union that takes values of the writer's type, and what `resolve` makes of it.
+
+    The first that resolves is taken: full names go before aliases, these before names without namespaces.
+    SchemaError when none does.
+    """
     same = (writer, avro.as_column(writer))
+    full_name = writer.name if isinstance(writer, avro.Named) else None
     ways: tuple[Callable[[avro.Node], bool], ...] = (
         lambda branch: branch in same,
-        lambda branch: _same_type(writer, branch),
+        lambda branch: isinstance(branch, avro.Named) and branch.name == full_name,
+        lambda branch: _same_type(writer, branch) and _named_alike(writer, branch, str),
+        lambda branch: _same_type(writer, branch) and _named_alike(writer, branch, _short),
         lambda branch: promotes(writer, branch),
         # There is one branch only, so nothing can be mistaken: names do not matter, as outside of unions.
-        lambda branch: (
-            table.is_optional and not isinstance(writer, avro.Leaf) and type(writer) is type(branch)
-        ),
+        lambda branch: table.is_optional and not isinstance(writer, avro.Leaf) and _same_type(writer, branch),
     )
-    for fits in ways:
-        for index, branch in enumerate(table.branches):
-            if fits(branch):
-                return index
-    raise no_way(writer, table, path)
+    indexes = (index for fits in ways for index, branch in enumerate(table.branches) if fits(branch))
+    errors: list[SchemaError] = []
+    for index in dict.fromkeys(indexes):
+        try:
+            return index, resolve(writer, table.branches[index], path)
+        except SchemaError as error:
+            errors.append(error)
+    raise errors[0] if errors else no_way(writer, table, path)
 
 
 def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:

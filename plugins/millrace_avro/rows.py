@@ -155,11 +155,8 @@ class _Compiler:
         return read
 
     def _into_union(self, writer: avro.Node, table: avro.Union, path: str) -> Read:
-        index = resolution.pick_branch(writer, table, path)
-        if table.branches[index] == NULL:
-            return lambda data, position: (None, position)
-        branch = self.value(writer, table.branches[index], path)
-        if table.is_optional:
+        index, branch = resolution.pick_branch(writer, table, path, self.value)
+        if table.is_optional or table.branches[index] == NULL:
             return branch
         name = f"member{table.member(index)}"
 

@@ -148,6 +148,7 @@ class Union:
 
 
 Plain: TypeAlias = Leaf | Fixed
+Named: TypeAlias = Fixed | Enum | Record
 Node: TypeAlias = "Leaf | Fixed | Enum | Record | Recursion | Array | Map | Union"
 NULL = Leaf("null")
 
@@ -238,7 +239,9 @@ class _Parser:
         return self.node(kind, inside, depth + 1)  # {"type": {"type": ...}} or {"type": [...]}
 
     def _named(self, schema: Mapping[str, Any], inside: tuple[str, ...], depth: int) -> Node:
-        name, aliases, before = schema["name"], tuple(schema.get("aliases", ())), self.nodes
+        name, before = schema["name"], self.nodes
+        space = name[: name.rfind(".") + 1]
+        aliases = tuple(alias if "." in alias else space + alias for alias in schema.get("aliases", ()))
         node: Node
         if schema["type"] == "enum":
             node = Enum(name, tuple(schema["symbols"]), schema.get("default"), aliases)

@@ -147,12 +147,11 @@ def _decode_where(rows: RowCursor, mine: Mask, read: Step) -> list[Column]:
 
 
 def _into_union(writer: avro.Node, table: avro.Union, path: str) -> Step:
-    index, type_ = resolution.pick_branch(writer, table, path), arrow_type(table)
-    branch = table.branches[index]
-    if branch == NULL:
+    index, read = resolution.pick_branch(writer, table, path, _compile)
+    type_ = arrow_type(table)
+    if table.branches[index] == NULL:
         nothing = columns.Constant(pa.scalar(None, type_))
         return lambda rows: nothing
-    read = _compile(writer, branch, path)
     if table.is_optional:
         return read
     member, count = table.member(index), len(table.members)

@@ -189,6 +189,51 @@ def test_logical_types_and_unions_resolve(
     assert comparable(arrays[0].to_pylist()) == comparable([expected] * 2)
 
 
+PAID_1, PAID_2 = (
+    {"type": "record", "name": f"{space}.Paid", "fields": [field("x", "int"), field(own, "int")]}
+    for space, own in (("v1", "a"), ("v2", "b"))
+)
+
+
+def with_default(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "fields": [*schema["fields"], field("z", "int", default=7)]}
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    ("wanted", "members"),
+    [
+        ([PAID_1, with_default(PAID_2)], (0, 1)),
+        ([with_default(PAID_2), with_default(PAID_1)], (1, 0)),
+        ([PAID_1, {**PAID_2, "name": "v3.Other", "aliases": ["v2.Paid"]}], (0, 1)),
+        ([PAID_1, {**PAID_2, "name": "v2.Other", "aliases": ["Paid"]}], (0, 1)),
+        ([PAID_1, {**PAID_2, "name": "v3.Paid", "aliases": ["v2.Paid"]}, with_default(PAID_2)], (0, 2)),
+        ([{**PAID_1, "name": "v8.Paid"}, {**PAID_2, "name": "v9.Paid"}], (0, 1)),
+    ],
+)
+def test_a_record_of_a_union_goes_to_the_branch_of_its_full_name_and_else_to_the_first_that_reads_it(
+    decoder: type[Any], wanted: Any, members: tuple[int, int]
+) -> None:
+    writer, table = table_of(field("e", [PAID_1, PAID_2])), table_of(field("e", wanted))
+    bodies = [b"\0\2\4", b"\2\2\4"]
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer(bodies))
+    assert faults.reasons == {}
+    for row, member, own in zip(arrays[0].to_pylist(), members, "ab", strict=True):
+        assert [name for name, value in row.items() if value is not None] == [f"member{member}"]
+        assert (row[f"member{member}"]["x"], row[f"member{member}"][own]) == (1, 2)
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+def test_an_enum_of_a_union_keeps_its_symbols_when_the_table_swaps_the_branches(decoder: type[Any]) -> None:
+    one = {"type": "enum", "name": "v1.Kind", "symbols": ["A", "B"]}
+    two = {"type": "enum", "name": "v2.Kind", "symbols": ["B", "C"]}
+    writer = table_of(field("e", [one, two]))
+    table = table_of(field("e", [{**two, "default": "B"}, {**one, "default": "B"}]))
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer([b"\0\0", b"\2\2"]))
+    assert faults.reasons == {}
+    assert arrays[0].to_pylist() == [{"member0": None, "member1": "A"}, {"member0": "C", "member1": None}]
+
+
 @pytest.mark.parametrize("decoder", PAIR)
 @pytest.mark.parametrize(
     ("written", "wanted"),
