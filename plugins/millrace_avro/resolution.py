@@ -232,11 +232,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+_NO_DEFAULT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
+
+
 def _default_of(field: avro.Field, path: str) -> Any:
     """A field's default as what pyarrow takes; SchemaError when it does not fit the field's type."""
     try:
         return _default(field.type, field.default)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _NO_DEFAULT as error:
         raise SchemaError(f"{path}{field.name}: its default does not fit its type: {error}") from error
 
 
@@ -287,6 +290,8 @@ def _leaf_default(node: avro.Plain, value: Any) -> Any:
             value.encode()  # JSON can hold halves of characters
     if isinstance(node, avro.Fixed) and len(value) != node.size:
         raise ValueError(f"{len(value)} bytes instead of {node.size}")
+    if kind in ("float", "double"):
+        value = float(value)  # pyarrow refuses whole numbers that have more digits than the type holds
     if kind == "long" and not _LONG_RANGE.smallest <= value <= _LONG_RANGE.largest:
         raise ValueError(f"{value} is out of range for long")
     return leaf_value(node, value)
@@ -297,7 +302,7 @@ def _union_default(node: avro.Union, value: Any) -> Any:
     for index, branch in enumerate(node.branches):
         try:
             default = _default(branch, value)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except _NO_DEFAULT:
             continue
         return default if node.is_optional or branch == NULL else {f"member{node.member(index)}": default}
     raise ValueError(f"{value!r} is of none of the union's types")

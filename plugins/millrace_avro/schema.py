@@ -188,7 +188,7 @@ def parse(schema: Any) -> Node:
         return _Parser().node(fastavro.schema.parse_schema(full, _write_hint=False), ())
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise SchemaError(f"not a valid Avro schema: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise SchemaError(f"not a valid Avro schema: {type(error).__name__}: {error}") from error
 
 
