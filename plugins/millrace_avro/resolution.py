@@ -53,7 +53,12 @@ INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 def scale_of(leaf: avro.Plain) -> Scale | None:
     """The range and the unit of its numbers; None where a value is taken as it is."""
-    return SCALES.get(leaf.logical or "", INT_RANGE if leaf.kind == "int" else None)
+    scale = SCALES.get(leaf.logical or "")
+    if leaf.kind != "int":
+        return scale
+    if scale is None:
+        return INT_RANGE
+    return Scale(max(scale.smallest, INT_RANGE.smallest), min(scale.largest, INT_RANGE.largest), scale.factor)
 
 
 def no_way(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
@@ -131,13 +136,16 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
 
 
 def promotes(writer: avro.Node, table: avro.Node) -> bool:
-    """True if every value of the writer's type is one of the table's, which is another; as a plain number."""
+    """True if the values of the writer's type are read as the table's, which is another.
+
+    Either as plain numbers and bytes, or with the table's logical type where the writer has none.
+    """
     return (
         isinstance(writer, avro.Leaf)
         and isinstance(table, avro.Leaf)
         and table.kind in _PROMOTIONS.get(writer.kind, ())
         and (writer.logical in (None, "uuid") or writer.kind in ("int", "long"))
-        and table.logical in (None, "uuid")
+        and (table.logical in (None, "uuid") or writer.logical is None)
     )
 
 

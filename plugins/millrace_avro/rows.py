@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -297,8 +298,8 @@ _FROM_NUMBER: dict[str, Callable[[Any], Any]] = {"float": _to_float32, "double":
 
 def _promoted(writer: avro.Leaf, table: avro.Leaf) -> Read:
     if writer.kind in ("bytes", "string"):
-        return _read_bytes if table.kind == "bytes" else _read_string
-    raw = _leaf_reader(avro.Leaf(writer.kind))
+        return _leaf(table)
+    raw = _leaf(replace(table, kind=writer.kind))
     convert = _FROM_NUMBER.get(table.kind)
     if convert is None or writer.kind == "float":
         return raw

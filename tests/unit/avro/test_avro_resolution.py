@@ -177,6 +177,10 @@ def test_a_renamed_field_is_found_by_its_alias(decoder: type[Any]) -> None:
         ("int", ["null", "string", "long"], 4, {"member0": None, "member1": 4}),
         (["int", "string"], ["string", "long"], 4, {"member0": None, "member1": 4}),
         (["int", "long"], "long", 4, 4),
+        ("int", MILLIS, 1500, LATE),
+        ("int", ["null", {"type": "long", "logicalType": "time-micros"}], 1500, 1500),
+        ("int", {"type": "long", "logicalType": "timestamp-nanos"}, 1500, 1500),
+        ("string", DECIMAL_4, "\1\0", Decimal("2.56")),
     ],
 )
 def test_logical_types_and_unions_resolve(
@@ -235,10 +239,26 @@ def test_an_enum_of_a_union_keeps_its_symbols_when_the_table_swaps_the_branches(
 
 
 @pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize("logical", ["timestamp-millis", "time-micros", "timestamp-nanos"])
+def test_an_int_that_is_read_as_another_long_stays_in_the_range_of_int(
+    decoder: type[Any], logical: str
+) -> None:
+    writer, table = (
+        table_of(field("a", "int")),
+        table_of(field("a", {"type": "long", "logicalType": logical})),
+    )
+    bodies = [b"\xfe\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x10", b"\4"]
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer(bodies))
+    assert len(arrays[0]) == 2
+    assert list(faults.reasons) == [1]
+
+
+@pytest.mark.parametrize("decoder", PAIR)
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
         ("long", "int"),
+        ({"type": "int", "logicalType": "date"}, MILLIS),
         ("string", "long"),
         (MICROS, {"type": "long", "logicalType": "local-timestamp-micros"}),
         ({"type": "fixed", "name": "F", "size": 3}, {"type": "fixed", "name": "F", "size": 4}),
