@@ -271,6 +271,34 @@ def values(cluster: MemoryCluster, stream: MillraceStreamReader, start: Json, en
         return [value for task in tasks for rows in stream.read(task) for value in rows["value"].to_pylist()]
 
 
+@pytest.mark.parametrize("lost", [1, 5, 11, 12, 19])
+def test_a_missing_batch_is_seen_however_many_tasks_read_the_range(lost: int) -> None:
+    cluster = one_topic(9)
+    log = cluster.contents["A"].logs[0]
+    for records in (300, 1, 2, 700) * 3:
+        log.append([Message(0, None, b"x")] * records)
+    after = plan(reader(cluster), {})
+    whole = values(cluster, reader(cluster), {}, after)
+    data = [number for number, header in enumerate(log.headers) if not header.is_control]
+    del log.batches[data[lost]]
+    for tasks in (*range(1, 40), 200, 1000):
+        with pytest.raises(MillraceError, match="are missing in the middle of the log"):
+            values(cluster, reader(cluster, minPartitions=str(tasks)), {}, after)
+        lenient = reader(cluster, minPartitions=str(tasks), failOnDataLoss="false")
+        assert 0 < len(values(cluster, lenient, {}, after)) < len(whole)
+
+
+@pytest.mark.parametrize("tasks", [1, 7, 100, 1000])
+def test_no_batch_is_missing_in_a_whole_range_however_many_tasks_read_it(tasks: int) -> None:
+    for seed in range(5):
+        cluster = MemoryCluster()
+        cluster.create("A", 1)
+        for _ in range(5):
+            cluster.grow(random.Random(seed))
+        stream = reader(cluster, minPartitions=str(tasks))
+        assert len(values(cluster, stream, {}, plan(stream, {}))) == len(cluster.rows())
+
+
 def test_an_unfinished_micro_batch_whose_messages_are_lost_is_refused_or_gives_none_as_asked() -> None:
     cluster = one_topic(4)
     before = plan(reader(cluster), {})
