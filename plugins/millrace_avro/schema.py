@@ -106,6 +106,7 @@ class Recursion:
     """One of the records that it is in, once more."""
 
     name: str
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Union:
 
 
 Plain: TypeAlias = Leaf | Fixed
-Named: TypeAlias = Fixed | Enum | Record
+Named: TypeAlias = Fixed | Enum | Record | Recursion
 Node: TypeAlias = "Leaf | Fixed | Enum | Record | Recursion | Array | Map | Union"
 NULL = Leaf("null")
 
@@ -208,6 +209,7 @@ def _without_wrong_decimals(schema: Any) -> Any:
 class _Parser:
     def __init__(self) -> None:
         self.named: dict[str, Node] = {}
+        self.aliases: dict[str, tuple[str, ...]] = {}
         self.nodes = 0
         self.nodes_of: dict[str, int] = {}
 
@@ -222,7 +224,7 @@ class _Parser:
             return Union(tuple(self.node(branch, inside, depth + 1) for branch in schema))
         if isinstance(schema, str):
             if schema in inside:
-                return Recursion(schema)
+                return Recursion(schema, self.aliases[schema])
             return self.named[schema] if defined else Leaf(schema)
         kind = schema["type"]
         if kind in _PRIMITIVES:
@@ -242,6 +244,7 @@ class _Parser:
         name, before = schema["name"], self.nodes
         space = name[: name.rfind(".") + 1]
         aliases = tuple(alias if "." in alias else space + alias for alias in schema.get("aliases", ()))
+        self.aliases[name] = aliases
         node: Node
         if schema["type"] == "enum":
             node = Enum(name, tuple(schema["symbols"]), schema.get("default"), aliases)

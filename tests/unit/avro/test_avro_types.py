@@ -206,6 +206,23 @@ def test_json_holds_every_type() -> None:
     }
 
 
+@pytest.mark.parametrize("aliases", [(), ("v1.A", "v1.B")])
+def test_records_inside_themselves_are_told_apart_in_a_union(aliases: tuple[str, ...]) -> None:
+    def nested(outer: str, inner: str, up: list[str], *aliases: str) -> dict[str, Any]:
+        fields = [{"name": "up", "type": ["null", *up]}]
+        b = {"type": "record", "name": inner, "fields": fields, "aliases": aliases[1:]}
+        return {"type": "record", "name": outer, "fields": [{"name": "b", "type": b}], "aliases": aliases[:1]}
+
+    names = ("v2.Outer", "v2.Inner") if aliases else ("v2.A", "v2.B")
+    writer, table = nested("v1.A", "v1.B", ["v1.A", "v1.B"]), nested(*names, [*reversed(names)], *aliases)
+    rows, faults = decoded(RowDecoder, writer, table, [b"\2\0", b"\4\0"])
+    assert faults == {}
+    assert [row["b"]["up"] for row in rows] == [
+        {"member0": None, "member1": '{"b":{"up":null}}'},
+        {"member0": '{"up":null}', "member1": None},
+    ]
+
+
 def test_a_record_inside_itself_that_the_table_does_not_have_is_passed_over() -> None:
     writer = {**TREE, "fields": [*TREE["fields"], {"name": "last", "type": "int"}]}
     table = {"type": "record", "name": "Tree", "fields": [{"name": "last", "type": "int"}]}
