@@ -53,7 +53,12 @@ INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 def scale_of(leaf: avro.Plain) -> Scale | None:
     """The range and the unit of its numbers; None where a value is taken as it is."""
-    return SCALES.get(leaf.logical or "", INT_RANGE if leaf.kind == "int" else None)
+    scale = SCALES.get(leaf.logical or "")
+    if leaf.kind != "int":
+        return scale
+    if scale is None:
+        return INT_RANGE
+    return Scale(max(scale.smallest, INT_RANGE.smallest), min(scale.largest, INT_RANGE.largest), scale.factor)
 
 
 def no_way(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
@@ -131,13 +136,16 @@ def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plai
 
 
 def promotes(writer: avro.Node, table: avro.Node) -> bool:
-    """True if every value of the writer's type is one of the table's, which is another; as a plain number."""
+    """True if the values of the writer's type are read as the table's, which is another.
+
+    Either as plain numbers and bytes, or with the table's logical type where the writer has none.
+    """
     return (
         isinstance(writer, avro.Leaf)
         and isinstance(table, avro.Leaf)
         and table.kind in _PROMOTIONS.get(writer.kind, ())
         and (writer.logical in (None, "uuid") or writer.kind in ("int", "long"))
-        and table.logical in (None, "uuid")
+        and (table.logical in (None, "uuid") or writer.logical is None)
     )
 
 
@@ -148,31 +156,43 @@ def _short(name: str) -> str:
 def _same_type(writer: avro.Node, table: avro.Node) -> bool:
     if isinstance(writer, avro.Leaf):
         return isinstance(table, avro.Leaf) and writer.kind == table.kind
-    if isinstance(writer, avro.Fixed | avro.Enum | avro.Record) and isinstance(
-        table, avro.Fixed | avro.Enum | avro.Record
-    ):
-        names = {_short(name) for name in (table.name, *table.aliases)}
-        return type(writer) is type(table) and _short(writer.name) in names
     return type(writer) is type(table)
 
 
-def pick_branch(writer: avro.Node, table: avro.Union, path: str) -> int:
-    """The branch of the table's union that takes values of the writer's type; SchemaError when none does."""
+def _named_alike(writer: avro.Node, table: avro.Node, name: Callable[[str], str]) -> bool:
+    """True if the table's type has the writer's name or an alias of it; types without names are alike."""
+    if isinstance(writer, avro.Named) and isinstance(table, avro.Named):
+        return name(writer.name) in map(name, (table.name, *table.aliases))
+    return True
+
+
+def pick_branch(
+    writer: avro.Node, table: avro.Union, path: str, resolve: Callable[[avro.Node, avro.Node, str], T]
+) -> tuple[int, T]:
+    """The branch of the table's union that takes values of the writer's type, and what `resolve` makes of it.
+
+    The first that resolves is taken: full names go before aliases, these before names without namespaces.
+    SchemaError when none does.
+    """
     same = (writer, avro.as_column(writer))
+    full_name = writer.name if isinstance(writer, avro.Named) else None
     ways: tuple[Callable[[avro.Node], bool], ...] = (
         lambda branch: branch in same,
-        lambda branch: _same_type(writer, branch),
+        lambda branch: isinstance(branch, avro.Named) and branch.name == full_name,
+        lambda branch: _same_type(writer, branch) and _named_alike(writer, branch, str),
+        lambda branch: _same_type(writer, branch) and _named_alike(writer, branch, _short),
         lambda branch: promotes(writer, branch),
         # There is one branch only, so nothing can be mistaken: names do not matter, as outside of unions.
-        lambda branch: (
-            table.is_optional and not isinstance(writer, avro.Leaf) and type(writer) is type(branch)
-        ),
+        lambda branch: table.is_optional and not isinstance(writer, avro.Leaf) and _same_type(writer, branch),
     )
-    for fits in ways:
-        for index, branch in enumerate(table.branches):
-            if fits(branch):
-                return index
-    raise no_way(writer, table, path)
+    indexes = (index for fits in ways for index, branch in enumerate(table.branches) if fits(branch))
+    errors: list[SchemaError] = []
+    for index in dict.fromkeys(indexes):
+        try:
+            return index, resolve(writer, table.branches[index], path)
+        except SchemaError as error:
+            errors.append(error)
+    raise errors[0] if errors else no_way(writer, table, path)
 
 
 def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:
@@ -220,11 +240,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+_NO_DEFAULT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
+
+
 def _default_of(field: avro.Field, path: str) -> Any:
     """A field's default as what pyarrow takes; SchemaError when it does not fit the field's type."""
     try:
         return _default(field.type, field.default)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except _NO_DEFAULT as error:
         raise SchemaError(f"{path}{field.name}: its default does not fit its type: {error}") from error
 
 
@@ -275,6 +298,8 @@ def _leaf_default(node: avro.Plain, value: Any) -> Any:
             value.encode()  # JSON can hold halves of characters
     if isinstance(node, avro.Fixed) and len(value) != node.size:
         raise ValueError(f"{len(value)} bytes instead of {node.size}")
+    if kind in ("float", "double"):
+        value = float(value)  # pyarrow refuses whole numbers that have more digits than the type holds
     if kind == "long" and not _LONG_RANGE.smallest <= value <= _LONG_RANGE.largest:
         raise ValueError(f"{value} is out of range for long")
     return leaf_value(node, value)
@@ -285,7 +310,7 @@ def _union_default(node: avro.Union, value: Any) -> Any:
     for index, branch in enumerate(node.branches):
         try:
             default = _default(branch, value)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except _NO_DEFAULT:
             continue
         return default if node.is_optional or branch == NULL else {f"member{node.member(index)}": default}
     raise ValueError(f"{value!r} is of none of the union's types")

@@ -9,7 +9,8 @@ the process on records nested 10,000 deep.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +29,12 @@ IndexError and struct.error say that the body ends too early, ValueError what el
 Row: TypeAlias = "list[Any]"
 MAX_DEPTH = 100
 """Levels of records inside themselves in one message; Python's stack does not take many more."""
+MAX_VALUES = 10_000_000
+"""Most values of one message: the items of arrays and maps with all their fields, 20 to 140 bytes each."""
+_STRUCT_VALUES = 3
+"""What a record, a union's member or a map's entry counts beside what is in it: a dict takes 200 bytes."""
+SLICE_VALUES = 1_000_000
+"""Values of whole messages that are held before they become columns, which take a tenth of the memory."""
 _INT_LIMIT = 1 << 31
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _NOT_FOR_ARROW = (pa.ArrowException, OverflowError, TypeError, ValueError)
@@ -37,32 +44,44 @@ class RowDecoder:
     """Decodes messages of one writer schema into the columns of a table, row by row."""
 
     def __init__(self, writer: avro.Record, table: avro.Record) -> None:
-        self._read = _Compiler().record(writer, table, "")
+        self._compiler = _Compiler()
+        self._read = self._compiler.record(writer, table, "")
         self._types = [field.type for field in avro.arrow_fields(table)]
 
     def decode(self, buffer: PaddedBuffer, start: Longs, end: Longs) -> tuple[list[pa.Array], Faults]:
-        faults = Faults(len(start))
-        rows: list[Row] = []
+        faults, held = Faults(len(start)), 0
+        rows: dict[int, Row] = {}
+        parts: list[list[pa.Array]] = []
         for row, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
             body = bytes(buffer.data[first:last])
             try:
-                value, position = self._read(body, 0)
-                if position != len(body):
-                    raise ValueError("bytes are left after the last field")
-                rows.append(value)
+                rows[row] = self._row(body)
             except (IndexError, struct.error):
                 faults.mark(np.array([row]), "the message ends inside a value")
             except (ValueError, ArithmeticError, RecursionError) as error:
                 faults.mark(np.array([row]), f"{type(error).__name__}: {error}")
-        return self._columns(rows, faults), faults
+            held += self._compiler.values
+            if held > SLICE_VALUES:
+                parts.append(self._columns(rows, faults))
+                rows, held = {}, 0
+        if not parts:
+            return self._columns(rows, faults), faults
+        parts.append(self._columns(rows, faults))
+        return [pa.concat_arrays(column) for column in zip(*parts, strict=True)], faults
 
-    def _columns(self, rows: list[Row], faults: Faults) -> list[pa.Array]:
+    def _row(self, body: bytes) -> Row:
+        self._compiler.values = 0
+        row, position = self._read(body, 0)
+        if position != len(body):
+            raise ValueError("bytes are left after the last field")
+        return row
+
+    def _columns(self, rows: dict[int, Row], faults: Faults) -> list[pa.Array]:
         try:
-            return self._arrays(rows)
+            return self._arrays(rows.values())
         except _NOT_FOR_ARROW:
-            numbers = np.flatnonzero(~faults.bad).tolist()
             kept: list[Row] = []
-            for number, row in zip(numbers, rows, strict=True):
+            for number, row in rows.items():
                 try:
                     self._arrays([row])
                     kept.append(row)
@@ -72,7 +91,7 @@ class RowDecoder:
                     )
             return self._arrays(kept)
 
-    def _arrays(self, rows: list[Row]) -> list[pa.Array]:
+    def _arrays(self, rows: Collection[Row]) -> list[pa.Array]:
         return [pa.array([row[index] for row in rows], type_) for index, type_ in enumerate(self._types)]
 
 
@@ -84,6 +103,8 @@ class _Compiler:
         self._again: dict[str, Read] = {}
         self._as_text = True
         self._depth = 0
+        self.values = 0
+        """How many the message has so far; who reads one begins with none."""
 
     def record(
         self, writer: avro.Record, table: avro.Record, path: str
@@ -113,11 +134,13 @@ class _Compiler:
         if isinstance(writer, avro.Record) and isinstance(table, avro.Record):
             return self._struct(writer, table, path)
         if isinstance(writer, avro.Array) and isinstance(table, avro.Array):
+            item = self.value(writer.items, table.items, path + "[]")
             return _array(
-                self.value(writer.items, table.items, path + "[]"), avro.min_bytes(writer.items), path
+                item, avro.min_bytes(writer.items), self._counting(_values(table.items), path), path
             )
         if isinstance(writer, avro.Map) and isinstance(table, avro.Map):
-            return _map(self.value(writer.values, table.values, path + "{}"), path)
+            value = self.value(writer.values, table.values, path + "{}")
+            return _map(value, self._counting(_STRUCT_VALUES + _values(table.values), path), path)
         if isinstance(writer, avro.Enum) and isinstance(table, avro.Enum):
             return _enum(writer, table, path)
         if isinstance(writer, avro.Recursion) and isinstance(table, avro.Recursion):
@@ -129,6 +152,18 @@ class _Compiler:
         if isinstance(writer, avro.Plain) and isinstance(table, avro.Plain):
             return _leaf(resolution.resolved_leaf(writer, table, path))
         raise resolution.no_way(writer, table, path)
+
+    def _counting(self, values: int, path: str) -> Callable[[int], None]:
+        """Counts items of so many values; ValueError when the message has too many, before they are read."""
+
+        def count(items: int) -> None:
+            self.values += items * values
+            if self.values > MAX_VALUES:
+                raise ValueError(
+                    f"{path}: more than {MAX_VALUES:,} values in one message; send fewer items in each"
+                )
+
+        return count
 
     def _struct(self, writer: avro.Record, table: avro.Record, path: str) -> Read:
         names = [field.name for field in table.fields]
@@ -155,11 +190,8 @@ class _Compiler:
         return read
 
     def _into_union(self, writer: avro.Node, table: avro.Union, path: str) -> Read:
-        index = resolution.pick_branch(writer, table, path)
-        if table.branches[index] == NULL:
-            return lambda data, position: (None, position)
-        branch = self.value(writer, table.branches[index], path)
-        if table.is_optional:
+        index, branch = resolution.pick_branch(writer, table, path, self.value)
+        if table.is_optional or table.branches[index] == NULL:
             return branch
         name = f"member{table.member(index)}"
 
@@ -176,8 +208,10 @@ class _Compiler:
             as_text, self._as_text = self._as_text, False
             self._again[name] = self._struct(self._records[name], self._records[name], path)
             self._as_text = as_text
+        count = self._counting(_values(self._records[name]), path)
 
         def read(data: bytes, position: int) -> tuple[Any, int]:
+            count(1)
             if self._depth >= MAX_DEPTH:
                 raise ValueError(f"{path}: records inside themselves more than {MAX_DEPTH} deep")
             self._depth += 1
@@ -300,8 +334,8 @@ _FROM_NUMBER: dict[str, Callable[[Any], Any]] = {"float": _to_float32, "double":
 
 def _promoted(writer: avro.Leaf, table: avro.Leaf) -> Read:
     if writer.kind in ("bytes", "string"):
-        return _read_bytes if table.kind == "bytes" else _read_string
-    raw = _leaf_reader(avro.Leaf(writer.kind))
+        return _leaf(table)
+    raw = _leaf(replace(table, kind=writer.kind))
     convert = _FROM_NUMBER.get(table.kind)
     if convert is None or writer.kind == "float":
         return raw
@@ -324,13 +358,23 @@ def _blocks(data: bytes, position: int, least: int, path: str) -> tuple[int, int
     return count, position
 
 
-def _array(item: Read, least: int, path: str) -> Read:
+def _values(node: avro.Node) -> int:
+    """The values in one of a type, without the items of arrays and maps and records inside themselves."""
+    if isinstance(node, avro.Record):
+        return _STRUCT_VALUES + sum(_values(field.type) for field in node.fields)
+    if isinstance(node, avro.Union):
+        return max(map(_values, node.branches), default=0) + (0 if node.is_optional else _STRUCT_VALUES)
+    return 1
+
+
+def _array(item: Read, least: int, count_values: Callable[[int], None], path: str) -> Read:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         items: list[Any] = []
         while True:
             count, position = _blocks(data, position, least, path)
             if not count:
                 return items, position
+            count_values(count)
             for _ in range(count):
                 value, position = item(data, position)
                 items.append(value)
@@ -338,13 +382,14 @@ def _array(item: Read, least: int, path: str) -> Read:
     return read
 
 
-def _map(value: Read, path: str) -> Read:
+def _map(value: Read, count_values: Callable[[int], None], path: str) -> Read:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         entries: dict[str, Any] = {}
         while True:
             count, position = _blocks(data, position, 1, path)
             if not count:
                 return list(entries.items()), position
+            count_values(count)
             for _ in range(count):
                 key, position = _read_string(data, position)
                 entries[key], position = value(data, position)

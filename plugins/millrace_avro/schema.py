@@ -106,6 +106,7 @@ class Recursion:
     """One of the records that it is in, once more."""
 
     name: str
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,7 @@ class Union:
 
 
 Plain: TypeAlias = Leaf | Fixed
+Named: TypeAlias = Fixed | Enum | Record | Recursion
 Node: TypeAlias = "Leaf | Fixed | Enum | Record | Recursion | Array | Map | Union"
 NULL = Leaf("null")
 
@@ -187,7 +189,7 @@ def parse(schema: Any) -> Node:
         return _Parser().node(fastavro.schema.parse_schema(full, _write_hint=False), ())
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise SchemaError(f"not a valid Avro schema: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise SchemaError(f"not a valid Avro schema: {type(error).__name__}: {error}") from error
 
 
@@ -207,6 +209,7 @@ def _without_wrong_decimals(schema: Any) -> Any:
 class _Parser:
     def __init__(self) -> None:
         self.named: dict[str, Node] = {}
+        self.aliases: dict[str, tuple[str, ...]] = {}
         self.nodes = 0
         self.nodes_of: dict[str, int] = {}
 
@@ -221,7 +224,7 @@ class _Parser:
             return Union(tuple(self.node(branch, inside, depth + 1) for branch in schema))
         if isinstance(schema, str):
             if schema in inside:
-                return Recursion(schema)
+                return Recursion(schema, self.aliases[schema])
             return self.named[schema] if defined else Leaf(schema)
         kind = schema["type"]
         if kind in _PRIMITIVES:
@@ -238,7 +241,10 @@ class _Parser:
         return self.node(kind, inside, depth + 1)  # {"type": {"type": ...}} or {"type": [...]}
 
     def _named(self, schema: Mapping[str, Any], inside: tuple[str, ...], depth: int) -> Node:
-        name, aliases, before = schema["name"], tuple(schema.get("aliases", ())), self.nodes
+        name, before = schema["name"], self.nodes
+        space = name[: name.rfind(".") + 1]
+        aliases = tuple(alias if "." in alias else space + alias for alias in schema.get("aliases", ()))
+        self.aliases[name] = aliases
         node: Node
         if schema["type"] == "enum":
             node = Enum(name, tuple(schema["symbols"]), schema.get("default"), aliases)

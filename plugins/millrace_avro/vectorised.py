@@ -7,6 +7,7 @@ promotions, unions on either side. Arrays and maps have no step here; `rows.py` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -83,7 +84,7 @@ def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
         return _enum(writer, table, path)
     if isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf):
         if resolution.promotes(writer, table):
-            return _leaf(avro.Leaf(writer.kind), table.kind, path)  # as a plain number, whatever it stood for
+            return _leaf(replace(table, kind=writer.kind), table.kind, path)
         leaf = resolution.resolved_leaf(writer, table, path)
         assert isinstance(leaf, avro.Leaf)
         return _leaf(leaf, leaf.kind, path)
@@ -147,12 +148,11 @@ def _decode_where(rows: RowCursor, mine: Mask, read: Step) -> list[Column]:
 
 
 def _into_union(writer: avro.Node, table: avro.Union, path: str) -> Step:
-    index, type_ = resolution.pick_branch(writer, table, path), arrow_type(table)
-    branch = table.branches[index]
-    if branch == NULL:
+    index, read = resolution.pick_branch(writer, table, path, _compile)
+    type_ = arrow_type(table)
+    if table.branches[index] == NULL:
         nothing = columns.Constant(pa.scalar(None, type_))
         return lambda rows: nothing
-    read = _compile(writer, branch, path)
     if table.is_optional:
         return read
     member, count = table.member(index), len(table.members)
@@ -222,7 +222,7 @@ def _boolean(path: str) -> Step:
 
 def _integer(leaf: avro.Leaf, kind: str, path: str) -> Step:
     scale = resolution.scale_of(leaf)
-    type_ = arrow_type(leaf if leaf.kind == kind else avro.Leaf(kind))
+    type_ = arrow_type(replace(leaf, kind=kind))
     dtype = np.dtype(_NUMBER.get(kind, np.int32 if type_.bit_width == 32 else np.int64))
     what = f"{path}: out of range for {leaf.logical or 'int'}"
 

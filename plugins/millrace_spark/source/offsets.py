@@ -77,6 +77,11 @@ def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
                         " start later, or set failOnDataLoss=false"
                     )
                 start = earliest[partition]
+            if start > latest[partition] and options.fail_on_data_loss:
+                raise MillraceError(
+                    f"{name}-{partition} ends at {latest[partition]}, before {starting.option} {start};"
+                    " start earlier, or set failOnDataLoss=false"
+                )
             if end > latest[partition]:
                 raise MillraceError(
                     f"{name}-{partition} ends at {latest[partition]}, before endingOffsets {end}"

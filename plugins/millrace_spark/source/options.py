@@ -201,7 +201,10 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
     (option,) = options
     text = given[option].strip()
     if option == "subscribe":
-        return Subscription(tuple(dict.fromkeys(t.strip() for t in text.split(",") if t.strip())))
+        topics = tuple(dict.fromkeys(t.strip() for t in text.split(",") if t.strip()))
+        if not topics:
+            raise ConfigError("option 'subscribe' names no topic: give names with commas between them")
+        return Subscription(topics)
     if option == "subscribePattern":
         try:
             re.compile(text)
@@ -211,6 +214,8 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
     try:
         named = json.loads(text).items()
         partitions = {str(topic): tuple(map(_natural, numbers)) for topic, numbers in named}
+        if not partitions or not all(partitions.values()):
+            raise ValueError(text)
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(f"option 'assign' is not JSON like {{\"topic\": [0, 1]}}: {text!r}") from None
     return Subscription(tuple(partitions), partitions=partitions)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ConfigError, CorruptMessage, MillraceError
+from millrace.records import HEADER_BYTES, BatchHeader, Cursor
 from millrace.records.framing import Frames, read_headers
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Subjects
@@ -22,7 +23,7 @@ from millrace_spark.source.options import SourceOptions
 from millrace_warehouse.log import messages
 from millrace_warehouse.log.messages import Decoder, Rejected
 from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
-from millrace_warehouse.log.reading import FetchedBatches, read_cut
+from millrace_warehouse.log.reading import FetchedBatches, fetch_from, read_cut
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 RAW_SCHEMA = pa.schema(
@@ -87,12 +88,14 @@ class RowReader:
         return pa.schema([*schema, *CORRUPT_FIELDS])
 
     def read(self, cut: Cut) -> Iterator[pa.RecordBatch]:
-        stats = RangeStats.of(cut)
+        stats, lost_ok = RangeStats.of(cut), not self.options.fail_on_data_loss
         with ClusterClient(self.options.bootstrap, security=self.options.security) as client:
-            for batch in self._batches(cut, read_cut(client, cut, stats), stats):
+            for batch in self._batches(cut, read_cut(client, cut, stats, lost_ok=lost_ok), stats):
                 self._check_loss(cut, stats)
                 if batch.num_rows:
                     yield batch
+            if self.options.fail_on_data_loss:
+                stats.gaps += _gap_after(client, cut, stats)
         self._check_loss(cut, stats)
 
     def _batches(
@@ -142,6 +145,22 @@ def _gap_before(cut: Cut, stats: RangeStats) -> list[Gap]:
     if stats.first_base <= cut.range.start or stats.first_base == base:
         return []
     return [Gap(cut.range.start, stats.first_base, "absent")]
+
+
+def _gap_after(client: ClusterClient, cut: Cut, stats: RangeStats) -> list[Gap]:
+    """What is missing of the range between a cut's last batch and the next one, which may be any cut's.
+
+    A cut without a batch leaves this to the cut before it. Apache Kafka's compaction leaves gaps on purpose.
+    """
+    range_ = cut.range
+    cursor = stats.cursor or (Cursor(range_.start, range_.start_base) if cut.is_first else Cursor(0))
+    if cursor.next_base is None or cursor.next_base >= range_.end or not range_.byte_positions:
+        return []
+    answer = fetch_from(client, range_.topic, range_.partition, cursor.next_offset, max_bytes=1)
+    header = BatchHeader.parse(answer.records) if len(answer.records) >= HEADER_BYTES else None
+    if header is None or cursor.follows(header):
+        return []
+    return [Gap(cursor.next_offset, header.base_offset, "absent")]
 
 
 def _refuse(cut: Cut, rejected: Sequence[Rejected]) -> None:

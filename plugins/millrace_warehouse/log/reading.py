@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import ClusterClient, FetchedPartition
 from millrace.client.transactions import AbortedTransactions
-from millrace.errors import CorruptMessage, ErrorCode, MillraceError
+from millrace.errors import CorruptMessage, ErrorCode, MillraceError, UnknownTopicId, UnknownTopicOrPartition
 from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor, split_batches
 from millrace.records.framing import Batch
@@ -62,27 +62,38 @@ def read_cut(
     *,
     fetch_bytes: int = FETCH_BYTES,
     timeout_s: float = 60.0,
+    lost_ok: bool = False,
 ) -> Iterator[FetchedBatches]:
     """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
 
     The same cut always gives the same batches, or the iteration raises MillraceError: a batch is damaged,
     the topic is another one or becomes one on the way, the log ends before the cut does or nothing arrives
     for `timeout_s`. Offsets that have expired since the range was frozen are no error but a gap in `stats`.
+    With `lost_ok` a topic that is gone or another one gives nothing, and a log that ends too early its rest.
     """
     if cut.first >= cut.last:
         return
-    _check_topic(client, cut)
+    try:
+        _check_topic(client, cut)
+    except (UnknownTopicId, UnknownTopicOrPartition):
+        if lost_ok:
+            return
+        raise
     reader = _CutReader(cut, stats)
     deadline = time.monotonic() + timeout_s
     while not reader.done:
         before = reader.wanted
         fetched = fetch_from(client, cut.range.topic, cut.range.partition, before, fetch_bytes, _WAIT_MS)
+        if lost_ok and fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset <= before:
+            break
         batches = reader.take(fetched)
         if batches:
             yield FetchedBatches(batches, reader.log_start)
         if reader.wanted > before:
             deadline = time.monotonic() + timeout_s
         elif not reader.done and time.monotonic() > deadline:
+            if lost_ok and fetched.high_watermark < cut.range.end:
+                break
             raise MillraceError(
                 f"{cut.range.name} has given nothing at offset {reader.wanted} for {timeout_s:g} s; its high "
                 f"watermark is {fetched.high_watermark}, the range ends at {cut.range.end}: if the first is "
@@ -95,9 +106,9 @@ def read_cut(
 def _check_topic(client: ClusterClient, cut: Cut) -> None:
     expected, topic = cut.range.topic_id, cut.range.topic
     if expected is not None and (topic_id := client.topic(topic).topic_id) != expected:
-        raise MillraceError(
+        raise UnknownTopicId(
             f"topic {topic!r} was deleted and created anew (its id is {topic_id}, planned was {expected}): "
-            "its old offsets mean nothing now; plan the load anew"
+            "plan a load anew, start a query with a new checkpoint or set its failOnDataLoss=false"
         )
 
 
@@ -197,7 +208,8 @@ class _CutReader:
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return MillraceError(
                 f"{where}: the log has only [{fetched.log_start_offset}, {fetched.high_watermark}), messages "
-                "that were there are lost; restore the log or plan anew from its end"
+                "that were there are lost: restore the log, or plan a load anew from its end, start a query"
+                " with a new checkpoint or set its failOnDataLoss=false"
             )
         if fetched.error == ErrorCode.CORRUPT_MESSAGE:
             return MillraceError(f"{where}: the batch on disk is damaged; run `millrace log repair`")

@@ -177,6 +177,10 @@ def test_a_renamed_field_is_found_by_its_alias(decoder: type[Any]) -> None:
         ("int", ["null", "string", "long"], 4, {"member0": None, "member1": 4}),
         (["int", "string"], ["string", "long"], 4, {"member0": None, "member1": 4}),
         (["int", "long"], "long", 4, 4),
+        ("int", MILLIS, 1500, LATE),
+        ("int", ["null", {"type": "long", "logicalType": "time-micros"}], 1500, 1500),
+        ("int", {"type": "long", "logicalType": "timestamp-nanos"}, 1500, 1500),
+        ("string", DECIMAL_4, "\1\0", Decimal("2.56")),
     ],
 )
 def test_logical_types_and_unions_resolve(
@@ -189,11 +193,72 @@ def test_logical_types_and_unions_resolve(
     assert comparable(arrays[0].to_pylist()) == comparable([expected] * 2)
 
 
+PAID_1, PAID_2 = (
+    {"type": "record", "name": f"{space}.Paid", "fields": [field("x", "int"), field(own, "int")]}
+    for space, own in (("v1", "a"), ("v2", "b"))
+)
+
+
+def with_default(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "fields": [*schema["fields"], field("z", "int", default=7)]}
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    ("wanted", "members"),
+    [
+        ([PAID_1, with_default(PAID_2)], (0, 1)),
+        ([with_default(PAID_2), with_default(PAID_1)], (1, 0)),
+        ([PAID_1, {**PAID_2, "name": "v3.Other", "aliases": ["v2.Paid"]}], (0, 1)),
+        ([PAID_1, {**PAID_2, "name": "v2.Other", "aliases": ["Paid"]}], (0, 1)),
+        ([PAID_1, {**PAID_2, "name": "v3.Paid", "aliases": ["v2.Paid"]}, with_default(PAID_2)], (0, 2)),
+        ([{**PAID_1, "name": "v8.Paid"}, {**PAID_2, "name": "v9.Paid"}], (0, 1)),
+    ],
+)
+def test_a_record_of_a_union_goes_to_the_branch_of_its_full_name_and_else_to_the_first_that_reads_it(
+    decoder: type[Any], wanted: Any, members: tuple[int, int]
+) -> None:
+    writer, table = table_of(field("e", [PAID_1, PAID_2])), table_of(field("e", wanted))
+    bodies = [b"\0\2\4", b"\2\2\4"]
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer(bodies))
+    assert faults.reasons == {}
+    for row, member, own in zip(arrays[0].to_pylist(), members, "ab", strict=True):
+        assert [name for name, value in row.items() if value is not None] == [f"member{member}"]
+        assert (row[f"member{member}"]["x"], row[f"member{member}"][own]) == (1, 2)
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+def test_an_enum_of_a_union_keeps_its_symbols_when_the_table_swaps_the_branches(decoder: type[Any]) -> None:
+    one = {"type": "enum", "name": "v1.Kind", "symbols": ["A", "B"]}
+    two = {"type": "enum", "name": "v2.Kind", "symbols": ["B", "C"]}
+    writer = table_of(field("e", [one, two]))
+    table = table_of(field("e", [{**two, "default": "B"}, {**one, "default": "B"}]))
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer([b"\0\0", b"\2\2"]))
+    assert faults.reasons == {}
+    assert arrays[0].to_pylist() == [{"member0": None, "member1": "A"}, {"member0": "C", "member1": None}]
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize("logical", ["timestamp-millis", "time-micros", "timestamp-nanos"])
+def test_an_int_that_is_read_as_another_long_stays_in_the_range_of_int(
+    decoder: type[Any], logical: str
+) -> None:
+    writer, table = (
+        table_of(field("a", "int")),
+        table_of(field("a", {"type": "long", "logicalType": logical})),
+    )
+    bodies = [b"\xfe\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x10", b"\4"]
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer(bodies))
+    assert len(arrays[0]) == 2
+    assert list(faults.reasons) == [1]
+
+
 @pytest.mark.parametrize("decoder", PAIR)
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
         ("long", "int"),
+        ({"type": "int", "logicalType": "date"}, MILLIS),
         ("string", "long"),
         (MICROS, {"type": "long", "logicalType": "local-timestamp-micros"}),
         ({"type": "fixed", "name": "F", "size": 3}, {"type": "fixed", "name": "F", "size": 4}),
@@ -218,13 +283,15 @@ def test_types_that_do_not_fit_are_refused_by_name(decoder: type[Any], written: 
         field("b", "int", default=1 << 31),
         field("b", "string", default="\ud800"),
         field("b", "long", default=True),
+        field("b", "double", default=10**400),
+        field("b", {"type": "array", "items": ["null", "float"]}, default=[10**400]),
         field("b", "bytes", default="\u0100"),
         field("b", {"type": "fixed", "name": "F", "size": 2}, default="x"),
         field("b", {"type": "enum", "name": "E", "symbols": ["A"]}, default="B"),
     ],
 )
 def test_a_new_field_needs_a_default_that_fits(decoder: type[Any], wanted: dict[str, Any]) -> None:
-    with pytest.raises(SchemaError, match=r"b: |Default value <x>"):
+    with pytest.raises(SchemaError, match=r"b: |Default value <x>|int too large to convert to float"):
         decoder(record(table_of(field("a", "long"))), table_record(table_of(wanted)))
 
 
@@ -235,7 +302,14 @@ def test_defaults_are_read_from_json_as_avro_says(decoder: type[Any]) -> None:
         "price": (DECIMAL_4, "\u0001\u0000", Decimal("2.56")),
         "when": (MILLIS, 1500, LATE),
         "either": (["string", "long"], "x", {"member0": "x", "member1": None}),
-        "many": ({"type": "array", "items": "int"}, [1, 2], [1, 2]),
+        "wide": ("double", (1 << 53) + 1, float(1 << 53)),
+        "narrow": (["float", "null"], (1 << 24) + 1, float(1 << 24)),
+        "inner": (
+            {**table_of(field("ratio", "float")), "name": "I"},
+            {"ratio": (1 << 24) + 1},
+            {"ratio": float(1 << 24)},
+        ),
+        "many": ({"type": "array", "items": "double"}, [1, (1 << 53) + 1], [1.0, float(1 << 53)]),
         "named": ({"type": "map", "values": "int"}, {"a": 1}, [("a", 1)]),
     }
     if decoder is ColumnDecoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from decimal import Decimal
 from typing import Any
 
@@ -205,6 +206,23 @@ def test_json_holds_every_type() -> None:
     }
 
 
+@pytest.mark.parametrize("aliases", [(), ("v1.A", "v1.B")])
+def test_records_inside_themselves_are_told_apart_in_a_union(aliases: tuple[str, ...]) -> None:
+    def nested(outer: str, inner: str, up: list[str], *aliases: str) -> dict[str, Any]:
+        fields = [{"name": "up", "type": ["null", *up]}]
+        b = {"type": "record", "name": inner, "fields": fields, "aliases": aliases[1:]}
+        return {"type": "record", "name": outer, "fields": [{"name": "b", "type": b}], "aliases": aliases[:1]}
+
+    names = ("v2.Outer", "v2.Inner") if aliases else ("v2.A", "v2.B")
+    writer, table = nested("v1.A", "v1.B", ["v1.A", "v1.B"]), nested(*names, [*reversed(names)], *aliases)
+    rows, faults = decoded(RowDecoder, writer, table, [b"\2\0", b"\4\0"])
+    assert faults == {}
+    assert [row["b"]["up"] for row in rows] == [
+        {"member0": None, "member1": '{"b":{"up":null}}'},
+        {"member0": '{"up":null}', "member1": None},
+    ]
+
+
 def test_a_record_inside_itself_that_the_table_does_not_have_is_passed_over() -> None:
     writer = {**TREE, "fields": [*TREE["fields"], {"name": "last", "type": "int"}]}
     table = {"type": "record", "name": "Tree", "fields": [{"name": "last", "type": "int"}]}
@@ -277,6 +295,66 @@ def test_blocks_of_more_items_than_there_are_bytes_are_rejected_at_once(body: by
         schema = column({"type": "array", "items": items})
         _, faults = decoded(RowDecoder, schema, schema, [body])
         assert list(faults) == [0]
+
+
+POINT = {"type": "record", "name": "Point", "fields": [{"name": "x", "type": "int"}]}
+POINT_OF_TWO = {**POINT, "fields": [*POINT["fields"], {"name": "y", "type": "int", "default": 0}]}
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "item", "most"),
+    [
+        ({"type": "array", "items": "int"}, {"type": "array", "items": "int"}, 1, 1000),
+        ({"type": "array", "items": POINT}, {"type": "array", "items": POINT_OF_TWO}, {"x": 1}, 200),
+        ({"type": "map", "values": "int"}, {"type": "map", "values": "int"}, 1, 250),
+        ({"type": "array", "items": TREE}, {"type": "array", "items": TREE}, {"n": 1, "kids": []}, 166),
+    ],
+    ids=str,
+)
+def test_a_message_of_too_many_values_is_rejected_and_its_neighbours_are_not(
+    monkeypatch: pytest.MonkeyPatch, written: Any, wanted: Any, item: Any, most: int
+) -> None:
+    monkeypatch.setattr("millrace_avro.rows.MAX_VALUES", 1000)
+    if written["type"] == "map":
+        values: list[Any] = [{f"k{number}": item for number in range(count)} for count in (most, most + 1)]
+    else:
+        values = [[item] * count for count in (most, most + 1)]
+    bodies = [encode(column(written), {"a": value}) for value in (*values, values[0])]
+    rows, faults = decoded(RowDecoder, column(written), column(wanted), bodies)
+    assert [len(row["a"]) for row in rows] == [most, most]
+    assert list(faults) == [1]
+    assert "a: more than 1,000 values in one message; send fewer items in each" in faults[1].replace("[]", "")
+
+
+def test_records_inside_themselves_count_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace_avro.rows.MAX_VALUES", 1000)
+    kid = {"n": 1, "kids": []}
+    bodies = [encode(TREE, {"n": 0, "kids": [kid] * count}) for count in (142, 143)]
+    rows, faults = decoded(RowDecoder, TREE, TREE, bodies)
+    assert len(rows) == 1
+    assert list(faults) == [1]
+
+
+def test_the_values_of_many_messages_are_not_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = column({"type": "array", "items": POINT})
+    values = [{"a": [{"x": row}] * 500} for row in range(100)]
+    bodies = [b"broken", *[encode(schema, value) for value in values], b""]
+    decoder, buffer = RowDecoder(record(schema), table_record(schema)), in_one_buffer(bodies)
+
+    def decode(values_at_once: int) -> tuple[list[pa.Array], list[int], int]:
+        monkeypatch.setattr("millrace_avro.rows.SLICE_VALUES", values_at_once)
+        tracemalloc.start()
+        arrays, faults = decoder.decode(*buffer)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return arrays, list(faults.reasons), peak
+
+    arrays, faults, most = decode(1 << 30)
+    again, same, less = decode(10_000)
+    assert arrays == again
+    assert rows_of(arrays, schema) == values
+    assert faults == same == [0, 101]
+    assert less < most / 3
 
 
 def test_a_block_with_its_size_in_bytes_is_read() -> None:

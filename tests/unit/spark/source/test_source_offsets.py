@@ -83,6 +83,7 @@ def test_a_time_after_every_record_is_refused_unless_the_end_will_do() -> None:
     ("options", "reason"),
     [
         ({"startingOffsets": {"0": 99, "1": 50}}, "offset 99 has expired"),
+        ({"startingOffsets": {"0": 201, "1": 50}}, "ends at 200, before startingOffsets 201; start earlier"),
         ({"endingOffsets": {"0": 201, "1": 50}}, "ends at 200, before endingOffsets 201"),
         ({"endingOffsets": {"0": 150}}, "names no partition 1"),
         ({"endingOffsets": {"0": 150, "1": 50, "2": 7}}, "has no partition 2"),
@@ -96,6 +97,11 @@ def test_offsets_that_cannot_be_read_are_refused(options: dict[str, dict[str, in
 def test_expired_offsets_are_skipped_only_when_that_is_allowed() -> None:
     starting = json.dumps({"T": {"0": 7, "1": 50}})
     assert frozen(startingOffsets=starting, failOnDataLoss="false") == [Range("T", 0, 100, 200, topic_id=ID)]
+
+
+def test_a_start_beyond_the_end_reads_nothing_when_that_is_allowed() -> None:
+    starting = json.dumps({"T": {"0": 201, "1": 50}})
+    assert frozen(startingOffsets=starting, failOnDataLoss="false") == []
 
 
 def test_a_pattern_takes_whole_names_and_leaves_kafka_s_own_topics_out() -> None:

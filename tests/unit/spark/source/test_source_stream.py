@@ -263,6 +263,66 @@ def test_a_topic_created_anew_is_refused_or_read_from_its_start_as_asked() -> No
     assert rows == [("A", 0, 0), ("A", 1, 0)]
 
 
+def values(cluster: MemoryCluster, stream: MillraceStreamReader, start: Json, end: Json) -> list[bytes]:
+    """What the tasks of a micro-batch give Spark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millrace_spark.source.rows.ClusterClient", lambda *_, **__: cluster)
+        tasks = stream.partitions(start, end)
+        return [value for task in tasks for rows in stream.read(task) for value in rows["value"].to_pylist()]
+
+
+@pytest.mark.parametrize("lost", [1, 5, 11, 12, 19])
+def test_a_missing_batch_is_seen_however_many_tasks_read_the_range(lost: int) -> None:
+    cluster = one_topic(9)
+    log = cluster.contents["A"].logs[0]
+    for records in (300, 1, 2, 700) * 3:
+        log.append([Message(0, None, b"x")] * records)
+    after = plan(reader(cluster), {})
+    whole = values(cluster, reader(cluster), {}, after)
+    data = [number for number, header in enumerate(log.headers) if not header.is_control]
+    del log.batches[data[lost]]
+    for tasks in (*range(1, 40), 200, 1000):
+        with pytest.raises(MillraceError, match="are missing in the middle of the log"):
+            values(cluster, reader(cluster, minPartitions=str(tasks)), {}, after)
+        lenient = reader(cluster, minPartitions=str(tasks), failOnDataLoss="false")
+        assert 0 < len(values(cluster, lenient, {}, after)) < len(whole)
+
+
+@pytest.mark.parametrize("tasks", [1, 7, 100, 1000])
+def test_no_batch_is_missing_in_a_whole_range_however_many_tasks_read_it(tasks: int) -> None:
+    for seed in range(5):
+        cluster = MemoryCluster()
+        cluster.create("A", 1)
+        for _ in range(5):
+            cluster.grow(random.Random(seed))
+        stream = reader(cluster, minPartitions=str(tasks))
+        assert len(values(cluster, stream, {}, plan(stream, {}))) == len(cluster.rows())
+
+
+def test_an_unfinished_micro_batch_whose_messages_are_lost_is_refused_or_gives_none_as_asked() -> None:
+    cluster = one_topic(4)
+    before = plan(reader(cluster), {})
+    cluster.contents["A"].logs[0].append([Message(0, None, b"some more")])
+    after = plan(reader(cluster), before)
+    lenient = reader(cluster, failOnDataLoss="false")
+    assert values(cluster, lenient, before, after) == [b"some more"]
+
+    shorter = one_topic(2)
+    with pytest.raises(MillraceError, match=r"messages that were there are lost.* a new checkpoint"):
+        values(shorter, reader(shorter), before, after)
+    assert values(shorter, lenient, before, after) == []
+
+    cluster.create("A", 1, UUID(int=9))
+    cluster.contents["A"].logs[0].append([Message(0, None, b"new")])
+    with pytest.raises(MillraceError, match=r"'A' was deleted and created anew .* a new checkpoint"):
+        values(cluster, reader(cluster), before, after)
+    assert values(cluster, lenient, before, after) == []
+    assert drain(cluster, lenient, after)[0] == [("A", 0, 0)]
+
+    del cluster.contents["A"]
+    assert values(cluster, lenient, before, after) == []
+
+
 def test_a_topic_that_is_gone_is_refused_or_left_out_as_asked() -> None:
     cluster = one_topic()
     cluster.create("B", 1, UUID(int=2))

@@ -223,18 +223,30 @@ def test_a_log_that_ends_before_the_range_is_an_error_not_an_end() -> None:
         read(log, Cut(cut.range, log.high_watermark + 1, log.high_watermark + 1000))
 
 
+def test_where_messages_may_be_lost_the_log_s_end_is_the_end() -> None:
+    log = made_log(4)
+    cut = cut_ranges([Range("T", 0, 0, log.high_watermark + 1000)], 1 << 40)[0]
+    read = read_cut(log, cut, RangeStats.of(cut), timeout_s=0, lost_ok=True)
+    data = [header for header in log.headers if not header.is_control]
+    assert [header for fetched in read for header, _ in fetched.batches] == data
+
+
 def test_a_topic_created_anew_is_refused() -> None:
     log = made_log(5, 3)
     with pytest.raises(MillraceError, match="created anew"):
         read(log, cut_ranges([Range("T", 0, 0, log.high_watermark, topic_id=UUID(int=8))], 1 << 40)[0])
 
 
-def test_a_topic_created_anew_while_it_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost_ok", [False, True])
+def test_a_topic_created_anew_while_it_is_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, lost_ok: bool
+) -> None:
     log = made_log(5, 3)
     ids = iter((TOPIC_ID, UUID(int=8)))
     monkeypatch.setattr(log, "topic", lambda name: TopicMetadata(name, next(ids), {0: 1}))
+    cut = cut_ranges([range_of(log)], 1 << 40)[0]
     with pytest.raises(MillraceError, match="created anew"):
-        read(log, cut_ranges([range_of(log)], 1 << 40)[0])
+        list(read_cut(log, cut, RangeStats.of(cut), lost_ok=lost_ok))
 
 
 def test_on_apache_kafka_no_gap_passes_for_the_end_of_a_batch() -> None:
