@@ -311,8 +311,7 @@ class Group:
     def _rejoin(self, member: Member, request: messages.JoinGroupRequest, answer: AnswerJoin) -> None:
         """Let a member wait for the next generation, which begins when all do."""
         self.members.protocol_type = request.protocol_type
-        member.update(request)
-        self.members.measure(member)
+        self.members.update(member, request)
         before = ErrorCode.REBALANCE_IN_PROGRESS  # to a request before this one
         member.answer_join(messages.JoinGroupResponse(error_code=before, member_id=member.member_id))
         member.joining = answer

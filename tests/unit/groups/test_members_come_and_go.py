@@ -11,7 +11,7 @@ from millrace.errors import ErrorCode
 from millrace.groups.group import State
 from millrace.groups.members import NEW_MEMBER_S
 from millrace.groups.timing import Memory
-from millrace.wire.group_messages import LeaveGroupRequest
+from millrace.wire.group_messages import JoinGroupRequest, LeaveGroupRequest
 from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, new_group, sync_all
 
 # Ids
@@ -339,6 +339,36 @@ def test_members_that_tell_too_much_are_refused() -> None:
         assert driven.member("a", metadata=b"x" * 15_000).join() is None
         assert driven.member("b", metadata=b"x" * 15_000).join() is ErrorCode.GROUP_MAX_SIZE_REACHED
         assert driven.member("c").join() is None
+
+
+def test_protocols_without_names_and_metadata_are_counted(driven: Driven) -> None:
+    before = driven.memory.used
+    driven.member("a", protocols=[""] * 1000, metadata=b"").join()
+    assert driven.memory.used - before > 100_000
+
+
+def test_names_that_clients_give_themselves_are_counted(driven: Driven) -> None:
+    before = driven.memory.used
+    driven.member("x" * 30_000).join(needs_id=True)
+    assert driven.memory.used - before > 30_000
+    before = driven.memory.used
+    driven.member("y" * 30_000, instance="z" * 30_000).join()
+    assert driven.memory.used - before > 3 * 30_000, "and the member's id is made of one of them"
+
+
+def test_whether_a_member_may_join_is_found_without_a_look_at_the_protocols_of_the_others(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.stable(20, protocols=[f"p{number}" for number in range(1000)])
+    looked_at: list[str] = []
+
+    def name(protocol: JoinGroupRequest.Protocol) -> str:
+        looked_at.append(protocol[0])  # type: ignore[index]  # a tuple
+        return looked_at[-1]
+
+    monkeypatch.setattr(JoinGroupRequest.Protocol, "name", property(name))
+    assert driven.member("new", protocols=["unknown"]).join() is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert len(looked_at) < 10
 
 
 def test_leaders_that_assign_too_much_are_refused() -> None:
