@@ -22,7 +22,7 @@ from millrace.groups.work import Failed
 from millrace.mailbox import Mailbox
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages as messages
-from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, decode_subscription, encode_assignment
+from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, encode_assignment
 from millrace.wire.group_messages import DescribedGroup, ListedGroup
 
 T = TypeVar("T")
@@ -187,9 +187,14 @@ class Groups:
     ) -> None:
         """Forget what is committed of these partitions; one code for each. What members read is kept."""
         held = self._ownership.get(name)
-        members = held.group.describe().members if held is not None else ()
-        read = [decode_subscription(member.member_metadata) for member in members]
-        codes = {partition: self._refuse_deletion(partition, read) for partition in partitions}
+
+        def judge(partition: TopicPartition) -> ErrorCode:
+            if not self._exists(partition):
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            is_read = held is not None and held.group.members.reads(partition[0])
+            return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_read else ErrorCode.NONE
+
+        codes = {partition: judge(partition) for partition in partitions}
 
         def delete() -> None:
             fence = self._left_over(name) if held is None else held.commits.fence
@@ -200,14 +205,6 @@ class Groups:
             failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)  # Java asks again after this one only
         else:
             self._ask(name, delete, lambda _: done(codes), failed)
-
-    def _refuse_deletion(
-        self, partition: TopicPartition, read: Collection[Collection[str] | None]
-    ) -> ErrorCode:
-        if not self._exists(partition):
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        is_read = any(topics is None or partition[0] in topics for topics in read)
-        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_read else ErrorCode.NONE
 
     # Administration
 

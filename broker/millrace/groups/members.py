@@ -1,6 +1,7 @@
 """Who is in a group: its members, ids given out, who leads, what all have in common.
 
-Keeps count of the memory they take. Decides nothing about generations: that is group.py's.
+Keeps count of the memory they take, and of the topics they read, so that OffsetDelete decodes nothing.
+Decides nothing about generations: that is group.py's.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from millrace.errors import ErrorCode
 from millrace.groups.timing import Deadline, Memory
+from millrace.wire.consumer_protocol import decode_subscriptions
 from millrace.wire.group_messages import JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
 
+T = TypeVar("T")
 AnswerJoin: TypeAlias = Callable[[JoinGroupResponse], None]
 AnswerSync: TypeAlias = Callable[[SyncGroupResponse], None]
 MEMBER_BYTES = 2_000
@@ -23,6 +26,8 @@ EXPECTED_BYTES = 500
 """Counted for an id that was given out, beside the id: what its objects take, rounded up."""
 PROTOCOL_BYTES = 120
 """Counted for a protocol of a member, beside its name and its metadata."""
+TOPIC_BYTES = 120
+"""Counted for a topic that a member reads, beside its name."""
 NEW_MEMBER_S = 300.0
 """A new member's JoinGroup waits no longer: it has no id to send heartbeats with, so it may be long gone."""
 MIN_REBALANCE_S = 1.0
@@ -49,6 +54,8 @@ class Member:
     session_timeout_s: float = 0.0
     rebalance_timeout_s: float = 0.0
     protocols: Sequence[JoinGroupRequest.Protocol] = ()
+    topics: frozenset[str] | None = frozenset()
+    """What it reads, by any of its protocols; None when that is unknown."""
     assignment: bytes = b""
     is_new: bool = True
     """It has not been part of any generation yet."""
@@ -64,7 +71,9 @@ class Member:
     @property
     def size(self) -> int:
         names = (self.member_id, self.instance_id or "", self.client.client_id)
-        return MEMBER_BYTES + size_of(self.protocols) + len(self.assignment) + sum(map(sys.getsizeof, names))
+        topics = sum(TOPIC_BYTES + sys.getsizeof(topic) for topic in self.topics or ())
+        names_size = sum(map(sys.getsizeof, names))
+        return MEMBER_BYTES + size_of(self.protocols) + topics + len(self.assignment) + names_size
 
     def update(self, request: JoinGroupRequest) -> None:
         """Take over what it says when it joins. The oldest clients (v0) have one timeout for both."""
@@ -72,6 +81,8 @@ class Member:
         self.session_timeout_s = request.session_timeout / 1000
         timeout = request.session_timeout if timeout < 0 else timeout
         self.rebalance_timeout_s = max(MIN_REBALANCE_S, timeout / 1000)
+        if request.protocols is not self.protocols:  # who joins anew is updated twice
+            self.topics = decode_subscriptions({protocol.metadata for protocol in request.protocols})
         self.protocols = request.protocols
 
     def alive(self) -> None:
@@ -115,6 +126,7 @@ class Members:
         self._static: dict[str, str] = {}  # instance id -> member id
         self._expected: dict[str, Deadline] = {}
         self._names: Counter[str] = Counter()  # of protocols: how many members support each
+        self._topics: Counter[str | None] = Counter()  # how many read each; None: nobody knows what they read
 
     def __len__(self) -> int:
         return len(self._members)
@@ -144,20 +156,20 @@ class Members:
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
-        self._names.update(_names(member.protocols))
+        self._count(member)
         self.measure(member)
 
     def update(self, member: Member, request: JoinGroupRequest) -> None:
         """Take over what a member says when it joins again."""
-        self._forget_names(member)
+        self._uncount(member)
         member.update(request)
-        self._names.update(_names(member.protocols))
+        self._count(member)
         self.measure(member)
 
     def remove(self, member: Member, code: ErrorCode, *, new_leader: str | None = None) -> None:
         """Let a member go; what waits of it is answered `code`. If it led, nobody or `new_leader` does."""
         del self._members[member.member_id]
-        self._forget_names(member)
+        self._uncount(member)
         if member.instance_id is not None:
             del self._static[member.instance_id]
         if member.member_id == self.leader:
@@ -167,11 +179,17 @@ class Members:
         member.refuse_sync(code)
         member.session.cancel()
 
-    def _forget_names(self, member: Member) -> None:
-        for name in _names(member.protocols):
-            self._names[name] -= 1
-            if not self._names[name]:
-                del self._names[name]
+    def reads(self, topic: str) -> bool:
+        """True if a member reads the topic, or may read it."""
+        return topic in self._topics or None in self._topics
+
+    def _count(self, member: Member) -> None:
+        self._names.update(_names(member.protocols))
+        self._topics.update((None,) if member.topics is None else member.topics)
+
+    def _uncount(self, member: Member) -> None:
+        _subtract(self._names, _names(member.protocols))
+        _subtract(self._topics, (None,) if member.topics is None else member.topics)
 
     def measure(self, member: Member) -> None:
         """Count its memory again, after its metadata or its assignment has changed."""
@@ -233,6 +251,14 @@ def size_of(protocols: Iterable[JoinGroupRequest.Protocol]) -> int:
         PROTOCOL_BYTES + sys.getsizeof(protocol.name) + sys.getsizeof(protocol.metadata)
         for protocol in protocols
     )
+
+
+def _subtract(counts: Counter[T], counted: Iterable[T]) -> None:
+    """Forget what is counted no more: `Counter.subtract` would keep it."""
+    for one in counted:
+        counts[one] -= 1
+        if not counts[one]:
+            del counts[one]
 
 
 def _names(protocols: Iterable[JoinGroupRequest.Protocol]) -> set[str]:

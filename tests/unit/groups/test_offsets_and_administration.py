@@ -11,7 +11,7 @@ from millrace.coordination.groups import CommittedOffset, GroupKind, StreamsMemb
 from millrace.errors import ErrorCode
 from millrace.groups import State
 from millrace.groups.work import WAIT_S
-from millrace.wire.group_messages import OffsetCommitRequest
+from millrace.wire.group_messages import LeaveGroupRequest, OffsetCommitRequest
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, commit_request, name_for, topic_state
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
@@ -274,6 +274,30 @@ def test_a_member_whose_subscription_nobody_understands_keeps_all_offsets(one: B
     _, member = one.stable(MINE, b"of another kind")
     one.commit(MINE, **member)
     assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+
+
+def test_what_members_read_is_known_from_when_they_join(one: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    one.stable(MINE, subscription("t"))
+    monkeypatch.setattr("millrace.wire.consumer_protocol.decode", None)
+    assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+    assert one.delete_offsets(MINE) == {}
+
+
+def test_a_member_that_tells_more_topics_than_a_request_may_have_keeps_all_offsets(one: Broker) -> None:
+    one.stable(MINE, subscription(*(f"u{number}" for number in range(2001))))
+    assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+
+
+def test_what_a_member_reads_no_longer_may_be_deleted(one: Broker, cluster: Cluster) -> None:
+    cluster.topics["u"] = topic_state("u")
+    group, member = one.stable(MINE, subscription("t"))
+    one.commit(MINE, topic="u", **member)
+    group.leave(LeaveGroupRequest.Member(member_id=member["member_id"]))
+    one.stable(MINE, subscription("u"))
+    assert one.delete_offsets(MINE, ("t", 0), ("u", 0)) == {
+        ("t", 0): NONE,
+        ("u", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+    }
 
 
 def test_who_may_delete_offsets(one: Broker, two: Broker, registry: MemoryRegistry) -> None:
