@@ -15,7 +15,7 @@ from millrace.config import BrokerConfig
 from millrace.coordination import groups as group_registry
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ErrorCode
-from millrace.groups.commits import Offsets
+from millrace.groups.commits import Offsets, check_topics
 from millrace.groups.group import Group, State
 from millrace.groups.holding import CoordinatedGroup, GroupOwnership, coordinator_of, is_group_name
 from millrace.groups.work import Failed
@@ -117,8 +117,11 @@ class Groups:
                 answer(refused)
 
         def rewind(offsets: Offsets, done: Callable[[ErrorCode], None]) -> None:
-            question = partial(self._registry.rewind, request.group_id, offsets)
-            self._work.ask(question, lambda _: done(ErrorCode.NONE), done)
+            def write() -> None:
+                check_topics(self._cluster, offsets)
+                self._registry.rewind(request.group_id, offsets)
+
+            self._work.ask(write, lambda _: done(ErrorCode.NONE), done)
 
         def failed(code: ErrorCode) -> None:
             anonymous = not request.member_id and request.generation_id_or_member_epoch < 0

@@ -172,7 +172,9 @@ class GroupOwnership:
     def _coordinate(self, name: str, fence: Fence) -> CoordinatedGroup:
         group = Group(name, self._config, self._mailbox, self._memory)
         fenced = partial(self._fenced, name, group)
-        commits = Commits(name, self._registry, fence, self.work, self._mailbox, self._memory, fenced)
+        commits = Commits(
+            name, self._cluster, self._registry, fence, self.work, self._mailbox, self._memory, fenced
+        )
         return CoordinatedGroup(group, commits, self._mailbox.now())
 
     def _fenced(self, name: str, group: Group) -> None:

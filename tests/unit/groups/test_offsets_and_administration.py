@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millrace.coordination.groups import CommittedOffset, GroupKind, StreamsMember
+from millrace.coordination.state import TopicState
 from millrace.errors import ErrorCode
 from millrace.groups import State
 from millrace.groups.work import WAIT_S
@@ -38,6 +39,17 @@ def test_offsets_of_a_topic_that_was_created_anew_count_as_not_committed(
     one.commit(MINE)
     cluster.topics = {"t": topic_state("t")}
     assert one.offsets(MINE) == {}
+
+
+@pytest.mark.parametrize("now", [{"t": topic_state("t")}, {}], ids=["made anew", "deleted"])
+def test_no_offset_is_written_of_a_topic_that_is_another_by_now(
+    one: Broker, cluster: Cluster, registry: MemoryRegistry, now: dict[str, TopicState]
+) -> None:
+    registry.entries[streams := name_for(1, 1)] = Entry(GroupKind.STREAMS)
+    cluster.written = now
+    for name in (MINE, streams):
+        assert one.commit(name) == {("t", 0): ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+        assert registry.entries[name].offsets == {}
 
 
 @pytest.mark.parametrize(
