@@ -178,6 +178,10 @@ class ConsumerRegistry:
         self._seen.update(nodes)
         return {partition_of(path): decode_offset(data) for path, (data, _) in nodes.items()}
 
+    def committed(self, group: str, topics: Collection[str]) -> set[TopicPartition]:
+        """The partitions of these topics of which something is committed."""
+        return set(map(partition_of, self._leaves(f"{self._group(group)}/offsets", topics)))
+
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
     ) -> None:
@@ -381,9 +385,12 @@ class ConsumerRegistry:
         below = [node for name in self._session.children(path) for node in self._tree(f"{path}/{name}")]
         return [*below, path]
 
-    def _leaves(self, directory: str) -> list[str]:
-        """The nodes of all partitions of all topics in a directory of a group."""
-        topics = [f"{directory}/{topic}" for topic in self._session.children(directory)]
+    def _leaves(self, directory: str, topics: Collection[str] | None = None) -> list[str]:
+        """The nodes of all partitions of these topics, or of all, in a directory of a group."""
+        names = set(self._session.children(directory))
+        if topics is not None:
+            names &= set(map(node_name, topics))
+        topics = [f"{directory}/{name}" for name in sorted(names)]
         return [f"{topic}/{partition}" for topic in topics for partition in self._session.children(topic)]
 
     def _delete_all(self, paths: Iterable[str], fence: Fence | None) -> bool:

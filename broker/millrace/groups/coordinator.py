@@ -176,14 +176,19 @@ class Groups:
         failed: Failed,
     ) -> None:
         """What is committed, of these partitions or of all; any broker can say it."""
-        # ZooKeeper is asked for no partition that is not there: a request may name any number of them.
-        existing = None if partitions is None else {one for one in partitions if self._exists(one)}
+        self._ask(name, lambda: self._committed(name, partitions), done, failed)
 
-        def answer(committed: Offsets) -> None:
-            ids = {topic.name: topic.topic_id for topic in self._cluster.topics.values()}
-            done(group_registry.current_offsets(committed, ids))
-
-        self._ask(name, lambda: self._registry.offsets(name, existing), answer, failed)
+    def _committed(self, name: str, partitions: Collection[TopicPartition] | None) -> Offsets:
+        """In a thread: the offsets that count. What is known of topics may be old, so ZooKeeper is asked."""
+        asked = None
+        if partitions is not None:
+            asked = {one for one in partitions if self._exists(one)}
+            # A request may name any number of others: only what the group has committed of them is read.
+            if others := set(partitions) - asked:
+                asked |= others & self._registry.committed(name, {topic for topic, _ in others})
+        committed = self._registry.offsets(name, asked)
+        ids = self._cluster.topic_ids({topic for topic, _ in committed})
+        return group_registry.current_offsets(committed, ids)
 
     def delete_offsets(
         self, name: str, partitions: Collection[TopicPartition], done: Callable[[Codes], None], failed: Failed

@@ -41,6 +41,24 @@ def test_offsets_of_a_topic_that_was_created_anew_count_as_not_committed(
     assert one.offsets(MINE) == {}
 
 
+def test_an_offset_of_a_topic_that_this_broker_has_not_heard_of_is_shown(
+    one: Broker, two: Broker, cluster: Cluster
+) -> None:
+    cluster.topics["late"] = topic_state("late")
+    one.commit(MINE, 7, topic="late")
+    cluster.written = dict(cluster.topics)
+    del cluster.topics["late"]
+    places = [("late", 0), ("late", 1), ("nobody's", 0)]
+    found = two.ask(lambda answers: two.groups.offsets(MINE, places, answers, answers))
+    assert [(place, offset.offset) for place, offset in found.items()] == [(("late", 0), 7)]
+    assert two.offsets(MINE).keys() == {("late", 0)}
+
+
+def test_nothing_is_said_of_an_offset_without_zookeeper(one: Broker, registry: MemoryRegistry) -> None:
+    registry.away = True
+    assert one.ask(lambda answers: one.groups.offsets(MINE, [("late", 0)], answers, answers)) is NOT_AVAILABLE
+
+
 @pytest.mark.parametrize("now", [{"t": topic_state("t")}, {}], ids=["made anew", "deleted"])
 def test_no_offset_is_written_of_a_topic_that_is_another_by_now(
     one: Broker, cluster: Cluster, registry: MemoryRegistry, now: dict[str, TopicState]
