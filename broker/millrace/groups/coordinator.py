@@ -17,8 +17,8 @@ from millrace.coordination.cluster import Cluster
 from millrace.errors import ErrorCode
 from millrace.groups.commits import Offsets, check_topics
 from millrace.groups.group import Group, State
-from millrace.groups.holding import CoordinatedGroup, GroupOwnership, coordinator_of, is_group_name
-from millrace.groups.work import Failed
+from millrace.groups.holding import CLOSE_S, CoordinatedGroup, GroupOwnership, coordinator_of, is_group_name
+from millrace.groups.work import Failed, Waiting, Work
 from millrace.mailbox import Mailbox
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages as messages
@@ -28,8 +28,11 @@ from millrace.wire.group_messages import DescribedGroup, ListedGroup
 T = TypeVar("T")
 MAX_OFFSET_METADATA = 4096
 """Characters a client may add to an offset; Kafka's limit."""
+QUESTION_THREADS = 2
+"""For what members ask before they consume: who coordinates a group, and what it has committed."""
 CONSUMER = "consumer"
 """The protocol type of groups of consumers. Kafka's tools show no others."""
+WaitingForList: TypeAlias = Waiting[Mapping[str, ListedGroup]]
 Codes: TypeAlias = Mapping[TopicPartition, ErrorCode]
 
 
@@ -49,8 +52,14 @@ class Groups:
         """`standstills` counts how often this broker stood still: then others may coordinate its groups."""
         self._cluster, self._registry, self._wall_clock = cluster, registry, wall_clock
         self._broker_id = config.broker_id
-        self._ownership = GroupOwnership(config, cluster, registry, mailbox, standstills)
+        self._mailbox = mailbox
+        self._questions, self._administration = Work(mailbox, QUESTION_THREADS), Work(mailbox, 1)
+        self._ownership = GroupOwnership(
+            config, cluster, registry, mailbox, standstills, self._administration
+        )
         self._work = self._ownership.work
+        self._listing = False
+        self._waiting_for_list: list[WaitingForList] = []
 
     def coordinated(self) -> list[Group]:
         """Every group coordinated here; from any thread."""
@@ -62,13 +71,10 @@ class Groups:
 
     def close(self) -> None:
         """Give up every group; the loop has ended."""
+        end = time.monotonic() + CLOSE_S
         self._ownership.close()
-
-    def _ask(self, name: str, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
-        if is_group_name(name):
-            self._work.ask(question, done, failed)
-        else:
-            failed(ErrorCode.INVALID_GROUP_ID)
+        for work in (self._questions, self._administration):
+            work.close(max(0.0, end - time.monotonic()))
 
     # Members
 
@@ -91,7 +97,7 @@ class Groups:
             done({**held, **wrong, **dict.fromkeys(others, code)})
 
         if others:
-            self._work.ask(lambda: self._registry.coordinators(others), answer, failed)
+            self._questions.ask(lambda: self._registry.coordinators(others), answer, failed)
         else:
             answer({})
 
@@ -176,7 +182,10 @@ class Groups:
         failed: Failed,
     ) -> None:
         """What is committed, of these partitions or of all; any broker can say it."""
-        self._ask(name, lambda: self._committed(name, partitions), done, failed)
+        if is_group_name(name):
+            self._questions.ask(lambda: self._committed(name, partitions), done, failed)
+        else:
+            failed(ErrorCode.INVALID_GROUP_ID)
 
     def _committed(self, name: str, partitions: Collection[TopicPartition] | None) -> Offsets:
         """In a thread: the offsets that count. What is known of topics may be old, so ZooKeeper is asked."""
@@ -215,6 +224,12 @@ class Groups:
             self._ask(name, delete, lambda _: done(codes), failed)
 
     # Administration
+
+    def _ask(self, name: str, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
+        if is_group_name(name):
+            self._administration.ask(question, done, failed)
+        else:
+            failed(ErrorCode.INVALID_GROUP_ID)
 
     def describe_groups(
         self, names: Collection[str], done: Callable[[Mapping[str, DescribedGroup | ErrorCode]], None]
@@ -255,7 +270,7 @@ class Groups:
         if not names:
             done(results)
         elif len(elsewhere) > 1:
-            self._work.ask(
+            self._administration.ask(
                 lambda: elsewhere - self._registry.names(),
                 ask_all,
                 lambda code: done(dict.fromkeys(names, code)),
@@ -307,7 +322,17 @@ class Groups:
         )
 
     def list_groups(self, done: Callable[[Mapping[str, ListedGroup]], None], failed: Failed) -> None:
-        """By name the groups coordinated here, and of the others this broker's share."""
+        """By name the groups coordinated here, and of the others this broker's share.
+
+        Every group is read, so whoever asks while that is done waits for the next reading, all for the same.
+        """
+        self._waiting_for_list.append(Waiting(self._mailbox, done, failed))
+        if not self._listing:
+            self._list()
+
+    def _list(self) -> None:
+        all_waiting, self._waiting_for_list = self._waiting_for_list, []
+        self._listing = True
         held = {g.name: _listed(g.name, g.state, g.members.protocol_type) for g in self.coordinated()}
 
         def share() -> dict[str, ListedGroup]:
@@ -321,7 +346,23 @@ class Groups:
                 if holders.get(name, coordinator_of(name, brokers)) == self._broker_id
             }
 
-        self._work.ask(share, lambda others: done(others | held), failed)
+        def finish(answer: Callable[[WaitingForList], None]) -> None:
+            self._listing = False
+            if self._waiting_for_list:
+                self._list()
+            answer_next(answer)
+
+        def answer_next(answer: Callable[[WaitingForList], None]) -> None:
+            # One in each turn of the loop: to write 3,000 groups takes 40 ms.
+            answer(all_waiting.pop(0))
+            if all_waiting:
+                self._mailbox.post(partial(answer_next, answer))
+
+        self._administration.run(
+            share,
+            lambda others: finish(lambda waiting: waiting.succeed(others | held)),
+            lambda code: finish(lambda waiting: waiting.fail(code)),
+        )
 
     def _state(self, name: str, kind: group_registry.GroupKind) -> State:
         """In a thread: the state of a group that no broker coordinates."""

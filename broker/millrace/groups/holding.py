@@ -27,6 +27,8 @@ from millrace.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
 
+THREADS = 4
+"""For commits, and for groups that are taken over and given up."""
 SWEEP_S = 2.0
 IDLE_S = 10.0
 """A group without members is coordinated this much longer: one that only commits offsets would otherwise be
@@ -101,10 +103,12 @@ class GroupOwnership:
         registry: ConsumerRegistry,
         mailbox: Mailbox,
         standstills: Callable[[], int],
+        administration: Work,
     ) -> None:
-        self.work = Work(mailbox)
+        self.work = Work(mailbox, THREADS)
         self._config, self._cluster, self._registry = config, cluster, registry
         self._mailbox, self._memory = mailbox, Memory()
+        self._administration = administration
         self._held: dict[str, CoordinatedGroup] = {}
         self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
         self._leaving: set[str] = set()
@@ -266,7 +270,7 @@ class GroupOwnership:
                     with suppress(UnknownGroup, GroupNotEmpty, NotCoordinator):
                         self._registry.delete_group(name)
 
-        self.work.run(work, lambda _: None, lambda _: None)
+        self._administration.run(work, lambda _: None, lambda _: None)
         self._mailbox.after(TIDY_S, self._tidy)
 
     def close(self) -> None:

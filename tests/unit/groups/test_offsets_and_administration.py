@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Any
 
 import pytest
@@ -280,6 +281,40 @@ def test_groups_are_listed_with_their_state(one: Broker, registry: MemoryRegistr
         read: State.STABLE,
         unread: State.EMPTY,
     }
+
+
+def test_all_who_ask_for_the_groups_while_they_are_read_wait_for_one_more_reading(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    registry.may_go_on.clear()
+    answers = Answers()
+    one.groups.list_groups(answers, answers)
+    assert registry.blocked.acquire(timeout=10)
+    for _ in range(50):
+        one.groups.list_groups(answers, answers)
+    registry.entries[MINE] = Entry(GroupKind.CLASSIC)
+    registry.may_go_on.set()
+    one.until("all are answered", lambda: len(answers.heard) == 51)
+    assert all(MINE in listed for listed in answers.heard[1:])
+    assert registry.asked < 10
+
+
+def test_commits_wait_for_no_administrator(
+    one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert one.commit(MINE) == {("t", 0): NONE}
+    go_on, answers = threading.Event(), Answers()
+    for name in ("groups", "kind"):
+        asked = getattr(registry, name)
+        monkeypatch.setattr(registry, name, lambda *of, asked=asked: go_on.wait(10) and asked(*of))
+    for number in range(10):
+        one.groups.list_groups(answers, answers)
+        one.groups.describe_groups([name_for(2, number)], answers)
+    assert one.commit(MINE, 8) == {("t", 0): NONE}
+    assert one.offsets(MINE)["t", 0].offset == 8
+    assert answers.heard == []
+    go_on.set()
+    one.until("all are answered", lambda: len(answers.heard) == 20)
 
 
 def subscription(*topics: str) -> bytes:
