@@ -176,28 +176,40 @@ class Groups:
 
     def offsets(
         self,
-        name: str,
-        partitions: Collection[TopicPartition] | None,
-        done: Callable[[Offsets], None],
-        failed: Failed,
+        asked: Mapping[str, Collection[TopicPartition] | None],
+        done: Callable[[Mapping[str, Offsets | ErrorCode]], None],
     ) -> None:
-        """What is committed, of these partitions or of all; any broker can say it."""
-        if is_group_name(name):
-            self._questions.ask(lambda: self._committed(name, partitions), done, failed)
+        """What each group has committed, of the partitions that are named or of all; any broker can say it.
+
+        One question for all groups: a request may name 2,000 of them.
+        """
+        wrong = {name: ErrorCode.INVALID_GROUP_ID for name in asked if not is_group_name(name)}
+        names = asked.keys() - wrong.keys()
+
+        def look_up() -> dict[str, Offsets]:
+            there = names & self._registry.names() if len(names) > 1 else names
+            committed = {name: self._committed(name, asked[name]) if name in there else {} for name in names}
+            # What this broker knows of topics may be old.
+            ids = self._cluster.topic_ids({topic for offsets in committed.values() for topic, _ in offsets})
+            return {name: group_registry.current_offsets(found, ids) for name, found in committed.items()}
+
+        def failed(code: ErrorCode) -> None:
+            done({**wrong, **dict.fromkeys(names, code)})
+
+        if names:
+            self._questions.ask(look_up, lambda found: done({**wrong, **found}), failed)
         else:
-            failed(ErrorCode.INVALID_GROUP_ID)
+            done(wrong)
 
     def _committed(self, name: str, partitions: Collection[TopicPartition] | None) -> Offsets:
-        """In a thread: the offsets that count. What is known of topics may be old, so ZooKeeper is asked."""
+        """In a thread: what one group has committed, of topics that there are and of others."""
         asked = None
         if partitions is not None:
             asked = {one for one in partitions if self._exists(one)}
             # A request may name any number of others: only what the group has committed of them is read.
             if others := set(partitions) - asked:
                 asked |= others & self._registry.committed(name, {topic for topic, _ in others})
-        committed = self._registry.offsets(name, asked)
-        ids = self._cluster.topic_ids({topic for topic, _ in committed})
-        return group_registry.current_offsets(committed, ids)
+        return self._registry.offsets(name, asked)
 
     def delete_offsets(
         self, name: str, partitions: Collection[TopicPartition], done: Callable[[Codes], None], failed: Failed

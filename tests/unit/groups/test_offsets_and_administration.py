@@ -50,14 +50,28 @@ def test_an_offset_of_a_topic_that_this_broker_has_not_heard_of_is_shown(
     cluster.written = dict(cluster.topics)
     del cluster.topics["late"]
     places = [("late", 0), ("late", 1), ("nobody's", 0)]
-    found = two.ask(lambda answers: two.groups.offsets(MINE, places, answers, answers))
+    found = two.fetch(MINE, places)
     assert [(place, offset.offset) for place, offset in found.items()] == [(("late", 0), 7)]
     assert two.offsets(MINE).keys() == {("late", 0)}
 
 
+def test_the_offsets_of_many_groups_are_one_question(
+    one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.commit(MINE, 7)
+    monkeypatch.setattr("millrace.groups.work.MAX_QUEUED", 1)
+    before = registry.asked
+    asked = dict.fromkeys(["", MINE, *[f"nobody's {number}" for number in range(1000)]])
+    found = one.ask(lambda answers: one.groups.offsets(asked, answers))
+    assert found.pop("") is ErrorCode.INVALID_GROUP_ID
+    assert {name: list(offsets) for name, offsets in found.items() if offsets} == {MINE: [("t", 0)]}
+    assert len(found) == 1001
+    assert registry.asked == before + 2, "which groups there are, and of the one its offsets"
+
+
 def test_nothing_is_said_of_an_offset_without_zookeeper(one: Broker, registry: MemoryRegistry) -> None:
     registry.away = True
-    assert one.ask(lambda answers: one.groups.offsets(MINE, [("late", 0)], answers, answers)) is NOT_AVAILABLE
+    assert one.fetch(MINE, [("late", 0)]) is NOT_AVAILABLE
 
 
 @pytest.mark.parametrize("now", [{"t": topic_state("t")}, {}], ids=["made anew", "deleted"])
@@ -94,7 +108,7 @@ def test_zookeeper_is_asked_for_no_offset_of_a_partition_that_is_not_there(
 ) -> None:
     one.commit(MINE, 7)
     places = [("t", 0), *[("t", number) for number in range(1, 100)], ("nobody's", 0)]
-    found = one.ask(lambda answers: one.groups.offsets(MINE, places, answers, answers))
+    found = one.fetch(MINE, places)
     assert list(found) == [("t", 0)]
     assert registry.places == [{("t", 0)}]
 
