@@ -337,7 +337,7 @@ def test_ids_that_were_given_out_count_as_members(small: Driven) -> None:
 def test_members_that_tell_too_much_are_refused() -> None:
     for driven in new_group(memory=Memory(20_000)):
         assert driven.member("a", metadata=b"x" * 15_000).join() is None
-        assert driven.member("b", metadata=b"x" * 15_000).join() is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert driven.member("b", metadata=b"x" * 15_000).join() is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert driven.member("c").join() is None
 
 
@@ -374,8 +374,22 @@ def test_whether_a_member_may_join_is_found_without_a_look_at_the_protocols_of_t
 def test_leaders_that_assign_too_much_are_refused() -> None:
     for driven in new_group(memory=Memory(20_000)):
         (leader,) = driven.joined(1)
-        assert leader.sync({leader.member_id: b"x" * 20_000}) is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert leader.sync({leader.member_id: b"x" * 20_000}) is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert leader.sync({leader.member_id: b"x"}) is None
+
+
+@pytest.mark.parametrize("instance", [None, "static"])
+def test_members_go_on_when_other_groups_have_taken_all_the_memory(instance: str | None) -> None:
+    for driven in new_group(memory=Memory(20_000)):
+        (member,) = driven.stable(1, metadata=b"x" * 3_000, instance=instance)
+        driven.memory.add(20_001 - driven.memory.used)
+        if instance is not None:
+            member.member_id = ""  # it was restarted
+        for _ in range(2):
+            assert member.join() is None
+            assert member.sync({member.member_id: f"{member.member_id} 1".encode()}) is None
+        member.metadata = b"x" * 3_001
+        assert member.join() is ErrorCode.COORDINATOR_NOT_AVAILABLE, "which it may try again"
 
 
 def test_what_members_tell_anew_and_are_assigned_is_counted(driven: Driven) -> None:
