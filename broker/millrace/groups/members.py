@@ -142,7 +142,7 @@ class Members:
         return self._members.get(member_id)
 
     def static(self, instance_id: str | None) -> Member | None:
-        return self._members.get(self._static.get(instance_id or "", ""))
+        return None if instance_id is None else self._members.get(self._static.get(instance_id, ""))
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
         """NONE when this is a member; FENCED_INSTANCE_ID when another holds its instance id."""
