@@ -56,6 +56,8 @@ class Member:
     protocols: Sequence[JoinGroupRequest.Protocol] = ()
     topics: frozenset[str] | None = frozenset()
     """What it reads, by any of its protocols; None when that is unknown."""
+    said_bytes: int = 0
+    """What protocols and topics take, measured once: every assignment has all members counted again."""
     assignment: bytes = b""
     is_new: bool = True
     """It has not been part of any generation yet."""
@@ -71,9 +73,7 @@ class Member:
     @property
     def size(self) -> int:
         names = (self.member_id, self.instance_id or "", self.client.client_id)
-        topics = sum(TOPIC_BYTES + sys.getsizeof(topic) for topic in self.topics or ())
-        names_size = sum(map(sys.getsizeof, names))
-        return MEMBER_BYTES + size_of(self.protocols) + topics + len(self.assignment) + names_size
+        return MEMBER_BYTES + self.said_bytes + len(self.assignment) + sum(map(sys.getsizeof, names))
 
     def update(self, request: JoinGroupRequest) -> None:
         """Take over what it says when it joins. The oldest clients (v0) have one timeout for both."""
@@ -84,6 +84,8 @@ class Member:
         if request.protocols is not self.protocols:  # who joins anew is updated twice
             self.topics = decode_subscriptions({protocol.metadata for protocol in request.protocols})
         self.protocols = request.protocols
+        topics = sum(TOPIC_BYTES + sys.getsizeof(topic) for topic in self.topics or ())
+        self.said_bytes = size_of(self.protocols) + topics
 
     def alive(self) -> None:
         """Begin its session again: it was heard of."""

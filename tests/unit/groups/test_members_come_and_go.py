@@ -356,10 +356,8 @@ def test_names_that_clients_give_themselves_are_counted(driven: Driven) -> None:
     assert driven.memory.used - before > 3 * 30_000, "and the member's id is made of one of them"
 
 
-def test_whether_a_member_may_join_is_found_without_a_look_at_the_protocols_of_the_others(
-    driven: Driven, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driven.stable(20, protocols=[f"p{number}" for number in range(1000)])
+def names_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every name of a protocol that is read from now on."""
     looked_at: list[str] = []
 
     def name(protocol: JoinGroupRequest.Protocol) -> str:
@@ -367,6 +365,21 @@ def test_whether_a_member_may_join_is_found_without_a_look_at_the_protocols_of_t
         return looked_at[-1]
 
     monkeypatch.setattr(JoinGroupRequest.Protocol, "name", property(name))
+    return looked_at
+
+
+def test_an_assignment_takes_no_look_at_protocols(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, member = driven.joined(2)
+    looked_at = names_looked_at(monkeypatch)
+    sync_all([leader, member])
+    assert looked_at == []
+
+
+def test_whether_a_member_may_join_is_found_without_a_look_at_the_protocols_of_the_others(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.stable(20, protocols=[f"p{number}" for number in range(1000)])
+    looked_at = names_looked_at(monkeypatch)
     assert driven.member("new", protocols=["unknown"]).join() is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert len(looked_at) < 10
 
