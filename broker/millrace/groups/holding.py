@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class CoordinatedGroup:
     """ZooKeeper was away: somebody else may have become the coordinator."""
     doubtful: bool = False
     """This broker stood still: nobody is answered before it is known who the coordinator is."""
-    waiting: list[Waiting[CoordinatedGroup]] = field(default_factory=list)
+    waiting: deque[Waiting[CoordinatedGroup]] = field(default_factory=deque)
     """Who asks while the group is doubtful."""
 
     @property
@@ -81,7 +82,7 @@ class CoordinatedGroup:
     def trust(self) -> None:
         """Nobody else has coordinated it: answer who waits."""
         self.doubtful = False
-        all_waiting, self.waiting = self.waiting, []
+        all_waiting, self.waiting = self.waiting, deque()
         for waiting in all_waiting:
             waiting.succeed(self)
 
@@ -134,6 +135,9 @@ class GroupOwnership:
         if not is_group_name(name):
             failed(ErrorCode.INVALID_GROUP_ID)
         elif held is not None and held.doubtful:
+            # Whoever has waited too long is forgotten: ZooKeeper may be away for hours.
+            while held.waiting and not held.waiting[0].open:
+                held.waiting.popleft()
             held.waiting.append(Waiting(self._mailbox, use, failed))
         elif held is not None:
             held.used_at = self._mailbox.now()
