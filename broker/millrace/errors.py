@@ -232,6 +232,10 @@ class NotCoordinator(BrokerError, code=ErrorCode.NOT_COORDINATOR):
     """Another broker coordinates the group, or this one does no longer."""
 
 
+class TopicChanged(BrokerError, code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+    """A topic was deleted or made anew, and this broker did not know it yet: ask again."""
+
+
 class GroupNotEmpty(BrokerError, code=ErrorCode.NON_EMPTY_GROUP):
     """The group has members: what is asked for must wait until they have left."""
 

@@ -64,6 +64,23 @@ def members(zookeeper: str) -> Iterator[list[Member]]:
         member.close()
 
 
+def test_the_ids_of_topics_are_those_of_now_whatever_a_snapshot_says(
+    members: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = members
+    wait_until("both brokers are known", lambda: len(first.cluster.brokers) == 2)
+    same, former, _ = (first.cluster.create_topic(name, 1, {}) for name in ("same", "anew", "gone"))
+    wait_until("the other sees them", lambda: len(second.cluster.topics) == 3)
+    monkeypatch.setattr(second.cluster, "_refresh", lambda: None)
+    first.cluster.delete_topic("gone")
+    first.cluster.delete_topic("anew")
+    anew = first.cluster.create_topic("anew", 1, {})
+    late = first.cluster.create_topic("late", 1, {})
+    assert second.cluster.topics["anew"].topic_id == former.topic_id
+    ids = second.cluster.topic_ids(["same", "anew", "gone", "late", "never"])
+    assert ids == {"same": same.topic_id, "anew": anew.topic_id, "late": late.topic_id}
+
+
 def test_members_see_each_other_and_a_member_that_leaves_is_gone(members: list[Member]) -> None:
     first, second = members
     both = {1: BrokerAddress("127.0.0.1", first.port), 2: BrokerAddress("127.0.0.1", second.port)}

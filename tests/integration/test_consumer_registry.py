@@ -126,6 +126,8 @@ def test_offsets_are_created_changed_read_and_forgotten(lives: tuple[Life, Life]
     assert others.offsets("g") == everything
     assert ours.offsets("g", [("clicks", 1), ("clicks", 9), ("nothing", 0)]) == {("clicks", 1): at(12)}
     assert ours.offsets("unknown") == {}
+    assert ours.committed("g", ["clicks", "nothing"]) == {("clicks", 0), ("clicks", 1)}
+    assert ours.committed("unknown", ["clicks"]) == set()
     lives[1].session.client.delete(f"{ours._group('g')}/offsets/clicks/1")
     ours.commit("g", {("clicks", 1): at(13)})  # gone, though it was there when last seen
     assert others.offsets("g") == {**everything, ("clicks", 1): at(13)}
@@ -238,6 +240,50 @@ def test_a_coordinator_of_a_second_turn_does_not_revive_the_fence_of_the_first(
     with pytest.raises(NotCoordinator):
         ours.commit("g", {("clicks", 0): at(1)}, fence=first)
     ours.commit("g", {("clicks", 0): at(2)}, fence=second)
+
+
+def test_a_coordinator_of_a_group_that_was_deleted_and_made_anew_is_fenced(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.CLASSIC)
+    former = ours.coordinate("g", 1)
+    lives[0].lose_session()
+    others.delete_group("g", fence=others.coordinate("g", 2))
+    others.claim("g", GroupKind.CLASSIC)
+    others.commit("g", {("clicks", 0): at(9)}, fence=others.coordinate("g", 2))
+    with pytest.raises(NotCoordinator):
+        ours.commit("g", {("clicks", 0): at(1)}, fence=former)
+    with pytest.raises(NotCoordinator):
+        ours.delete_group("g", fence=former)
+    assert others.offsets("g") == {("clicks", 0): at(9)}
+
+
+def test_a_coordinator_of_a_group_that_was_made_anew_does_not_follow_the_one_of_the_former(
+    registry: ConsumerRegistry,
+) -> None:
+    registry.claim("g", GroupKind.CLASSIC)
+    former = registry.coordinate("g", 1)
+    registry.delete_group("g", fence=former)
+    registry.claim("g", GroupKind.CLASSIC)
+    assert not registry.coordinate("g", 1).follows(former)
+    with pytest.raises(NotCoordinator):
+        registry.commit("g", {("clicks", 0): at(1)}, fence=former)
+
+
+def test_a_coordinator_of_a_version_without_tenures_is_waited_for(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.CLASSIC)
+    path = ours._group("g")
+    before = others._client
+    with before.transaction() as change:  # what such a version does
+        change.create(f"{path}/coordinator", b"2", ephemeral=True)
+        change.set_data(path, before.get(path)[0])
+    with pytest.raises(NotCoordinator, match="broker 2"):
+        ours.coordinate("g", 1)
+    before.delete(f"{path}/coordinator")
+    fence = ours.coordinate("g", 1)
+    ours.commit("g", {("clicks", 0): at(1)}, fence=fence)
+    ours.resign("g", fence)
+    assert set(before.get_children(path)) == {"ids", "offsets", "owners"}, "and nothing is in its way"
 
 
 def test_a_restarted_broker_takes_over_what_its_earlier_life_coordinated(lives: tuple[Life, Life]) -> None:

@@ -296,6 +296,20 @@ class Cluster:
         self._call(self._client.sync_async, self._topics)  # a server that lags behind would not know it yet
         return frozenset(self._children(self._topics))
 
+    def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
+        """The id that each of these topics has now, of those that there are; for a thread.
+
+        The snapshot may lag behind, and tells the id of a topic only if that has still the same node.
+        """
+        paths = {self._topic(name): name for name in names}
+        stats = {paths[path]: stat for path, stat in self.session.stats(paths).items()}
+        known = {name: topic for name in stats if (topic := self.topics.get(name)) is not None}
+        ids = {name: topic.topic_id for name, topic in known.items() if topic.czxid == stats[name].czxid}
+        for name in stats.keys() - ids.keys():
+            with suppress(UnknownTopicOrPartition):
+                ids[name] = self._read_topic(name).topic_id
+        return ids
+
     def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
         """True if ZooKeeper holds no such topic, or another of its name; False when that is unreadable."""
         self._check_identity()
@@ -322,7 +336,7 @@ class Cluster:
         node = self.session.get(self._topic(name))
         if node is None:
             raise self._unknown(name)
-        return decode_topic(name, node[0], node[1].version)
+        return decode_topic(name, node[0], node[1].version, node[1].czxid)
 
     # Snapshots
 
@@ -441,7 +455,7 @@ class Cluster:
         for path, (data, stat) in nodes.items():
             name = path.rpartition("/")[2]
             try:
-                topics[name] = decode_topic(name, data, stat.version)
+                topics[name] = decode_topic(name, data, stat.version, stat.czxid)
             except MillraceError as error:
                 log.error("cluster %s: %s", self.name, error)
                 topics |= {name: self.topics[name]} if name in self.topics else {}

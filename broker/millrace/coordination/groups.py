@@ -8,11 +8,14 @@ call them from threads. Does not decide who owns or coordinates what, and knows 
     /<cluster>/consumers/<group>/ids/<consumer>              ephemeral   {"host", "topics": {topic: streams}}
     /<cluster>/consumers/<group>/owners/<topic>/<partition>  ephemeral   the stream that reads the partition
     /<cluster>/consumers/<group>/coordinator                 ephemeral   id of the broker that coordinates
+    /<cluster>/consumers/<group>/tenure-<session>-<random>   ephemeral   empty; goes with `coordinator`
 
 Names are percent-encoded, because groups and consumers may have any. A write is fenced by checks in the same
 transaction. They prove more than "the node is there", because the same node may be somebody else's by then:
-a consumer's id is new with every registration, and every new coordinator rewrites the group's node, so that
-node's version counts the coordinators.
+a consumer's id is new with every registration, and so is the name of a coordinator's tenure. Every new
+coordinator rewrites the group's node, so that node's version counts the coordinators. The count alone is no
+fence, because it begins again when a group is deleted and made anew. Brokers of versions without tenures keep
+to the other nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
@@ -80,10 +83,13 @@ class Fence:
 
     checks: tuple[tuple[str, int], ...]
     broken: type[errors.NotCoordinator] | type[NotOwner]
+    group_czxid: int = 0
+    """Of a coordinator's: the transaction that created the group."""
 
     def follows(self, former: Fence) -> bool:
         """Of two fences of the same coordinator: True if nobody else coordinated in between."""
-        return 0 <= self.checks[0][1] - former.checks[0][1] <= 1
+        coordinators = self.checks[0][1] - former.checks[0][1]
+        return self.group_czxid == former.group_czxid and 0 <= coordinators <= 1
 
 
 class NotOwner(errors.MillraceError):
@@ -140,7 +146,7 @@ class ConsumerRegistry:
         for _ in range(TRIES):
             nodes = self._tree(path)  # first: what comes after the questions must not be deleted
             self._check_unused(group, fence)
-            last = (f"{path}/coordinator", path)  # what the fence checks
+            last = {path, *(check for check, _ in fence.checks)} if fence is not None else {path}
             if self._delete_all(sorted(nodes, key=last.__contains__), fence):
                 return
         raise errors.GroupNotEmpty(f"group {group!r} is in use: stop its consumers first")
@@ -171,6 +177,10 @@ class ConsumerRegistry:
         nodes = self._session.read_all(paths)
         self._seen.update(nodes)
         return {partition_of(path): decode_offset(data) for path, (data, _) in nodes.items()}
+
+    def committed(self, group: str, topics: Collection[str]) -> set[TopicPartition]:
+        """The partitions of these topics of which something is committed."""
+        return set(map(partition_of, self._leaves(f"{self._group(group)}/offsets", topics)))
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
@@ -253,10 +263,13 @@ class ConsumerRegistry:
         """
         path, node = self._group(group), f"{self._group(group)}/coordinator"
 
+        tenures = f"tenure-{self._session.id:x}-"
+
         def take(change: TransactionRequest, kind: bytes, *, replace: bool) -> None:
             if replace:
                 change.delete(node)
             change.create(node, str(broker_id).encode(), ephemeral=True)
+            change.create(f"{path}/{tenures}{uuid4().hex}", ephemeral=True)
             change.set_data(path, kind)
 
         for _ in range(TRIES):
@@ -266,7 +279,9 @@ class ConsumerRegistry:
             kind, stat = present
             holder = self._session.get(node)
             if holder is not None and holder[1].ephemeralOwner == self._session.id:
-                return Fence(checks=((path, stat.version), (node, -1)), broken=errors.NotCoordinator)
+                ours = [name for name in self._session.children(path) if name.startswith(tenures)]
+                checks = ((path, stat.version), (node, -1), *((f"{path}/{name}", -1) for name in ours))
+                return Fence(checks=checks, broken=errors.NotCoordinator, group_czxid=stat.czxid)
             if holder is not None and int(holder[0]) != broker_id:
                 raise self._coordinated(group, int(holder[0]))
             unchanged = Fence(checks=((path, stat.version),), broken=errors.NotCoordinator)
@@ -292,7 +307,7 @@ class ConsumerRegistry:
     def resign(self, group: str, fence: Fence) -> None:
         """Stop being the coordinator; nothing happens when somebody else is it by now."""
         with suppress(errors.NotCoordinator):
-            self._delete_all([f"{self._group(group)}/coordinator"], fence)
+            self._delete_all([path for path, _ in fence.checks[1:]], fence)
 
     # Members and owners of streams groups
 
@@ -370,9 +385,12 @@ class ConsumerRegistry:
         below = [node for name in self._session.children(path) for node in self._tree(f"{path}/{name}")]
         return [*below, path]
 
-    def _leaves(self, directory: str) -> list[str]:
-        """The nodes of all partitions of all topics in a directory of a group."""
-        topics = [f"{directory}/{topic}" for topic in self._session.children(directory)]
+    def _leaves(self, directory: str, topics: Collection[str] | None = None) -> list[str]:
+        """The nodes of all partitions of these topics, or of all, in a directory of a group."""
+        names = set(self._session.children(directory))
+        if topics is not None:
+            names &= set(map(node_name, topics))
+        topics = [f"{directory}/{name}" for name in sorted(names)]
         return [f"{topic}/{partition}" for topic in topics for partition in self._session.children(topic)]
 
     def _delete_all(self, paths: Iterable[str], fence: Fence | None) -> bool:

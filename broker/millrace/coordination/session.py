@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient, KazooState
@@ -109,18 +110,32 @@ class Session:
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
     ) -> dict[str, tuple[bytes, Any]]:
         """Data and stat of each node that is there, asked for all at once."""
+        return self._ask_all(partial(self.client.get_async, watch=watch), paths)
+
+    def stats(self, paths: Iterable[str]) -> dict[str, Any]:
+        """The stat of each node that is there now; a server that lags behind catches up first."""
+
+        def ask(path: str) -> Any:
+            return self.client.sync_async(path) if path == "/" else self.client.exists_async(path)
+
+        answers = self._ask_all(ask, ["/", *paths])
+        return {path: stat for path, stat in answers.items() if path != "/" and stat is not None}
+
+    def _ask_all(self, operation: Callable[[str], Any], paths: Iterable[str]) -> dict[str, Any]:
         names = list(paths)
-        started = {path: self.client.get_async(path, watch) for path in names if self.client.connected}
+        started = {path: operation(path) for path in names if self.client.connected}
 
-        def read(path: str) -> Any:
-            # The first try is under way already; after a lost connection it is repeated.
-            return started.pop(path, None) or self.client.get_async(path, watch)
+        def ask(path: str) -> Any:
+            # The first try is under way already; after a lost connection it and what follows is repeated.
+            if (first := started.pop(path, None)) is None:
+                started.clear()
+            return first or operation(path)
 
-        nodes = {}
+        answers = {}
         for path in names:
             with contextlib.suppress(NoNodeError):
-                nodes[path] = self.call(read, path)
-        return nodes
+                answers[path] = self.call(ask, path)
+        return answers
 
     def get(self, path: str) -> tuple[bytes, Any] | None:
         """Data and stat of a node; None when it is not there."""

@@ -123,6 +123,8 @@ class TopicState:
     partitions: Mapping[int, PartitionState]
     version: int = field(default=-1, compare=False)
     """Of the node that this was read from: two that say the same are equal."""
+    czxid: int = field(default=-1, compare=False)
+    """The transaction that created that node: a topic of the same name that is made anew has another."""
 
     def minimum(self, number: int) -> int:
         """How many in-sync replicas the partition needs to commit anything: its `min.insync.replicas`."""
@@ -391,14 +393,14 @@ def _replicated_fields(state: PartitionState) -> dict[str, Any]:
     }
 
 
-def decode_topic(name: str, data: bytes, version: int = -1) -> TopicState:
+def decode_topic(name: str, data: bytes, version: int = -1, czxid: int = -1) -> TopicState:
     """The topic in the JSON drawn above; MillraceError when it is none."""
     try:
         value = json.loads(data)
         if value["version"] not in (FORMAT_VERSION, REPLICATED_VERSION):
             raise ValueError(f"version {value['version']}, this broker knows {REPLICATED_VERSION}")
         partitions = {int(number): _partition(state) for number, state in value["partitions"].items()}
-        return TopicState(name, UUID(value["topic_id"]), value["settings"], partitions, version)
+        return TopicState(name, UUID(value["topic_id"]), value["settings"], partitions, version, czxid)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MillraceError(f"ZooKeeper's entry for topic {name} is unreadable: {error}") from error
 

@@ -2,7 +2,8 @@
 
 What comes while a write is under way is written together with the next one, the last offset of a partition
 alone. So a slow ZooKeeper makes writes larger, not the queue longer, and an older offset never follows a
-newer one. Whoever waits too long has to try again; what it committed may still be written.
+newer one. Whoever waits too long has to try again; what it committed may still be written. Before each write
+ZooKeeper is asked whether the topics are still those that were meant: what is known of them may be old.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
+from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import CommittedOffset, ConsumerRegistry, Fence
-from millrace.errors import ErrorCode
+from millrace.errors import ErrorCode, TopicChanged
 from millrace.groups.timing import Memory
 from millrace.groups.work import Waiting, Work
 from millrace.mailbox import Mailbox
@@ -24,12 +26,21 @@ OFFSET_BYTES = 500
 Offsets: TypeAlias = Mapping[TopicPartition, CommittedOffset]
 
 
+def check_topics(cluster: Cluster, offsets: Offsets) -> None:
+    """In a thread: TopicChanged unless every topic has the id that its offsets carry."""
+    ids = cluster.topic_ids({topic for topic, _ in offsets})
+    for (topic, _), offset in offsets.items():
+        if ids.get(topic) != offset.topic_id:
+            raise TopicChanged(f"topic {topic} was deleted or made anew")
+
+
 class Commits:
     """The queue of one group. `fenced` is called when another broker has become its coordinator."""
 
     def __init__(
         self,
         group: str,
+        cluster: Cluster,
         registry: ConsumerRegistry,
         fence: Fence,
         work: Work,
@@ -39,7 +50,7 @@ class Commits:
     ) -> None:
         self.fence = fence
         self.busy = False
-        self._group, self._registry = group, registry
+        self._group, self._cluster, self._registry = group, cluster, registry
         self._work, self._mailbox, self._memory = work, mailbox, memory
         self._fenced = fenced
         self._offsets: dict[TopicPartition, CommittedOffset] = {}
@@ -84,8 +95,11 @@ class Commits:
             for one in waiting:
                 one.succeed(code)
 
-        write = partial(self._registry.commit, self._group, offsets, fence=self.fence)
-        self._work.run(write, lambda _: written(ErrorCode.NONE), written)
+        def write(fence: Fence) -> None:
+            check_topics(self._cluster, offsets)
+            self._registry.commit(self._group, offsets, fence=fence)
+
+        self._work.run(partial(write, self.fence), lambda _: written(ErrorCode.NONE), written)
 
 
 def _size(offsets: Offsets) -> int:

@@ -15,21 +15,24 @@ from millrace.config import BrokerConfig
 from millrace.coordination import groups as group_registry
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ErrorCode
-from millrace.groups.commits import Offsets
+from millrace.groups.commits import Offsets, check_topics
 from millrace.groups.group import Group, State
-from millrace.groups.holding import CoordinatedGroup, GroupOwnership, coordinator_of, is_group_name
-from millrace.groups.work import Failed
+from millrace.groups.holding import CLOSE_S, CoordinatedGroup, GroupOwnership, coordinator_of, is_group_name
+from millrace.groups.work import Failed, Waiting, Work
 from millrace.mailbox import Mailbox
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages as messages
-from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, decode_subscription, encode_assignment
+from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, encode_assignment
 from millrace.wire.group_messages import DescribedGroup, ListedGroup
 
 T = TypeVar("T")
 MAX_OFFSET_METADATA = 4096
 """Characters a client may add to an offset; Kafka's limit."""
+QUESTION_THREADS = 2
+"""For what members ask before they consume: who coordinates a group, and what it has committed."""
 CONSUMER = "consumer"
 """The protocol type of groups of consumers. Kafka's tools show no others."""
+WaitingForList: TypeAlias = Waiting[Mapping[str, ListedGroup]]
 Codes: TypeAlias = Mapping[TopicPartition, ErrorCode]
 
 
@@ -49,8 +52,14 @@ class Groups:
         """`standstills` counts how often this broker stood still: then others may coordinate its groups."""
         self._cluster, self._registry, self._wall_clock = cluster, registry, wall_clock
         self._broker_id = config.broker_id
-        self._ownership = GroupOwnership(config, cluster, registry, mailbox, standstills)
+        self._mailbox = mailbox
+        self._questions, self._administration = Work(mailbox, QUESTION_THREADS), Work(mailbox, 1)
+        self._ownership = GroupOwnership(
+            config, cluster, registry, mailbox, standstills, self._administration
+        )
         self._work = self._ownership.work
+        self._listing = False
+        self._waiting_for_list: list[WaitingForList] = []
 
     def coordinated(self) -> list[Group]:
         """Every group coordinated here; from any thread."""
@@ -62,13 +71,10 @@ class Groups:
 
     def close(self) -> None:
         """Give up every group; the loop has ended."""
+        end = time.monotonic() + CLOSE_S
         self._ownership.close()
-
-    def _ask(self, name: str, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
-        if is_group_name(name):
-            self._work.ask(question, done, failed)
-        else:
-            failed(ErrorCode.INVALID_GROUP_ID)
+        for work in (self._questions, self._administration):
+            work.close(max(0.0, end - time.monotonic()))
 
     # Members
 
@@ -91,7 +97,7 @@ class Groups:
             done({**held, **wrong, **dict.fromkeys(others, code)})
 
         if others:
-            self._work.ask(lambda: self._registry.coordinators(others), answer, failed)
+            self._questions.ask(lambda: self._registry.coordinators(others), answer, failed)
         else:
             answer({})
 
@@ -117,8 +123,11 @@ class Groups:
                 answer(refused)
 
         def rewind(offsets: Offsets, done: Callable[[ErrorCode], None]) -> None:
-            question = partial(self._registry.rewind, request.group_id, offsets)
-            self._work.ask(question, lambda _: done(ErrorCode.NONE), done)
+            def write() -> None:
+                check_topics(self._cluster, offsets)
+                self._registry.rewind(request.group_id, offsets)
+
+            self._work.ask(write, lambda _: done(ErrorCode.NONE), done)
 
         def failed(code: ErrorCode) -> None:
             anonymous = not request.member_id and request.generation_id_or_member_epoch < 0
@@ -167,29 +176,54 @@ class Groups:
 
     def offsets(
         self,
-        name: str,
-        partitions: Collection[TopicPartition] | None,
-        done: Callable[[Offsets], None],
-        failed: Failed,
+        asked: Mapping[str, Collection[TopicPartition] | None],
+        done: Callable[[Mapping[str, Offsets | ErrorCode]], None],
     ) -> None:
-        """What is committed, of these partitions or of all; any broker can say it."""
-        # ZooKeeper is asked for no partition that is not there: a request may name any number of them.
-        existing = None if partitions is None else {one for one in partitions if self._exists(one)}
+        """What each group has committed, of the partitions that are named or of all; any broker can say it.
 
-        def answer(committed: Offsets) -> None:
-            ids = {topic.name: topic.topic_id for topic in self._cluster.topics.values()}
-            done(group_registry.current_offsets(committed, ids))
+        One question for all groups: a request may name 2,000 of them.
+        """
+        wrong = {name: ErrorCode.INVALID_GROUP_ID for name in asked if not is_group_name(name)}
+        names = asked.keys() - wrong.keys()
 
-        self._ask(name, lambda: self._registry.offsets(name, existing), answer, failed)
+        def look_up() -> dict[str, Offsets]:
+            there = names & self._registry.names() if len(names) > 1 else names
+            committed = {name: self._committed(name, asked[name]) if name in there else {} for name in names}
+            # What this broker knows of topics may be old.
+            ids = self._cluster.topic_ids({topic for offsets in committed.values() for topic, _ in offsets})
+            return {name: group_registry.current_offsets(found, ids) for name, found in committed.items()}
+
+        def failed(code: ErrorCode) -> None:
+            done({**wrong, **dict.fromkeys(names, code)})
+
+        if names:
+            self._questions.ask(look_up, lambda found: done({**wrong, **found}), failed)
+        else:
+            done(wrong)
+
+    def _committed(self, name: str, partitions: Collection[TopicPartition] | None) -> Offsets:
+        """In a thread: what one group has committed, of topics that there are and of others."""
+        asked = None
+        if partitions is not None:
+            asked = {one for one in partitions if self._exists(one)}
+            # A request may name any number of others: only what the group has committed of them is read.
+            if others := set(partitions) - asked:
+                asked |= others & self._registry.committed(name, {topic for topic, _ in others})
+        return self._registry.offsets(name, asked)
 
     def delete_offsets(
         self, name: str, partitions: Collection[TopicPartition], done: Callable[[Codes], None], failed: Failed
     ) -> None:
         """Forget what is committed of these partitions; one code for each. What members read is kept."""
         held = self._ownership.get(name)
-        members = held.group.describe().members if held is not None else ()
-        read = [decode_subscription(member.member_metadata) for member in members]
-        codes = {partition: self._refuse_deletion(partition, read) for partition in partitions}
+
+        def judge(partition: TopicPartition) -> ErrorCode:
+            if not self._exists(partition):
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            is_read = held is not None and held.group.members.reads(partition[0])
+            return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_read else ErrorCode.NONE
+
+        codes = {partition: judge(partition) for partition in partitions}
 
         def delete() -> None:
             fence = self._left_over(name) if held is None else held.commits.fence
@@ -201,15 +235,13 @@ class Groups:
         else:
             self._ask(name, delete, lambda _: done(codes), failed)
 
-    def _refuse_deletion(
-        self, partition: TopicPartition, read: Collection[Collection[str] | None]
-    ) -> ErrorCode:
-        if not self._exists(partition):
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        is_read = any(topics is None or partition[0] in topics for topics in read)
-        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_read else ErrorCode.NONE
-
     # Administration
+
+    def _ask(self, name: str, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
+        if is_group_name(name):
+            self._administration.ask(question, done, failed)
+        else:
+            failed(ErrorCode.INVALID_GROUP_ID)
 
     def describe_groups(
         self, names: Collection[str], done: Callable[[Mapping[str, DescribedGroup | ErrorCode]], None]
@@ -250,7 +282,7 @@ class Groups:
         if not names:
             done(results)
         elif len(elsewhere) > 1:
-            self._work.ask(
+            self._administration.ask(
                 lambda: elsewhere - self._registry.names(),
                 ask_all,
                 lambda code: done(dict.fromkeys(names, code)),
@@ -302,7 +334,17 @@ class Groups:
         )
 
     def list_groups(self, done: Callable[[Mapping[str, ListedGroup]], None], failed: Failed) -> None:
-        """By name the groups coordinated here, and of the others this broker's share."""
+        """By name the groups coordinated here, and of the others this broker's share.
+
+        Every group is read, so whoever asks while that is done waits for the next reading, all for the same.
+        """
+        self._waiting_for_list.append(Waiting(self._mailbox, done, failed))
+        if not self._listing:
+            self._list()
+
+    def _list(self) -> None:
+        all_waiting, self._waiting_for_list = self._waiting_for_list, []
+        self._listing = True
         held = {g.name: _listed(g.name, g.state, g.members.protocol_type) for g in self.coordinated()}
 
         def share() -> dict[str, ListedGroup]:
@@ -316,7 +358,23 @@ class Groups:
                 if holders.get(name, coordinator_of(name, brokers)) == self._broker_id
             }
 
-        self._work.ask(share, lambda others: done(others | held), failed)
+        def finish(answer: Callable[[WaitingForList], None]) -> None:
+            self._listing = False
+            if self._waiting_for_list:
+                self._list()
+            answer_next(answer)
+
+        def answer_next(answer: Callable[[WaitingForList], None]) -> None:
+            # One in each turn of the loop: to write 3,000 groups takes 40 ms.
+            answer(all_waiting.pop(0))
+            if all_waiting:
+                self._mailbox.post(partial(answer_next, answer))
+
+        self._administration.run(
+            share,
+            lambda others: finish(lambda waiting: waiting.succeed(others | held)),
+            lambda code: finish(lambda waiting: waiting.fail(code)),
+        )
 
     def _state(self, name: str, kind: group_registry.GroupKind) -> State:
         """In a thread: the state of a group that no broker coordinates."""

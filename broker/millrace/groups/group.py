@@ -224,8 +224,13 @@ class Group:
             return ErrorCode.INVALID_SESSION_TIMEOUT
         if not self.members.agree(request):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        has_room = self._memory.has_room(size_of(request.protocols))
-        return ErrorCode.NONE if has_room else ErrorCode.GROUP_MAX_SIZE_REACHED
+        known = self.members.get(request.member_id) or self.members.static(request.group_instance_id)
+        growth = size_of(request.protocols) - (0 if known is None else size_of(known.protocols))
+        return ErrorCode.NONE if self._may_grow(growth) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+    def _may_grow(self, size: int) -> bool:
+        """Other groups may have taken all the memory: what replaces as much as it takes is never refused."""
+        return size <= 0 or self._memory.has_room(size)
 
     def _join_without_id(
         self,
@@ -311,8 +316,7 @@ class Group:
     def _rejoin(self, member: Member, request: messages.JoinGroupRequest, answer: AnswerJoin) -> None:
         """Let a member wait for the next generation, which begins when all do."""
         self.members.protocol_type = request.protocol_type
-        member.update(request)
-        self.members.measure(member)
+        self.members.update(member, request)
         before = ErrorCode.REBALANCE_IN_PROGRESS  # to a request before this one
         member.answer_join(messages.JoinGroupResponse(error_code=before, member_id=member.member_id))
         member.joining = answer
@@ -403,8 +407,9 @@ class Group:
 
     def _assign(self, assignments: Mapping[str, bytes]) -> None:
         """The leader has assigned: the generation is complete. Whom it left out gets nothing."""
-        if not self._memory.has_room(sum(map(len, assignments.values()))):
-            self.members[self.members.leader or ""].refuse_sync(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        growth = sum(map(len, assignments.values())) - sum(len(member.assignment) for member in self.members)
+        if not self._may_grow(growth):
+            self.members[self.members.leader or ""].refuse_sync(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             return
         self.state = State.STABLE
         for member in self.members:

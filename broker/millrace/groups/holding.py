@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from millrace.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
 
+THREADS = 4
+"""For commits, and for groups that are taken over and given up."""
 SWEEP_S = 2.0
 IDLE_S = 10.0
 """A group without members is coordinated this much longer: one that only commits offsets would otherwise be
@@ -69,7 +72,7 @@ class CoordinatedGroup:
     """ZooKeeper was away: somebody else may have become the coordinator."""
     doubtful: bool = False
     """This broker stood still: nobody is answered before it is known who the coordinator is."""
-    waiting: list[Waiting[CoordinatedGroup]] = field(default_factory=list)
+    waiting: deque[Waiting[CoordinatedGroup]] = field(default_factory=deque)
     """Who asks while the group is doubtful."""
 
     @property
@@ -79,7 +82,7 @@ class CoordinatedGroup:
     def trust(self) -> None:
         """Nobody else has coordinated it: answer who waits."""
         self.doubtful = False
-        all_waiting, self.waiting = self.waiting, []
+        all_waiting, self.waiting = self.waiting, deque()
         for waiting in all_waiting:
             waiting.succeed(self)
 
@@ -101,10 +104,12 @@ class GroupOwnership:
         registry: ConsumerRegistry,
         mailbox: Mailbox,
         standstills: Callable[[], int],
+        administration: Work,
     ) -> None:
-        self.work = Work(mailbox)
+        self.work = Work(mailbox, THREADS)
         self._config, self._cluster, self._registry = config, cluster, registry
         self._mailbox, self._memory = mailbox, Memory()
+        self._administration = administration
         self._held: dict[str, CoordinatedGroup] = {}
         self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
         self._leaving: set[str] = set()
@@ -130,6 +135,9 @@ class GroupOwnership:
         if not is_group_name(name):
             failed(ErrorCode.INVALID_GROUP_ID)
         elif held is not None and held.doubtful:
+            # Whoever has waited too long is forgotten: ZooKeeper may be away for hours.
+            while held.waiting and not held.waiting[0].open:
+                held.waiting.popleft()
             held.waiting.append(Waiting(self._mailbox, use, failed))
         elif held is not None:
             held.used_at = self._mailbox.now()
@@ -172,7 +180,9 @@ class GroupOwnership:
     def _coordinate(self, name: str, fence: Fence) -> CoordinatedGroup:
         group = Group(name, self._config, self._mailbox, self._memory)
         fenced = partial(self._fenced, name, group)
-        commits = Commits(name, self._registry, fence, self.work, self._mailbox, self._memory, fenced)
+        commits = Commits(
+            name, self._cluster, self._registry, fence, self.work, self._mailbox, self._memory, fenced
+        )
         return CoordinatedGroup(group, commits, self._mailbox.now())
 
     def _fenced(self, name: str, group: Group) -> None:
@@ -264,7 +274,7 @@ class GroupOwnership:
                     with suppress(UnknownGroup, GroupNotEmpty, NotCoordinator):
                         self._registry.delete_group(name)
 
-        self.work.run(work, lambda _: None, lambda _: None)
+        self._administration.run(work, lambda _: None, lambda _: None)
         self._mailbox.after(TIDY_S, self._tidy)
 
     def close(self) -> None:

@@ -1,25 +1,33 @@
 """Who is in a group: its members, ids given out, who leads, what all have in common.
 
-Keeps count of the memory they take. Decides nothing about generations: that is group.py's.
+Keeps count of the memory they take, and of the topics they read, so that OffsetDelete decodes nothing.
+Decides nothing about generations: that is group.py's.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from millrace.errors import ErrorCode
 from millrace.groups.timing import Deadline, Memory
+from millrace.wire.consumer_protocol import decode_subscriptions
 from millrace.wire.group_messages import JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
 
+T = TypeVar("T")
 AnswerJoin: TypeAlias = Callable[[JoinGroupResponse], None]
 AnswerSync: TypeAlias = Callable[[SyncGroupResponse], None]
 MEMBER_BYTES = 2_000
 """Counted for a member itself, beside its metadata and its assignment: what its objects take, rounded up."""
 EXPECTED_BYTES = 500
-"""Counted for an id that was given out: what its objects take, rounded up."""
+"""Counted for an id that was given out, beside the id: what its objects take, rounded up."""
+PROTOCOL_BYTES = 120
+"""Counted for a protocol of a member, beside its name and its metadata."""
+TOPIC_BYTES = 120
+"""Counted for a topic that a member reads, beside its name."""
 NEW_MEMBER_S = 300.0
 """A new member's JoinGroup waits no longer: it has no id to send heartbeats with, so it may be long gone."""
 MIN_REBALANCE_S = 1.0
@@ -46,6 +54,10 @@ class Member:
     session_timeout_s: float = 0.0
     rebalance_timeout_s: float = 0.0
     protocols: Sequence[JoinGroupRequest.Protocol] = ()
+    topics: frozenset[str] | None = frozenset()
+    """What it reads, by any of its protocols; None when that is unknown."""
+    said_bytes: int = 0
+    """What protocols and topics take, measured once: every assignment has all members counted again."""
     assignment: bytes = b""
     is_new: bool = True
     """It has not been part of any generation yet."""
@@ -60,7 +72,8 @@ class Member:
 
     @property
     def size(self) -> int:
-        return MEMBER_BYTES + size_of(self.protocols) + len(self.assignment) + len(self.member_id)
+        names = (self.member_id, self.instance_id or "", self.client.client_id)
+        return MEMBER_BYTES + self.said_bytes + len(self.assignment) + sum(map(sys.getsizeof, names))
 
     def update(self, request: JoinGroupRequest) -> None:
         """Take over what it says when it joins. The oldest clients (v0) have one timeout for both."""
@@ -68,7 +81,11 @@ class Member:
         self.session_timeout_s = request.session_timeout / 1000
         timeout = request.session_timeout if timeout < 0 else timeout
         self.rebalance_timeout_s = max(MIN_REBALANCE_S, timeout / 1000)
+        if request.protocols is not self.protocols:  # who joins anew is updated twice
+            self.topics = decode_subscriptions({protocol.metadata for protocol in request.protocols})
         self.protocols = request.protocols
+        topics = sum(TOPIC_BYTES + sys.getsizeof(topic) for topic in self.topics or ())
+        self.said_bytes = size_of(self.protocols) + topics
 
     def alive(self) -> None:
         """Begin its session again: it was heard of."""
@@ -110,6 +127,8 @@ class Members:
         self._members: dict[str, Member] = {}
         self._static: dict[str, str] = {}  # instance id -> member id
         self._expected: dict[str, Deadline] = {}
+        self._names: Counter[str] = Counter()  # of protocols: how many members support each
+        self._topics: Counter[str | None] = Counter()  # how many read each; None: nobody knows what they read
 
     def __len__(self) -> int:
         return len(self._members)
@@ -125,7 +144,7 @@ class Members:
         return self._members.get(member_id)
 
     def static(self, instance_id: str | None) -> Member | None:
-        return self._members.get(self._static.get(instance_id or "", ""))
+        return None if instance_id is None else self._members.get(self._static.get(instance_id, ""))
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
         """NONE when this is a member; FENCED_INSTANCE_ID when another holds its instance id."""
@@ -139,11 +158,20 @@ class Members:
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
+        self._count(member)
+        self.measure(member)
+
+    def update(self, member: Member, request: JoinGroupRequest) -> None:
+        """Take over what a member says when it joins again."""
+        self._uncount(member)
+        member.update(request)
+        self._count(member)
         self.measure(member)
 
     def remove(self, member: Member, code: ErrorCode, *, new_leader: str | None = None) -> None:
         """Let a member go; what waits of it is answered `code`. If it led, nobody or `new_leader` does."""
         del self._members[member.member_id]
+        self._uncount(member)
         if member.instance_id is not None:
             del self._static[member.instance_id]
         if member.member_id == self.leader:
@@ -152,6 +180,18 @@ class Members:
         member.answer_join(JoinGroupResponse(error_code=code, member_id=member.member_id))
         member.refuse_sync(code)
         member.session.cancel()
+
+    def reads(self, topic: str) -> bool:
+        """True if a member reads the topic, or may read it."""
+        return topic in self._topics or None in self._topics
+
+    def _count(self, member: Member) -> None:
+        self._names.update(_names(member.protocols))
+        self._topics.update((None,) if member.topics is None else member.topics)
+
+    def _uncount(self, member: Member) -> None:
+        _subtract(self._names, _names(member.protocols))
+        _subtract(self._topics, (None,) if member.topics is None else member.topics)
 
     def measure(self, member: Member) -> None:
         """Count its memory again, after its metadata or its assignment has changed."""
@@ -172,7 +212,7 @@ class Members:
 
     def expect(self, member_id: str, deadline: Deadline) -> None:
         """Remember an id until the deadline, which its owner sets."""
-        self._memory.add(EXPECTED_BYTES)
+        self._memory.add(EXPECTED_BYTES + sys.getsizeof(member_id))
         self._expected[member_id] = deadline
 
     def expect_no_longer(self, member_id: str) -> bool:
@@ -181,32 +221,48 @@ class Members:
         if deadline is None:
             return False
         deadline.cancel()
-        self._memory.add(-EXPECTED_BYTES)
+        self._memory.add(-EXPECTED_BYTES - sys.getsizeof(member_id))
         return True
 
     # Protocols
 
     def agree(self, request: JoinGroupRequest) -> bool:
         """True if who asks to join supports a protocol that all others support, too."""
-        names = {protocol.name for protocol in request.protocols}
-        if not names or not request.protocol_type:
+        if not request.protocols or not request.protocol_type:
             return False
-        itself = (request.member_id, self._static.get(request.group_instance_id or ""))
-        others = [member for member in self._members.values() if member.member_id not in itself]
+        known = self.get(request.member_id), self.static(request.group_instance_id)
+        itself = {member.member_id: _names(member.protocols) for member in known if member is not None}
+        others = len(self) - len(itself)
         if not others:
             return True
-        return request.protocol_type == self.protocol_type and bool(names & _in_common(others))
+        return request.protocol_type == self.protocol_type and any(
+            self._names[name] - sum(name in names for names in itself.values()) == others
+            for name in _names(request.protocols)
+        )
 
     def select_protocol(self) -> str:
         """The protocol most members like best, out of those that all support."""
-        candidates = _in_common(self._members.values())
+        candidates = {name for name, supporters in self._names.items() if supporters == len(self)}
         votes = Counter(member.vote(candidates) for member in self._members.values())
         return votes.most_common(1)[0][0]
 
 
 def size_of(protocols: Iterable[JoinGroupRequest.Protocol]) -> int:
-    return sum(len(protocol.name) + len(protocol.metadata) for protocol in protocols)
+    """The bytes that protocols take in memory; one byte of a name may take four."""
+    return sum(
+        PROTOCOL_BYTES + sys.getsizeof(protocol.name) + sys.getsizeof(protocol.metadata)
+        for protocol in protocols
+    )
 
 
-def _in_common(members: Iterable[Member]) -> set[str]:
-    return set.intersection(*({protocol.name for protocol in member.protocols} for member in members))
+def _subtract(counts: Counter[T], counted: Iterable[T]) -> None:
+    """Forget what is counted no more: `Counter.subtract` would keep it."""
+    for one in counted:
+        counts[one] -= 1
+        if not counts[one]:
+            del counts[one]
+
+
+def _names(protocols: Iterable[JoinGroupRequest.Protocol]) -> set[str]:
+    """A member may name a protocol twice."""
+    return {protocol.name for protocol in protocols}

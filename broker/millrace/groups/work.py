@@ -1,7 +1,8 @@
 """What blocks on ZooKeeper, in a few threads of its own; what came of it, on the loop.
 
-Bounded: a queue that is full takes nothing more, and a question is answered in time or not at all. Whoever
-asked hears exactly one of two functions, `done` or `failed`.
+Commits and take-overs, what members ask, and what administrators ask have threads each, and wait for their
+own kind only. Bounded: a queue that is full takes nothing more, and a question is answered in time or not at
+all. Whoever asked hears exactly one of two functions, `done` or `failed`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ Failed: TypeAlias = Callable[[ErrorCode], None]
 WAIT_S = 5.0
 """How long a client waits for ZooKeeper before it has to ask again: a third of what the cluster's own calls
 are given. Clients give up on a request after 30 s and more, but consume nothing while they wait."""
-THREADS = 4
 MAX_QUEUED = 2_000
 """Pieces of work; a client that asks again every 100 ms while ZooKeeper is away must not pile them up."""
 
@@ -52,9 +52,9 @@ class Waiting(Generic[T]):
 class Work:
     """The threads. `run` and `ask` are for the loop."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, threads: int) -> None:
         self._mailbox = mailbox
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="groups")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="groups")
         self._under_way: set[Future[None]] = set()
 
     @property

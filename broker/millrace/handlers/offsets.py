@@ -21,12 +21,11 @@ topics that a member of the group reads at present.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
 from millrace.broker.broker import Broker
-from millrace.coordination.groups import CommittedOffset
 from millrace.errors import (
     BrokerError,
     ErrorCode,
@@ -35,6 +34,7 @@ from millrace.errors import (
     StorageError,
     UnsupportedVersion,
 )
+from millrace.groups.commits import Offsets
 from millrace.groups.coordinator import Codes
 from millrace.handlers.table import Call, serves
 from millrace.records.topic_partition import TopicPartition
@@ -217,63 +217,62 @@ def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
 )
 def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
     many = call.received.api_version >= _MANY_GROUPS
-    asked = call.request.groups if many else _groups(call.request)
-    groups = list({group.group_id: group for group in asked}.values())
-    described: dict[str, messages.OffsetFetchResponse.Group] = {}
-    if not groups:
-        call.only(Operation.DESCRIBE, ResourceType.TOPIC, ())
-        call.answer(messages.OffsetFetchResponse())
+    groups = call.request.groups if many else _groups(call.request)
+    wanted = {group.group_id: _wanted(group) for group in groups}
+    refused = {name for name in wanted if rights.group(name) in call.refused}
+    asked = {
+        name: partitions and [one for one in partitions if rights.topic(one[0]) not in call.refused]
+        for name, partitions in wanted.items()
+        if name not in refused
+    }
 
-    def note(group: messages.OffsetFetchResponse.Group) -> None:
-        described[group.group_id] = group
-        if len(described) < len(groups):
-            return
+    def answer(found: Mapping[str, Offsets | ErrorCode]) -> None:
+        found = {**found, **dict.fromkeys(refused, ErrorCode.GROUP_AUTHORIZATION_FAILED)}
+        committed = [offsets for offsets in found.values() if not isinstance(offsets, ErrorCode)]
+        topics = {topic for offsets in committed for topic, _ in offsets}
+        shown = call.only(Operation.DESCRIBE, ResourceType.TOPIC, topics)
+        told = tuple(_told(call, name, wanted[name], found[name], shown) for name in wanted)
         if many:
-            told = tuple(described[group.group_id] for group in groups)
             call.answer(messages.OffsetFetchResponse(groups=told))
         else:
-            call.answer(messages.OffsetFetchResponse(error_code=group.error_code, topics=group.topics))
+            (one,) = told
+            call.answer(messages.OffsetFetchResponse(error_code=one.error_code, topics=one.topics))
 
-    for group in groups:
-        _fetch_offsets(call, group, note)
+    call.groups.offsets(asked, answer)
 
 
-def _fetch_offsets(
+def _wanted(group: Group) -> list[TopicPartition] | None:
+    """The partitions that are asked about; None for all that the group has committed."""
+    if group.topics is None:
+        return None
+    return [(topic.name, number) for topic in group.topics for number in topic.partition_indexes]
+
+
+def _told(
     call: Call[messages.OffsetFetchRequest],
-    group: Group,
-    done: Callable[[messages.OffsetFetchResponse.Group], None],
-) -> None:
-    """What one group has committed, of the topics that are asked about or of all."""
-    wanted = None
-    if group.topics is not None:
-        wanted = [(topic.name, number) for topic in group.topics for number in topic.partition_indexes]
-    asked = wanted and [one for one in wanted if rights.topic(one[0]) not in call.refused]
+    name: str,
+    wanted: Sequence[TopicPartition] | None,
+    found: Offsets | ErrorCode,
+    shown: Collection[str],
+) -> messages.OffsetFetchResponse.Group:
+    """What one group has committed, of the topics that are asked about, or of all that may be shown."""
+    committed, code = ({}, found) if isinstance(found, ErrorCode) else (found, ErrorCode.NONE)
+    if code is ErrorCode.COORDINATOR_NOT_AVAILABLE:  # Java asks again after this one only
+        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     refused = _refused(wanted or (), call.refused)
 
-    def answer(committed: Mapping[TopicPartition, CommittedOffset], code: ErrorCode = ErrorCode.NONE) -> None:
-        def describe(partition: TopicPartition) -> messages.FetchedOffset:
-            offset = committed.get(partition)
-            return messages.FetchedOffset(
-                partition_index=partition[1],
-                committed_offset=-1 if offset is None else offset.offset,
-                metadata="" if offset is None else offset.metadata,
-                error_code=code or refused.get(partition, ErrorCode.NONE),
-            )
+    def describe(partition: TopicPartition) -> messages.FetchedOffset:
+        offset = committed.get(partition)
+        return messages.FetchedOffset(
+            partition_index=partition[1],
+            committed_offset=-1 if offset is None else offset.offset,
+            metadata="" if offset is None else offset.metadata,
+            error_code=code or refused.get(partition, ErrorCode.NONE),
+        )
 
-        shown = call.only(Operation.DESCRIBE, ResourceType.TOPIC, {topic for topic, _ in committed})
-        partitions = [one for one in committed if one[0] in shown] if wanted is None else wanted
-        topics = group_by_topic((partition[0], describe(partition)) for partition in partitions)
-        done(messages.OffsetFetchResponse.Group(group_id=group.group_id, error_code=code, topics=topics))
-
-    def failed(code: ErrorCode) -> None:
-        # Java asks again after this one only.
-        again = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        answer({}, again if code is ErrorCode.COORDINATOR_NOT_AVAILABLE else code)
-
-    if rights.group(group.group_id) in call.refused:
-        answer({}, ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    else:
-        call.groups.offsets(group.group_id, asked, answer, failed)
+    partitions = [one for one in committed if one[0] in shown] if wanted is None else wanted
+    topics = group_by_topic((partition[0], describe(partition)) for partition in partitions)
+    return messages.OffsetFetchResponse.Group(group_id=name, error_code=code, topics=topics)
 
 
 @serves(

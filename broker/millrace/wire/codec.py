@@ -27,9 +27,11 @@ _EMPTY: dict[str, object] = {"array": (), "string": "", "data": b"", "uuid": Non
 _FLEXIBLE_SINCE = {int(key): key.flexible_since for key in ApiKey}
 
 
-def decode(message: type[M], api_key: int, version: int, body: Buffer) -> M:
-    """The message in `body` (header already taken off); InvalidRequest when it does not fit the schema."""
-    items = sys.maxsize
+def decode(message: type[M], api_key: int, version: int, body: Buffer, *, items: int = sys.maxsize) -> M:
+    """The message in `body` (header already taken off); InvalidRequest when it does not fit the schema.
+
+    RequestTooLarge when its lists have more than `items` items; of a request the limit is always the same.
+    """
     if message.__name__.endswith("Request"):
         if len(body) > MAX_DECODED_BYTES:
             raise RequestTooLarge(f"{_name(api_key)} with {len(body)} bytes; {MAX_DECODED_BYTES} are allowed")

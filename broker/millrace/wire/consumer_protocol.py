@@ -5,7 +5,7 @@ A later version only adds fields at the end, which are not read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
 from operator import itemgetter
 
@@ -14,9 +14,14 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
 from millrace.wire.fields import Message, array, data, i16, i32, string
 from millrace.wire.messages import ApiKey
+from millrace.wire.primitives import MAX_DECODED_ITEMS
 
 STREAMS_PROTOCOL = "millrace-streams"
 """Stands for an assignor's name where a group of Millrace's own consumers is described."""
+
+MAX_SUBSCRIPTIONS = 10
+"""Most different subscriptions of one consumer that are looked into. Clients send one topic list for each
+assignor that they support."""
 
 
 class _Subscription(Message):  # in JoinGroup; Kafka's goes on with user data, which no broker needs
@@ -52,9 +57,15 @@ def decode_assignment(assignment: bytes) -> list[TopicPartition]:
     return [(topic.topic, partition) for topic in topics for partition in topic.partitions]
 
 
-def decode_subscription(subscription: bytes) -> set[str] | None:
-    """The topics that a consumer reads; None when the bytes mean something else."""
+def decode_subscriptions(subscriptions: Collection[bytes]) -> frozenset[str] | None:
+    """The topics that a consumer reads by any of these; None when one means something else or too much."""
+    topics: list[str] = []
+    if len(subscriptions) > MAX_SUBSCRIPTIONS:
+        return None
     try:
-        return set(decode(_Subscription, ApiKey.JOIN_GROUP, 0, subscription).topics)
+        for subscription in subscriptions:
+            left = MAX_DECODED_ITEMS - len(topics)
+            topics += decode(_Subscription, ApiKey.JOIN_GROUP, 0, subscription, items=left).topics
     except InvalidRequest:
         return None
+    return frozenset(topics)

@@ -138,11 +138,13 @@ class FakeGroups:
         self.asked.append([topic.name for topic in request.topics])
         answer({(t.name, p.partition_index): ErrorCode.NONE for t in request.topics for p in t.partitions})
 
-    def offsets(self, name: str, partitions: Any, done: Callable[[Any], None], failed: Any) -> None:
-        self.asked += ["all"] if partitions is None else partitions
-        committed = [("t", 0), ("u", 0)] if partitions is None else partitions
+    def offsets(self, asked: Any, done: Callable[[Any], None]) -> None:
         offset = CommittedOffset(offset=7, time_ms=0, topic_id=uuid.UUID(int=1))
-        done(dict.fromkeys(committed, offset))
+        found = {}
+        for name, partitions in asked.items():
+            self.asked += ["all"] if partitions is None else partitions
+            found[name] = dict.fromkeys([("t", 0), ("u", 0)] if partitions is None else partitions, offset)
+        done(found)
 
     def delete_offsets(self, name: str, partitions: Any, done: Callable[[Any], None], failed: Any) -> None:
         self.asked += partitions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,12 @@ class Cluster:
 
     brokers: dict[int, BrokerAddress]
     topics: dict[str, TopicState]
+    written: dict[str, TopicState] | None = None
+    """What ZooKeeper has of topics, while brokers do not know it yet."""
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
+        topics = self.topics if self.written is None else self.written
+        return {name: topics[name].topic_id for name in names if name in topics}
 
 
 @dataclass
@@ -97,7 +103,10 @@ class Broker:
         return self.ask(lambda answers: self.groups.delete_groups([name], answers))[name]
 
     def offsets(self, name: str) -> Any:
-        return self.ask(lambda answers: self.groups.offsets(name, None, answers, answers))
+        return self.fetch(name, None)
+
+    def fetch(self, name: str, places: Collection[tuple[str, int]] | None) -> Any:
+        return self.ask(lambda answers: self.groups.offsets({name: places}, answers))[name]
 
     def commit(self, name: str, offset: int = 7, **changes: Any) -> Any:
         return self.ask(lambda answers: self.groups.commit(commit_request(name, offset, **changes), answers))

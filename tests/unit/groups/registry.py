@@ -111,11 +111,17 @@ class MemoryRegistry:
     def offsets(
         self, group: str, places: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        self._ask()
         asked = None if places is None else set(places)
+        if asked != set():
+            self._ask()
         self.places.append(asked)
         found = self.entries[group].offsets if group in self.entries else {}
         return {place: found[place] for place in (found if asked is None else asked) if place in found}
+
+    def committed(self, group: str, topics: Iterable[str]) -> set[TopicPartition]:
+        self._ask()
+        found = self.entries[group].offsets if group in self.entries else {}
+        return {place for place in found if place[0] in topics}
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None

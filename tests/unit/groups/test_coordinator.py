@@ -344,6 +344,20 @@ def test_without_zookeeper_nobody_is_answered_after_a_standstill(
     assert one.use(MINE) is group
 
 
+def test_who_has_waited_too_long_for_a_group_is_forgotten(one: Broker, registry: MemoryRegistry) -> None:
+    one.stable(MINE)
+    registry.away = True
+    one.standstills += 1
+    answers = Answers()
+    for _ in range(20):
+        one.groups.use(MINE, answers, answers)
+        one.passes(1)
+    held = one.groups._ownership.get(MINE)
+    assert held is not None
+    assert len(held.waiting) <= WAIT_S + 1
+    assert answers.heard == [NOT_AVAILABLE] * (20 - int(WAIT_S) + 1)
+
+
 def test_a_standstill_while_it_is_asked_who_coordinates_has_that_asked_again(
     one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
 ) -> None:

@@ -11,7 +11,7 @@ from millrace.errors import ErrorCode
 from millrace.groups.group import State
 from millrace.groups.members import NEW_MEMBER_S
 from millrace.groups.timing import Memory
-from millrace.wire.group_messages import LeaveGroupRequest
+from millrace.wire.group_messages import JoinGroupRequest, LeaveGroupRequest
 from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, new_group, sync_all
 
 # Ids
@@ -337,15 +337,72 @@ def test_ids_that_were_given_out_count_as_members(small: Driven) -> None:
 def test_members_that_tell_too_much_are_refused() -> None:
     for driven in new_group(memory=Memory(20_000)):
         assert driven.member("a", metadata=b"x" * 15_000).join() is None
-        assert driven.member("b", metadata=b"x" * 15_000).join() is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert driven.member("b", metadata=b"x" * 15_000).join() is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert driven.member("c").join() is None
+
+
+def test_protocols_without_names_and_metadata_are_counted(driven: Driven) -> None:
+    before = driven.memory.used
+    driven.member("a", protocols=[""] * 1000, metadata=b"").join()
+    assert driven.memory.used - before > 100_000
+
+
+def test_names_that_clients_give_themselves_are_counted(driven: Driven) -> None:
+    before = driven.memory.used
+    driven.member("x" * 30_000).join(needs_id=True)
+    assert driven.memory.used - before > 30_000
+    before = driven.memory.used
+    driven.member("y" * 30_000, instance="z" * 30_000).join()
+    assert driven.memory.used - before > 3 * 30_000, "and the member's id is made of one of them"
+
+
+def names_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every name of a protocol that is read from now on."""
+    looked_at: list[str] = []
+
+    def name(protocol: JoinGroupRequest.Protocol) -> str:
+        looked_at.append(protocol[0])  # type: ignore[index]  # a tuple
+        return looked_at[-1]
+
+    monkeypatch.setattr(JoinGroupRequest.Protocol, "name", property(name))
+    return looked_at
+
+
+def test_an_assignment_takes_no_look_at_protocols(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, member = driven.joined(2)
+    looked_at = names_looked_at(monkeypatch)
+    sync_all([leader, member])
+    assert looked_at == []
+
+
+def test_whether_a_member_may_join_is_found_without_a_look_at_the_protocols_of_the_others(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.stable(20, protocols=[f"p{number}" for number in range(1000)])
+    looked_at = names_looked_at(monkeypatch)
+    assert driven.member("new", protocols=["unknown"]).join() is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert len(looked_at) < 10
 
 
 def test_leaders_that_assign_too_much_are_refused() -> None:
     for driven in new_group(memory=Memory(20_000)):
         (leader,) = driven.joined(1)
-        assert leader.sync({leader.member_id: b"x" * 20_000}) is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert leader.sync({leader.member_id: b"x" * 20_000}) is ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert leader.sync({leader.member_id: b"x"}) is None
+
+
+@pytest.mark.parametrize("instance", [None, "static"])
+def test_members_go_on_when_other_groups_have_taken_all_the_memory(instance: str | None) -> None:
+    for driven in new_group(memory=Memory(20_000)):
+        (member,) = driven.stable(1, metadata=b"x" * 3_000, instance=instance)
+        driven.memory.add(20_001 - driven.memory.used)
+        if instance is not None:
+            member.member_id = ""  # it was restarted
+        for _ in range(2):
+            assert member.join() is None
+            assert member.sync({member.member_id: f"{member.member_id} 1".encode()}) is None
+        member.metadata = b"x" * 3_001
+        assert member.join() is ErrorCode.COORDINATOR_NOT_AVAILABLE, "which it may try again"
 
 
 def test_what_members_tell_anew_and_are_assigned_is_counted(driven: Driven) -> None:

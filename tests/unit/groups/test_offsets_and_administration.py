@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Any
 
 import pytest
 
 from millrace.coordination.groups import CommittedOffset, GroupKind, StreamsMember
+from millrace.coordination.state import TopicState
 from millrace.errors import ErrorCode
 from millrace.groups import State
 from millrace.groups.work import WAIT_S
-from millrace.wire.group_messages import OffsetCommitRequest
+from millrace.wire.group_messages import LeaveGroupRequest, OffsetCommitRequest
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, commit_request, name_for, topic_state
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
@@ -40,6 +42,49 @@ def test_offsets_of_a_topic_that_was_created_anew_count_as_not_committed(
     assert one.offsets(MINE) == {}
 
 
+def test_an_offset_of_a_topic_that_this_broker_has_not_heard_of_is_shown(
+    one: Broker, two: Broker, cluster: Cluster
+) -> None:
+    cluster.topics["late"] = topic_state("late")
+    one.commit(MINE, 7, topic="late")
+    cluster.written = dict(cluster.topics)
+    del cluster.topics["late"]
+    places = [("late", 0), ("late", 1), ("nobody's", 0)]
+    found = two.fetch(MINE, places)
+    assert [(place, offset.offset) for place, offset in found.items()] == [(("late", 0), 7)]
+    assert two.offsets(MINE).keys() == {("late", 0)}
+
+
+def test_the_offsets_of_many_groups_are_one_question(
+    one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.commit(MINE, 7)
+    monkeypatch.setattr("millrace.groups.work.MAX_QUEUED", 1)
+    before = registry.asked
+    asked = dict.fromkeys(["", MINE, *[f"nobody's {number}" for number in range(1000)]])
+    found = one.ask(lambda answers: one.groups.offsets(asked, answers))
+    assert found.pop("") is ErrorCode.INVALID_GROUP_ID
+    assert {name: list(offsets) for name, offsets in found.items() if offsets} == {MINE: [("t", 0)]}
+    assert len(found) == 1001
+    assert registry.asked == before + 2, "which groups there are, and of the one its offsets"
+
+
+def test_nothing_is_said_of_an_offset_without_zookeeper(one: Broker, registry: MemoryRegistry) -> None:
+    registry.away = True
+    assert one.fetch(MINE, [("late", 0)]) is NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("now", [{"t": topic_state("t")}, {}], ids=["made anew", "deleted"])
+def test_no_offset_is_written_of_a_topic_that_is_another_by_now(
+    one: Broker, cluster: Cluster, registry: MemoryRegistry, now: dict[str, TopicState]
+) -> None:
+    registry.entries[streams := name_for(1, 1)] = Entry(GroupKind.STREAMS)
+    cluster.written = now
+    for name in (MINE, streams):
+        assert one.commit(name) == {("t", 0): ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+        assert registry.entries[name].offsets == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -63,7 +108,7 @@ def test_zookeeper_is_asked_for_no_offset_of_a_partition_that_is_not_there(
 ) -> None:
     one.commit(MINE, 7)
     places = [("t", 0), *[("t", number) for number in range(1, 100)], ("nobody's", 0)]
-    found = one.ask(lambda answers: one.groups.offsets(MINE, places, answers, answers))
+    found = one.fetch(MINE, places)
     assert list(found) == [("t", 0)]
     assert registry.places == [{("t", 0)}]
 
@@ -252,6 +297,40 @@ def test_groups_are_listed_with_their_state(one: Broker, registry: MemoryRegistr
     }
 
 
+def test_all_who_ask_for_the_groups_while_they_are_read_wait_for_one_more_reading(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    registry.may_go_on.clear()
+    answers = Answers()
+    one.groups.list_groups(answers, answers)
+    assert registry.blocked.acquire(timeout=10)
+    for _ in range(50):
+        one.groups.list_groups(answers, answers)
+    registry.entries[MINE] = Entry(GroupKind.CLASSIC)
+    registry.may_go_on.set()
+    one.until("all are answered", lambda: len(answers.heard) == 51)
+    assert all(MINE in listed for listed in answers.heard[1:])
+    assert registry.asked < 10
+
+
+def test_commits_wait_for_no_administrator(
+    one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert one.commit(MINE) == {("t", 0): NONE}
+    go_on, answers = threading.Event(), Answers()
+    for name in ("groups", "kind"):
+        asked = getattr(registry, name)
+        monkeypatch.setattr(registry, name, lambda *of, asked=asked: go_on.wait(10) and asked(*of))
+    for number in range(10):
+        one.groups.list_groups(answers, answers)
+        one.groups.describe_groups([name_for(2, number)], answers)
+    assert one.commit(MINE, 8) == {("t", 0): NONE}
+    assert one.offsets(MINE)["t", 0].offset == 8
+    assert answers.heard == []
+    go_on.set()
+    one.until("all are answered", lambda: len(answers.heard) == 20)
+
+
 def subscription(*topics: str) -> bytes:
     names = b"".join(struct.pack(">h", len(topic)) + topic.encode() for topic in topics)
     return struct.pack(">hi", 1, len(topics)) + names + struct.pack(">i", -1)
@@ -274,6 +353,30 @@ def test_a_member_whose_subscription_nobody_understands_keeps_all_offsets(one: B
     _, member = one.stable(MINE, b"of another kind")
     one.commit(MINE, **member)
     assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+
+
+def test_what_members_read_is_known_from_when_they_join(one: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    one.stable(MINE, subscription("t"))
+    monkeypatch.setattr("millrace.wire.consumer_protocol.decode", None)
+    assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+    assert one.delete_offsets(MINE) == {}
+
+
+def test_a_member_that_tells_more_topics_than_a_request_may_have_keeps_all_offsets(one: Broker) -> None:
+    one.stable(MINE, subscription(*(f"u{number}" for number in range(2001))))
+    assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+
+
+def test_what_a_member_reads_no_longer_may_be_deleted(one: Broker, cluster: Cluster) -> None:
+    cluster.topics["u"] = topic_state("u")
+    group, member = one.stable(MINE, subscription("t"))
+    one.commit(MINE, topic="u", **member)
+    group.leave(LeaveGroupRequest.Member(member_id=member["member_id"]))
+    one.stable(MINE, subscription("u"))
+    assert one.delete_offsets(MINE, ("t", 0), ("u", 0)) == {
+        ("t", 0): NONE,
+        ("u", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+    }
 
 
 def test_who_may_delete_offsets(one: Broker, two: Broker, registry: MemoryRegistry) -> None:

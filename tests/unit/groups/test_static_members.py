@@ -33,6 +33,19 @@ def test_a_static_member_restarts_without_a_rebalance(driven: Driven) -> None:
     assert driven.state is State.STABLE
 
 
+def test_an_empty_instance_id_is_one_like_any_other_and_nobody_without_one_takes_its_place(
+    driven: Driven,
+) -> None:
+    (member,) = driven.stable(1, instance="")
+    other = driven.member("other")
+    assert other.join() is None
+    assert other.joins == [], "it waits for the next generation"
+    assert member.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
+    again = restarted(member)
+    again.join()
+    assert member.heartbeat() is ErrorCode.FENCED_INSTANCE_ID
+
+
 def test_its_former_self_is_fenced(driven: Driven) -> None:
     members = statics(driven, 2)
     old = members[1]

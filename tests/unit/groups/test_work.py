@@ -24,7 +24,7 @@ class SlowMailbox(Mailbox):
 
 def test_nothing_is_posted_after_the_threads_are_closed() -> None:
     mailbox = SlowMailbox()
-    work = Work(mailbox)
+    work = Work(mailbox, 4)
     for _ in range(4):
         work.run(lambda: None, lambda _: None, lambda _: None)
     work.close(10)
