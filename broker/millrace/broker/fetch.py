@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_WAIT_MS = 5 * 60_000
 """A client that wants to wait longer asks again."""
 MAX_PARKED_PARTITIONS = 100_000
-"""Partitions that all fetches together may wait on: each takes 200 bytes. Beyond it only a fetch of at most
-SMALL_FETCH partitions waits; any other is answered with what there is."""
+"""Partitions that all fetches that wait may name together: each takes 200 bytes. Beyond it only a fetch of at
+most SMALL_FETCH partitions waits; any other is answered with what there is."""
 SMALL_FETCH = 16
 
 
@@ -130,9 +130,9 @@ class Fetch:
             self._available = size
             # Who is parked stays so: had a partition come or gone since, there would be an error to answer.
             if self._partitions:
-                self._partitions = partitions
+                self._partitions.update(partitions)
                 return
-            if self._park(partitions):
+            if partitions and self._park(partitions):
                 return
         self._leave()
         if self._timer is not None:
@@ -150,9 +150,13 @@ class Fetch:
                     partition.reads_out += 1
                     partition.bytes_out += read.records.length
 
+    @property
+    def _named(self) -> int:
+        return sum(len(wanted) for _, wanted in self._request.topics)
+
     def _park(self, partitions: dict[Partition, int]) -> bool:
         """Wait on every partition, unless too many are waited on already."""
-        count = len(partitions)
+        count = self._named
         if count > SMALL_FETCH and self._source.parked_partitions + count > MAX_PARKED_PARTITIONS:
             return False
         self._source.parked_partitions += count
@@ -162,14 +166,16 @@ class Fetch:
         return True
 
     def _leave(self) -> None:
-        self._source.parked_partitions -= len(self._partitions)
+        if self._partitions:
+            self._source.parked_partitions -= self._named
         for partition in self._partitions:
             partition.leave(self)
         self._partitions = {}
 
     def _read(self) -> tuple[Reads, dict[Partition, int], int, bool]:
         """What is there now, what each partition may add, how many bytes it is, and if there is an error."""
-        total, failed = 0, False
+        # Names of topics without partitions would be kept for nothing.
+        total, failed = 0, not all(wanted for _, wanted in self._request.topics)
         topics: Reads = []
         partitions: dict[Partition, int] = {}
         for topic, wanted in self._request.topics:

@@ -34,7 +34,7 @@ from millrace.security import rights
 from millrace.security.journal import Asker, Journal
 from millrace.security.login import LoginThread
 from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
-from millrace.server.request import NOTHING, Client, Request
+from millrace.server.request import NOTHING, REQUEST_BYTES, Client, Request
 from millrace.wire.codec import decode, encode, encode_error, is_flexible
 from millrace.wire.fields import fields_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
@@ -301,6 +301,8 @@ class Handlers:
             api.handle(self._services, request, asked, refused)
         except Exception as error:
             api.fail(request, error)
+        if request.parts is None and api.key != ApiKey.PRODUCE:  # whose batches are written in this turn
+            request.kept = max(0, len(frame) - REQUEST_BYTES)
         # While it waits for its answer it must not keep the received bytes.
         request.frame = request.body = NOTHING
         return request

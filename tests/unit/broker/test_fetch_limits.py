@@ -117,3 +117,27 @@ def test_a_fetch_reads_a_partition_once_however_often_it_is_named(start: Start) 
     ((_, reads),) = answers[0]
     assert [read.error for read in reads] == [0, 0, 0]
     assert [read.records is not None for read in reads] == [True, False, False]
+
+
+@pytest.mark.parametrize("topics", [[], [("none", [])] * 3, [("t", [(0, 0, 1, -1)]), ("none", [])]])
+def test_a_fetch_that_names_no_partition_of_a_topic_is_answered_at_once(
+    start: Start, topics: list[tuple[str, list[tuple[int, int, int, int]]]]
+) -> None:
+    running = start()
+    answers: list[Reads] = []
+    running.broker.fetch(FetchRequest(NEVER_MS, 1, 1 << 20, topics), answers.append, pytest.fail)
+    (found,) = answers
+    assert [name for name, _ in found] == [name for name, _ in topics]
+    assert (waiting(running), running.broker.parked_partitions) == (0, 0)
+
+
+def test_a_partition_that_a_fetch_names_often_is_counted_as_often(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "MAX_PARKED_PARTITIONS", 100)
+    running = start()
+    answers: list[Reads] = []
+    wanted = FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1, -1)] * 60)])
+    for _ in range(2):
+        running.broker.fetch(wanted, answers.append, pytest.fail)
+    assert (len(answers), running.broker.parked_partitions) == (1, 60)
