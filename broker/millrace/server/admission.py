@@ -25,6 +25,8 @@ RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
 SPARE = 128
 """Connections beyond the limits that may turn out to be brokers'; of more the oldest is closed."""
+MAX_WORKING = 8
+"""Requests of one client that threads work on, or will: others' wait behind them."""
 
 
 def allow_open_files() -> int:
@@ -97,6 +99,7 @@ class Admission:
         is_full = (
             connection.queued_bytes > self.max_queued_bytes
             or connection.unanswered >= self.max_queued_requests
+            or connection.working >= MAX_WORKING
         )
         return is_full and not connection.is_broker
 

@@ -78,6 +78,7 @@ class ClientConnection:
     """How many requests those stand for."""
     kept_bytes: int = 0
     """What those keep beyond their number."""
+    working: int = 0
     login: Login | None = field(init=False)
     ending: bool = False
     """Nothing more is served; it is closed once what is due has left."""

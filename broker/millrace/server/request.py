@@ -50,6 +50,9 @@ class Client(Protocol):
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 
+    working: int
+    """How many of its requests threads work on, or will."""
+
     login: Login | None
     """How it logs in, on a listener where it must."""
 

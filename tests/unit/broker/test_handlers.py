@@ -19,6 +19,8 @@ from millrace.coordination.state import BrokerAddress, PartitionState, TopicStat
 from millrace.errors import ErrorCode
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
+from millrace.security.quotas import Meter
+from millrace.security.rights import Access
 from millrace.server.request import REQUEST_BYTES, Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
@@ -155,6 +157,31 @@ def test_work_that_fails_is_answered_or_closes_the_connection(
         broker.mailbox.run()
         time.sleep(0.005)
     assert (request.parts is not None) == answered
+
+
+class Counting(AskingClient):
+    """A client whose user has used up its share of the processor; its waits are noted."""
+
+    def __init__(self) -> None:
+        super().__init__(Access(None, "User:alice", "127.0.0.1"))
+        book = SimpleNamespace(limits={"alice": {"request_percentage": 1e-9}})
+        self.access.meter = Meter(book, "alice")
+        self.waits: list[float] = []
+
+    def mute(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+def test_work_in_a_thread_counts_until_it_is_done_and_its_time_for_the_quota(broker: Broker) -> None:
+    received, client = memoryview(frame(ApiKey.DELETE_TOPICS, 1, struct.pack(">ii", 0, 1000))), Counting()
+    request = handlers_of(broker).handle(client, received)
+    assert client.working == 1
+    deadline = time.monotonic() + 10
+    while request.parts is None:
+        assert time.monotonic() < deadline, "nobody answers"
+        broker.mailbox.run()
+        time.sleep(0.005)
+    assert (client.working, len(client.waits)) == (0, 1)
 
 
 def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker: Broker) -> None:

@@ -19,7 +19,7 @@ from millrace.config import ClientLimits
 from millrace.errors import ConfigError
 from millrace.security.rights import NOBODY
 from millrace.server import loop
-from millrace.server.admission import Admission
+from millrace.server.admission import MAX_WORKING, Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.request import REQUEST_BYTES, Request
 from tests.support import WAIT_S, wait_until
@@ -527,6 +527,32 @@ def test_who_lets_large_requests_wait_beyond_the_budget_is_closed(
     assert len(running.requests) <= 2 * 2048 // 200 + 2
     assert is_served(connect(running))
     wait_until("only one waits", lambda: running.server.admission.held < 2 * REQUEST_BYTES)
+
+
+def test_a_client_is_not_read_while_threads_have_enough_of_its_requests(
+    start: Start, connect: Connect
+) -> None:
+    running = start()
+
+    def serve(request: Request, text: bytes) -> None:
+        if text == b"-text-":
+            request.answer([text])
+        else:
+            request.client.working += 1
+
+    def finish() -> None:
+        busy.pop().answer([b"done"])
+        running.requests[0].client.working -= 1
+
+    running.serve = serve
+    client = connect(running)
+    client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"work" for n in range(20)))
+    wait_until("threads have enough", lambda: len(running.requests) >= MAX_WORKING)
+    assert is_served(connect(running))
+    busy = running.requests[:MAX_WORKING]
+    assert len(running.requests) == MAX_WORKING + 1, "and the other client's"
+    running.on_loop(finish)
+    wait_until("one more is served", lambda: len(running.requests) == MAX_WORKING + 2)
 
 
 def test_requests_that_wait_end_with_their_connection(start: Start, connect: Connect) -> None:
