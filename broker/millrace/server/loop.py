@@ -412,9 +412,7 @@ class Server:
         if held or connection.held:
             admission.note(connection, held, unfinished=framer.unfinished, now=self.now)
             if admission.is_too_much(connection):
-                self._close_over_limit(
-                    [connection], "it asked too much or left too much unread"
-                )
+                self._close_over_limit([connection], "it asked too much or left too much unread")
 
     def _close_over_limit(self, connections: Sequence[ClientConnection], why: str) -> None:
         if connections:
