@@ -221,9 +221,9 @@ class ClientLimits:
     """The same for a client with this many requests that have no answer yet."""
     max_buffered_bytes: int = 128 << 20
     """What all connections hold together: requests that are not whole or not served, answers that are not
-    taken, 4 KiB for each request without an answer. Above it who holds more than a quarter of an even share
-    is not read, but for the oldest unfinished request, and who stalls for 10 s is closed. At twice this, who
-    leaves more than that unread is closed at once."""
+    taken, the size of each request without an answer, at least 4 KiB. Above it who holds more than a quarter
+    of an even share is not read, but for the oldest unfinished request, and who stalls for 10 s is closed. At
+    twice this, who leaves more than that unread is closed at once."""
 
     max_unauthenticated: int = 400
     """Connections that have not proved yet who they are; beyond it the oldest of them is closed."""

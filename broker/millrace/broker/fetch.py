@@ -1,7 +1,8 @@
 """One fetch: read what is there, or wait for it.
 
-A fetch that finds less than it wants is parked on its partitions, looks again when they have got enough more,
-and answers with what there is when its time is up. Reads file slices, never bytes. Knows no wire format.
+A fetch that finds less than it wants is parked on its partitions. It adds up what they get, and reads them
+all again once that is enough or its time is up; it answers with what there is then. A partition that is named
+twice is read once. Reads file slices, never bytes. Knows no wire format.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_WAIT_MS = 5 * 60_000
 """A client that wants to wait longer asks again."""
 MAX_PARKED_PARTITIONS = 100_000
-"""Partitions that all fetches together may wait on: each takes 200 bytes. Beyond it only a fetch of at most
-SMALL_FETCH partitions waits; any other is answered with what there is."""
+"""Partitions that all fetches that wait may name together: each takes 200 bytes. Beyond it only a fetch of at
+most SMALL_FETCH partitions waits; any other is answered with what there is."""
 SMALL_FETCH = 16
 
 
@@ -70,8 +71,8 @@ class Fetch:
         self._source, self._abort = source, abort
         self._request = request
         self._answer: Answer | None = answer
-        self._partitions: list[Partition] = []
-        """Those it is parked on."""
+        self._partitions: dict[Partition, int] = {}
+        """Those it is parked on, and how many bytes more of each it would take."""
         self._available = 0
         self._timer: Timer | None = None
         self._woken = False
@@ -89,9 +90,11 @@ class Fetch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def grown(self, size: int) -> None:
-        """Look again once what the partitions grew by may be enough: a look at all of them takes long."""
-        self._available += size
+    def grown(self, partition: Partition, size: int) -> None:
+        """Look again once the partitions have grown enough: a look at all of them takes long."""
+        taken = min(size, self._partitions[partition])
+        self._partitions[partition] -= taken
+        self._available += taken
         if self._available >= self._request.min_bytes:
             self.wake()
 
@@ -121,11 +124,15 @@ class Fetch:
             return
         self._woken = False
         topics, partitions, size, failed = self._read()
-        enough = size >= self._request.min_bytes or self._request.max_wait <= 0
-        if not (final or failed or enough):
+        # What they grew by is enough though less may be read: else each small append could cost a look.
+        enough = max(size, self._available if size else 0) >= self._request.min_bytes
+        if not (final or failed or enough or self._request.max_wait <= 0):
             self._available = size
             # Who is parked stays so: had a partition come or gone since, there would be an error to answer.
-            if self._partitions or self._park(partitions):
+            if self._partitions:
+                self._partitions.update(partitions)
+                return
+            if partitions and self._park(partitions):
                 return
         self._leave()
         if self._timer is not None:
@@ -143,9 +150,13 @@ class Fetch:
                     partition.reads_out += 1
                     partition.bytes_out += read.records.length
 
-    def _park(self, partitions: list[Partition]) -> bool:
+    @property
+    def _named(self) -> int:
+        return sum(len(wanted) for _, wanted in self._request.topics)
+
+    def _park(self, partitions: dict[Partition, int]) -> bool:
         """Wait on every partition, unless too many are waited on already."""
-        count = len(partitions)
+        count = self._named
         if count > SMALL_FETCH and self._source.parked_partitions + count > MAX_PARKED_PARTITIONS:
             return False
         self._source.parked_partitions += count
@@ -155,16 +166,18 @@ class Fetch:
         return True
 
     def _leave(self) -> None:
-        self._source.parked_partitions -= len(self._partitions)
+        if self._partitions:
+            self._source.parked_partitions -= self._named
         for partition in self._partitions:
             partition.leave(self)
-        self._partitions = []
+        self._partitions = {}
 
-    def _read(self) -> tuple[Reads, list[Partition], int, bool]:
-        """What is there now and in which partitions, its bytes, and whether there is an error to answer."""
-        total, failed = 0, False
+    def _read(self) -> tuple[Reads, dict[Partition, int], int, bool]:
+        """What is there now, what each partition may add, how many bytes it is, and if there is an error."""
+        # Names of topics without partitions would be kept for nothing.
+        total, failed = 0, not all(wanted for _, wanted in self._request.topics)
         topics: Reads = []
-        partitions: list[Partition] = []
+        partitions: dict[Partition, int] = {}
         for topic, wanted in self._request.topics:
             reads = []
             for number, offset, max_bytes, epoch in wanted:
@@ -173,8 +186,11 @@ class Fetch:
                     partition = self._source.partition(topic, number)
                     if epoch != partition.leader_epoch:
                         partition.check_epoch(epoch)
-                    read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
-                    partitions.append(partition)
+                    if partition in partitions:
+                        read = self._read_partition(partition, offset, max_bytes, 0, first=False)
+                    else:
+                        read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
+                        partitions[partition] = self._room_left(read, max_bytes)
                 except LeaderNotAvailable:  # Kafka answers no fetch so, and Java's consumer ends at it
                     read, failed = PartitionRead(number, ErrorCode.NOT_LEADER_OR_FOLLOWER), True
                 except BrokerError as error:
@@ -187,6 +203,11 @@ class Fetch:
                     total += read.records.length
             topics.append((topic, reads))
         return topics, partitions, total, failed
+
+    def _room_left(self, read: PartitionRead, max_bytes: int) -> int:
+        if read.records is not None:
+            return max(0, max_bytes - read.records.length)
+        return max(max_bytes, self._request.min_bytes)  # the first batch is taken whole, however large
 
     def _read_partition(
         self, partition: Partition, offset: int, max_bytes: int, room: int, *, first: bool

@@ -58,8 +58,8 @@ class Parked(Protocol):
     def any_is_enough(self) -> bool:
         """True when it waits for a single byte, as consumers do that look at latency."""
 
-    def grown(self, size: int) -> None:
-        """So many bytes were published."""
+    def grown(self, partition: Partition, size: int) -> None:
+        """So many bytes of the partition were published."""
 
     def wake(self) -> None:
         """The partition has gone, or can get no more records."""
@@ -298,7 +298,7 @@ class Partition:
         while self._watched and self._watched[0][0] <= visible:
             self._call(self._watched.popleft()[1])
         for fetch in self.parked:
-            fetch.grown(visible - before)
+            fetch.grown(self, visible - before)
 
     def _call(self, then: Callable[[], None]) -> None:
         try:

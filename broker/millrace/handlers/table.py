@@ -17,6 +17,7 @@ work goes to a thread by `thread=`, `Call.answer_from`, `Groups` or `LoginThread
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -33,8 +34,9 @@ from millrace.mirror.states import MirrorStates
 from millrace.security import rights
 from millrace.security.journal import Asker, Journal
 from millrace.security.login import LoginThread
+from millrace.security.quotas import Kind
 from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
-from millrace.server.request import NOTHING, Client, Request
+from millrace.server.request import NOTHING, REQUEST_BYTES, Client, Request, throttle_ms
 from millrace.wire.codec import decode, encode, encode_error, is_flexible
 from millrace.wire.fields import fields_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
@@ -173,19 +175,31 @@ class Call(Generic[M]):
     def answer_from(self, thread: InThread, work: Callable[[], object]) -> None:
         """Send the response that `work` makes in a thread.
 
-        For a client that has gone by then it is not made: clients that come and go must not pile up work.
+        For a client that has gone by then it is not made: clients that come and go must not pile up work. The
+        thread's time counts for the user's quota as the loop's does.
         """
+        client, used_s = self.received.client, list[float]()
+        client.working += 1
+
+        def timed() -> Answer:
+            began = time.thread_time()
+            try:
+                return (b"", []) if client.closed else self._encode(work())
+            finally:
+                used_s.append(time.thread_time() - began)
 
         def done(future: Future[Answer]) -> None:
-            if self.received.client.closed:
+            client.working -= 1
+            if client.closed:
                 return
+            throttle_ms(client, Kind.LOOP, sum(used_s))
             error = future.exception()
             if error is None:
                 send(self.received, *future.result())
             else:
                 self._api.fail(self.received, error)
 
-        thread(self.broker, lambda: (b"", []) if self.received.client.closed else self._encode(work()), done)
+        thread(self.broker, timed, done)
 
     def refuse(self, code: ErrorCode) -> None:
         self._api.refuse(self.received, code)
@@ -301,6 +315,8 @@ class Handlers:
             api.handle(self._services, request, asked, refused)
         except Exception as error:
             api.fail(request, error)
+        if request.parts is None and api.key != ApiKey.PRODUCE:  # whose batches are written in this turn
+            request.kept = max(0, len(frame) - REQUEST_BYTES)
         # While it waits for its answer it must not keep the received bytes.
         request.frame = request.body = NOTHING
         return request

@@ -159,9 +159,11 @@ def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTo
     """Delete the topics one after the other; those that are not there cost one look for all."""
     names = dict.fromkeys(_named(call.request))
     there = call.broker.cluster.topic_names() if len(names) > 1 else names
-    by_id = [topic.topic_id for topic in call.request.topics if topic.name is None]
+    ids = dict.fromkeys(topic.topic_id for topic in call.request.topics if topic.name is None)
+    topics = call.broker.cluster.topics.values() if ids else ()
+    by_id: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in topics}
     responses = [_delete(call, name, there) for name in names]
-    responses += [_delete_by_id(call, topic_id) for topic_id in dict.fromkeys(by_id)]
+    responses += [_delete_by_id(call, topic_id, by_id.get(topic_id)) for topic_id in ids]
     return messages.DeleteTopicsResponse(responses=tuple(responses))
 
 
@@ -179,11 +181,9 @@ def _delete(
 
 
 def _delete_by_id(
-    call: Call[messages.DeleteTopicsRequest], topic_id: UUID | None
+    call: Call[messages.DeleteTopicsRequest], topic_id: UUID | None, name: str | None
 ) -> messages.DeleteTopicsResponse.Topic:
     access, Topic = call.received.client.access, messages.DeleteTopicsResponse.Topic
-    topics = call.broker.cluster.topics.values()
-    name = next((topic.name for topic in topics if topic.topic_id == topic_id), None)
 
     def delete() -> None:
         if name is None or not access.allows(Need(Operation.DESCRIBE, rights.topic(name))):

@@ -1,4 +1,5 @@
-/* The two functions of runs.py, compiled. They say there what they do; whatever is not plain is left to Python.
+/* The functions of runs.py and content.py, compiled. They say there what they do; whatever is not plain is left to
+ * Python.
  *
  * Python's limited API: one build serves every Python from 3.11 on.
  */
@@ -8,11 +9,12 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { HEADER_BYTES = 61, LENGTH_OVERHEAD = 12, CRC_START = 21, MIN_RECORD_BYTES = 7, LAST_CODEC = 4 };
+enum { HEADER_BYTES = 61, LENGTH_OVERHEAD = 12, CRC_START = 21, LAST_CODEC = 4 };
 enum { LENGTH_AT = 8, EPOCH_AT = 12, MAGIC_AT = 16, CRC_AT = 17, ATTRIBUTES_AT = 21, DELTA_AT = 23 };
 enum { MAX_TIMESTAMP_AT = 35, PRODUCER_ID_AT = 43, COUNT_AT = 57 };
 /* A larger batch is given to the checksum that was handed in: it is faster then. */
 enum { SMALL_BYTES = 2048 };
+#define BROKEN INT64_MIN
 
 static int32_t int32_at(const uint8_t *at)
 {
@@ -90,6 +92,74 @@ static int states_varint(const uint8_t *at, Py_ssize_t width, uint64_t number)
     return index + 1 == width && at[index] == number;
 }
 
+/* The number that a varint of 32 bits at *at stands for; *at moves behind it. BROKEN if there is none. */
+static inline int64_t number_at(const uint8_t **at, const uint8_t *end)
+{
+    uint64_t value = 0;
+    if (*at < end && **at < 0x80) {
+        value = *(*at)++;
+        return (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
+    }
+    for (int shift = 0; shift < 35 && *at < end; shift += 7) {
+        const uint8_t byte = *(*at)++;
+        value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80)
+            return value >> 32 ? BROKEN : (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
+    }
+    return BROKEN;
+}
+
+static inline int skip_timestamp(const uint8_t **at, const uint8_t *end)
+{
+    for (int index = 0; index < 10 && *at < end; index++) {
+        const uint8_t byte = *(*at)++;
+        if (byte < 0x80)
+            return byte <= 1 || index < 9;
+    }
+    return 0;
+}
+
+static inline int skip_field(const uint8_t **at, const uint8_t *end, int64_t least)
+{
+    const int64_t size = number_at(at, end);
+    if (size < least || size > end - *at)
+        return 0;
+    *at += size > 0 ? size : 0;
+    return 1;
+}
+
+static int are_records(const uint8_t *at, const uint8_t *end, int64_t count)
+{
+    for (int64_t index = 0; index < count; index++) {
+        const int64_t size = number_at(&at, end);
+        if (size < 1 || size > end - at)
+            return 0;
+        const uint8_t *record_end = at++ + size;
+        if (!skip_timestamp(&at, record_end) || number_at(&at, record_end) != index
+            || !skip_field(&at, record_end, -1) || !skip_field(&at, record_end, -1))
+            return 0;
+        int64_t headers = number_at(&at, record_end);
+        for (; headers > 0; headers--)
+            if (!skip_field(&at, record_end, 0) || !skip_field(&at, record_end, -1))
+                return 0;
+        if (headers < 0 || at != record_end)
+            return 0;
+    }
+    return at == end;
+}
+
+static PyObject *holds_records(PyObject *module, PyObject *args)
+{
+    Py_buffer content;
+    long long count;
+    if (!PyArg_ParseTuple(args, "y*L", &content, &count))
+        return NULL;
+    const uint8_t *bytes = content.buf;
+    const int are_whole = are_records(bytes, bytes + content.len, count);
+    PyBuffer_Release(&content);
+    return PyBool_FromLong(are_whole);
+}
+
 static int append_new(PyObject *list, PyObject *item)
 {
     int result = item ? PyList_Append(list, item) : -1;
@@ -122,11 +192,10 @@ static PyObject *scan(PyObject *module, PyObject *args)
         const int16_t attributes = (int16_t)(batch[ATTRIBUTES_AT] << 8 | batch[ATTRIBUTES_AT + 1]);
         if ((int64_t)int32_at(batch + LENGTH_AT) + LENGTH_OVERHEAD != size || batch[MAGIC_AT] != 2 || count <= 0
             || count != delta + 1 || attributes < 0 || attributes > LAST_CODEC
-            || (attributes == 0 && count * MIN_RECORD_BYTES > size - HEADER_BYTES)
             || memcmp(bytes + after, tail.buf, (size_t)tail.len))
             break;
         int right = has_crc(data_object, bytes, start + CRC_START, after, (uint32_t)int32_at(batch + CRC_AT), checksum);
-        if (right == 0)
+        if (right == 0 || (right > 0 && attributes == 0 && !are_records(batch + HEADER_BYTES, bytes + after, count)))
             break;
         if (right < 0 || append_new(ids, PyLong_FromLong(int32_at(request + 8))) < 0
             || append_new(batches, slice_of(data_object, start, after)) < 0)
@@ -199,6 +268,7 @@ failed:
 }
 
 static PyMethodDef methods[] = {
+    {"holds_records", holds_records, METH_VARARGS, NULL},
     {"scan", scan, METH_VARARGS, NULL},
     {"stamp", stamp, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, Protocol
+
+
+class OpenFile(Protocol):
+    """A file that is open for as long as somebody refers to it."""
+
+    @property
+    def name(self) -> Any: ...
+
+    def fileno(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
     """`length` bytes of `file` from `position`: the server sends them with sendfile, nobody copies them."""
 
-    file: BinaryIO
+    file: OpenFile
     position: int
     length: int

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from millrace.errors import CorruptMessage, InvalidRecord
 from millrace.records.compression import Buffer, Codec
+from millrace.records.content import holds_records
 
 try:
     from crc32c import crc32c as crc32c  # for others, too
@@ -52,8 +53,6 @@ LENGTH_OVERHEAD = 12
 CRC_AT = 17
 CRC_START = 21
 MAGIC = 2
-MIN_RECORD_BYTES = 7
-"""Of one record: its length, attributes, two deltas, and the lengths of key, value and headers."""
 
 CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
@@ -144,9 +143,10 @@ def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
 def check_produced(batch: Buffer) -> BatchHeader:
     """The header of a batch a producer sent as a whole, or the reason to refuse it.
 
-    Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, control or transactional bit). A
-    forged count would cost what so many records take: offsets are byte positions, and a filler makes up for
-    the bytes that are missing. `scan` of `records.runs` has the same rules for what comes in runs.
+    Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, records, control or transactional
+    bit). A forged count would cost what so many records take: offsets are byte positions, and a filler makes
+    up for the bytes that are missing. Compressed records are not looked at. `scan` of `records.runs` has the
+    same rules for what comes in runs.
     """
     header = BatchHeader.parse(batch)
     if header is None or header.size != len(batch):
@@ -160,8 +160,8 @@ def check_produced(batch: Buffer) -> BatchHeader:
             f"a batch of {header.records_count} records states last offset delta {header.last_offset_delta}"
         )
     uncompressed = not header.attributes & CODEC_MASK
-    if uncompressed and header.records_count * MIN_RECORD_BYTES > header.size - HEADER_BYTES:
-        raise InvalidRecord(f"{header.size} bytes cannot hold the {header.records_count} records they state")
+    if uncompressed and not holds_records(memoryview(batch)[HEADER_BYTES:], header.records_count):
+        raise InvalidRecord(f"a batch is not the {header.records_count} records, numbered from 0, it states")
     if header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
         raise InvalidRecord("control and transactional batches are not taken from producers")
     if header.attributes & CODEC_MASK > Codec.ZSTD:

@@ -12,16 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from millrace.records.compression import Buffer, Codec
-from millrace.records.header import (
-    CHECKED,
-    CRC_START,
-    HEADER_BYTES,
-    LENGTH_OVERHEAD,
-    MAGIC,
-    MIN_RECORD_BYTES,
-    STAGED,
-    STAMP,
-)
+from millrace.records.content import holds_records_in_python
+from millrace.records.header import CHECKED, CRC_START, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, STAGED, STAMP
 
 _LAST_CODEC = int(Codec.ZSTD)
 
@@ -66,9 +58,9 @@ def scan_in_python(
             or magic != MAGIC
             or not 0 < count == delta + 1
             or not 0 <= attributes <= _LAST_CODEC
-            or (not attributes and count * MIN_RECORD_BYTES > size - HEADER_BYTES)
             or checksum(data[start + CRC_START : after]) != crc
             or (tail and data[after : after + len(tail)] != tail)
+            or (not attributes and not holds_records_in_python(data[start + HEADER_BYTES : after], count))
         ):
             break
         correlation_ids.append(number)

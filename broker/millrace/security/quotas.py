@@ -25,7 +25,7 @@ class Kind(IntEnum):
     WRITTEN = 0
     READ = 1
     LOOP = 2
-    """Seconds of the loop's time."""
+    """Seconds of the processor, used by the loop or by a thread that works for the user."""
 
 
 KEYS = {"producer_byte_rate": Kind.WRITTEN, "consumer_byte_rate": Kind.READ, "request_percentage": Kind.LOOP}

@@ -3,9 +3,10 @@
 Keeps the counts and says who has to wait; closes nothing itself. Knows no sockets and no protocol.
 
 A connection holds the bytes of requests that are not whole or not served and of answers that are not taken,
-and REQUEST_BYTES for each request without an answer. Once the sum of all exceeds `max_buffered_bytes`, who
-holds more than a quarter of an even share is not read, until an eighth of the sum is free again. The owner of
-the oldest unfinished request is always read: otherwise all could wait for each other.
+and for each request without an answer its size, at least REQUEST_BYTES. Once the sum of all exceeds
+`max_buffered_bytes`, who holds more than a quarter of an even share is not read, until an eighth of the sum
+is free again. The owner of the oldest unfinished request is always read: otherwise all could wait for each
+other.
 
 What brokers copy by counts nowhere, and waits for nobody: clients that take all there is must not make
 followers fall out of sync.
@@ -18,13 +19,14 @@ from collections import Counter
 
 from millrace.config import ClientLimits
 from millrace.server.connection import ClientConnection
+from millrace.server.request import REQUEST_BYTES
 
 RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
 SPARE = 128
 """Connections beyond the limits that may turn out to be brokers'; of more the oldest is closed."""
-REQUEST_BYTES = 4 << 10
-"""What a request without an answer counts for: a fetch that waits takes 2.5 KB, and time to look again."""
+MAX_WORKING = 8
+"""Requests of one client that threads work on, or will: others' wait behind them."""
 
 
 def allow_open_files() -> int:
@@ -97,12 +99,14 @@ class Admission:
         is_full = (
             connection.queued_bytes > self.max_queued_bytes
             or connection.unanswered >= self.max_queued_requests
+            or connection.working >= MAX_WORKING
         )
         return is_full and not connection.is_broker
 
     def is_too_much(self, connection: ClientConnection) -> bool:
-        """True for a client that leaves answers unread at twice the limit: nothing else bounds these."""
-        return self.held > 2 * self._limits.max_buffered_bytes and connection.queued_bytes > self.share
+        """True for a client with too much on its way at twice the limit: nothing else bounds this."""
+        on_its_way = connection.queued_bytes + connection.kept_bytes
+        return self.held > 2 * self._limits.max_buffered_bytes and on_its_way > self.share
 
     def note(self, connection: ClientConnection, held: int, *, unfinished: bool, now: float) -> None:
         """Remember what a connection holds now, and whether an unfinished request is part of it."""

@@ -76,6 +76,9 @@ class ClientConnection:
     requests: deque[Request] = field(default_factory=deque)
     unanswered: int = 0
     """How many requests those stand for."""
+    kept_bytes: int = 0
+    """What those keep beyond their number."""
+    working: int = 0
     login: Login | None = field(init=False)
     ending: bool = False
     """Nothing more is served; it is closed once what is due has left."""
@@ -113,11 +116,14 @@ class ClientConnection:
             return False
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
 
-    def stalled_since(self, since: float) -> bool:
-        """True when since then neither its request went on nor the client took of its answers."""
+    def stalled_since(self, since: float, share: int) -> bool:
+        """True when since then neither its request went on nor the client took of its answers.
+
+        A client with nothing to send or to take stalls if its requests that wait keep more than `share`.
+        """
         if self.received_at > since or self.took_at > since:
             return False
-        to_send = bool(self._out) or self.transport.unsent
+        to_send = bool(self._out) or self.transport.unsent or self.kept_bytes > share
         return to_send or (self.framer.unfinished and not self.transport.has_more())
 
     def note_received(self, count: int) -> None:
@@ -163,7 +169,9 @@ class ClientConnection:
         """
         requests = self.requests
         while requests and (parts := requests[0].parts) is not None:
-            self.unanswered -= requests.popleft().count
+            request = requests.popleft()
+            self.unanswered -= request.count
+            self.kept_bytes -= request.kept
             self._out.extend(parts)
         transport = self.transport
         if self._out or transport.unsent:

@@ -29,10 +29,10 @@ from millrace.mailbox import Mailbox
 from millrace.security.login import MAX_FRAME_BYTES
 from millrace.security.quotas import Kind
 from millrace.security.rights import NOBODY
-from millrace.server.admission import REQUEST_BYTES, SPARE, Admission
+from millrace.server.admission import SPARE, Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.listener import Listener
-from millrace.server.request import MAX_MUTE_S, Request, throttle_ms
+from millrace.server.request import MAX_MUTE_S, REQUEST_BYTES, Request, throttle_ms
 from millrace.server.statistics import Statistics
 from millrace.server.transport import TlsFailed
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
@@ -390,7 +390,8 @@ class Server:
         self._mailbox.after(STALL_CHECK_S, self._close_stalled)
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
-            stalled = [client for client in self._connections.values() if client.stalled_since(since)]
+            share = self.admission.share
+            stalled = [client for client in self._connections.values() if client.stalled_since(since, share)]
             self._close_over_limit(stalled, f"they stalled for {STALLED_S:.0f} s")
         self.admission.pass_over_oldest(self.now - STALL_CHECK_S)
         late = self.now - self._limits.authentication_ms / 1000
@@ -407,11 +408,11 @@ class Server:
             return
         framer, admission = connection.framer, self.admission
         held = framer.held + connection.queued_bytes + REQUEST_BYTES * connection.unanswered
-        held += connection.transport.held
+        held += connection.kept_bytes + connection.transport.held
         if held or connection.held:
             admission.note(connection, held, unfinished=framer.unfinished, now=self.now)
             if admission.is_too_much(connection):
-                self._close_over_limit([connection], "it left too much of its answers unread")
+                self._close_over_limit([connection], "it asked too much or left too much unread")
 
     def _close_over_limit(self, connections: Sequence[ClientConnection], why: str) -> None:
         if connections:
@@ -493,6 +494,7 @@ class Server:
                     break  # by who served it; nothing may hold both any more, or they wait for the collector
                 connection.requests.append(request)
                 connection.unanswered += request.count
+                connection.kept_bytes += request.kept
                 late = served and time.monotonic() - self._looked_at > self._share_s
                 served = True
                 if late or not connection.framer.waiting:

@@ -27,6 +27,8 @@ OTHER_API = -1
 _APIS = frozenset(map(int, ApiKey))
 FILE_SLICE_BYTES = 200
 """What a file slice on its way counts for, with what holds it; its bytes stay in the file."""
+REQUEST_BYTES = 4 << 10
+"""What a request without an answer counts for: a fetch that waits takes 2.5 KB, and time to look again."""
 MIN_SHARED_BYTES = 16 << 10
 """An answer this large is not copied behind its prefix: others may be sending the same bytes."""
 
@@ -47,6 +49,9 @@ class Client(Protocol):
     """Who it is, and what it may do."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
+
+    working: int
+    """How many of its requests threads work on, or will."""
 
     login: Login | None
     """How it logs in, on a listener where it must."""
@@ -91,6 +96,8 @@ class Request:
     """How the client calls itself; not read for Produce and Fetch."""
     count: int = 1
     """How many requests this one stands for."""
+    kept: int = 0
+    """What it takes beyond REQUEST_BYTES while its content waits for the answer."""
     parts: Sequence[Part] | None = None
     abandon: Callable[[], None] | None = None
     """Set by who lets the request wait, if its client's going away ends the wait."""

@@ -22,6 +22,8 @@ from millrace.security.principals import Subject
 
 SEAL_BYTES = 256 << 10
 """What is encrypted at once; the next piece follows when its ciphertext has left."""
+MAX_OWN_BYTES = 64 << 10
+"""Most bytes of TLS's own that wait for the socket: a client may ask for many (KeyUpdate) and take none."""
 _NOTHING = memoryview(b"")
 _REASONS = {
     "HTTP_REQUEST": "it speaks HTTP",
@@ -115,7 +117,10 @@ class PlainTransport:
 class TlsTransport:
     """TLS as a server over the socket's calls; errors of TLS are `TlsFailed`."""
 
-    __slots__ = ("_incoming", "_outgoing", "_sealed", "_socket", "_space", "_tls", "secure", "unread")
+    __slots__ = (
+        *("_incoming", "_outgoing", "_own_bytes", "_sealed", "_socket", "_space", "_tls"),
+        *("secure", "unread"),
+    )
 
     def __init__(self, client: socket.socket, context: ssl.SSLContext, space: memoryview) -> None:
         """`space` is a buffer that all connections of a loop share: nothing in it outlives a call."""
@@ -123,6 +128,7 @@ class TlsTransport:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._sealed = _NOTHING  # ciphertext on its way
+        self._own_bytes = 0  # TLS's own, since nothing was on its way last
         self.secure = self.unread = False
 
     @property
@@ -183,6 +189,9 @@ class TlsTransport:
     def _send_own(self) -> None:
         """Send what TLS itself has to say: its part of the handshake, an alert."""
         if self._outgoing.pending:
+            self._own_bytes = self._outgoing.pending + (self._own_bytes if self._sealed else 0)
+            if self._own_bytes > MAX_OWN_BYTES:
+                raise TlsFailed("it does not take what TLS has to say")
             self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
             with contextlib.suppress(OSError):  # who is gone is noticed at the next reading
                 self.flush()

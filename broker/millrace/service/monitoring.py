@@ -6,10 +6,12 @@ open, and tells a stranger only whether the process is well. Owns no number.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -24,15 +26,14 @@ from millrace.security.certificates import ServerCertificates
 from millrace.service.access import AccessList, NotKnown
 
 MAX_REQUESTS = 8
-"""Most requests that are answered at once; the connection of one more is closed."""
+"""Most requests that are answered at once; for one more the oldest one's connection is closed."""
 REQUEST_TIMEOUT_S = 10
+"""A request that is not answered after this time, from its first byte to its last, ends."""
 _JSON = ("Content-Type", "application/json")
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
-
     def log_message(self, format: str, *args: Any) -> None:
         """Logs nothing: a line for every scrape says nothing."""
 
@@ -42,33 +43,50 @@ class _Server(ThreadingMixIn, WSGIServer):
     certificates: ServerCertificates | None = None
 
     def __init__(self, *arguments: Any) -> None:
-        self._free = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._open: dict[socket.socket, tuple[float, socket.socket]] = {}
+        """Of each request: when it came, and its socket once more, as TLS takes the first one over."""
+        self._lock = threading.Lock()
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            if len(self._open) >= 2 * MAX_REQUESTS:  # threads that were cut off have not ended yet
+                raise OSError("too many requests")
+            self._open[request] = time.monotonic(), request.dup()
+            for _, oldest in list(self._open.values())[:-MAX_REQUESTS]:
+                _cut_off(oldest)
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def service_actions(self) -> None:
+        with self._lock:
+            for came, client in self._open.values():
+                if time.monotonic() - came > REQUEST_TIMEOUT_S:
+                    _cut_off(client)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            _, again = self._open.pop(request, (0, None))
+        if again is not None:
+            again.close()
+        super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         if self.certificates is None:
             return super().finish_request(request, client_address)
         # Here, in the request's own thread: a client that is slow to shake hands holds up no other.
-        request.settimeout(REQUEST_TIMEOUT_S)
         context = self.certificates.context("none")
         with context.wrap_socket(request, server_side=True) as encrypted:
             super().finish_request(encrypted, client_address)
             return None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: a client that went away or said nothing for 10 s is no event."""
+        """Logs nothing: a client that went away or was cut off is no event."""
+
+
+def _cut_off(client: socket.socket) -> None:
+    """End what its thread waits for."""
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
 
 
 class _Server6(_Server):

@@ -28,24 +28,27 @@ SEARCH_BYTES = 1 << 20
 """A search for the next batch reads this much at once."""
 
 
-class LogFile(io.FileIO):
+class _Descriptor(io.FileIO):
+    def __del__(self) -> None:
+        self.close()  # the intended way, while FileIO's own finalizer warns of a leak
+
+
+class LogFile:
     """A segment's file opened for reading; closes when the last slice that uses it is gone.
 
     Retention and topic deletion unlink the file and forget it: an answer that is still being sent keeps its
-    bytes, and the descriptor goes with the answer.
+    bytes, and the descriptor goes with the answer. It has no finalizer of its own, which a weak reference
+    could meet half-way in another thread: such a reference gives an open file or none.
     """
 
     def __init__(self, path: Path, base: int) -> None:
-        super().__init__(path, "rb")
-        self.base = base
-        """Log position of the file's first byte."""
+        self.name, self.base = path, base
+        """`base` is the log position of the file's first byte."""
+        self.fileno = _Descriptor(path, "rb").fileno  # keeps it open
 
     def read_at(self, position: int, size: int) -> bytes:
         """At most `size` bytes from a log position on; fewer where the file ends."""
         return os.pread(self.fileno(), size, position - self.base)
-
-    def __del__(self) -> None:
-        self.close()  # the intended way, while FileIO's own finalizer warns of a leak
 
 
 class Chain:

@@ -108,18 +108,17 @@ def _missing(directory: Path, start: int, end: int, flushed: int) -> Damage:
 
 
 def _inspect_segment(path: Path, base: int, end: int, flushed: int) -> Iterator[Finding]:
-    start = base
-    with LogFile(path, base) as file:
-        while start < end:
-            try:
-                for position, header, batch in walk_batches(file, start, end, crcmod_crc):
-                    yield _entry(path, position, header, batch)
-                return
-            except ChainBroken as error:
-                # Up to the next batch, or up to where the flushed part ends: another batch begins there.
-                limit = flushed if error.position < flushed < end else end
-                start = next_batch(file, error.position + 1, limit) or limit
-                yield _damage(path, error, start, flushed)
+    start, file = base, LogFile(path, base)
+    while start < end:
+        try:
+            for position, header, batch in walk_batches(file, start, end, crcmod_crc):
+                yield _entry(path, position, header, batch)
+            return
+        except ChainBroken as error:
+            # Up to the next batch, or up to where the flushed part ends: another batch begins there.
+            limit = flushed if error.position < flushed < end else end
+            start = next_batch(file, error.position + 1, limit) or limit
+            yield _damage(path, error, start, flushed)
 
 
 def _damage(path: Path, broken: ChainBroken, end: int, flushed: int) -> Damage:

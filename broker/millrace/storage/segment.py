@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import threading
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ class Segment:
         self.begun = last_append
         """When it was created; of a file found at a start, when something was last appended to it then."""
         self._append_fd: int | None = None
+        self._reader: weakref.ref[LogFile] | None = None
         self._builds = 0
 
     @classmethod
@@ -171,8 +173,12 @@ class Segment:
                 pending[: done + 1] = [memoryview(pending[done])[written:]]
 
     def open_reader(self) -> LogFile:
-        """The read side of the file, newly opened; it closes when nobody uses it any more."""
-        return LogFile(self.path, self.base)
+        """The read side of the file, shared by all who use it now; it closes with the last of them."""
+        file = None if self._reader is None else self._reader()
+        if file is None:
+            file = LogFile(self.path, self.base)
+            self._reader = weakref.ref(file)
+        return file
 
     def known_landmarks(self) -> Landmarks:
         """Its landmarks from memory or from their file; none when nobody has them."""

@@ -79,6 +79,7 @@ class AskingClient:
     """A connection that only counts its answers."""
 
     closed = spare = False
+    working = 0
     listener_name = "default"
     login: Login | None = None
 

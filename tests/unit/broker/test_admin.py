@@ -487,6 +487,21 @@ def test_topics_that_are_not_there_cost_no_deletion_each(running: Setup) -> None
     assert running.cluster.deletions == ["t"]
 
 
+def test_ids_of_topics_that_are_not_there_cost_one_look_at_all_topics(running: Setup) -> None:
+    looks: list[str] = []
+
+    class Topics(dict[str, TopicState]):
+        def values(self) -> Any:
+            looks.append("at all")
+            return super().values()
+
+    running.cluster.topics = Topics(running.cluster.topics)
+    topics = [{"name": None, "topic_id": uuid.uuid4()} for _ in range(900)]
+    answer = ask(running, ApiKey.DELETE_TOPICS, 6, {"topics": topics, "timeout": 1000})
+    assert {result.error_code for result in answer.responses} == {ErrorCode.UNKNOWN_TOPIC_ID}
+    assert (len(answer.responses), len(looks)) == (900, 1)
+
+
 @pytest.mark.parametrize("auto_create", [True, False])
 def test_a_name_no_topic_can_have_is_told_at_once(running: Setup, auto_create: bool) -> None:
     running.configure(auto_create_topics=auto_create)

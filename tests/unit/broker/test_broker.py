@@ -388,7 +388,7 @@ def test_a_failed_build_of_landmarks_is_not_tried_again_by_who_waits(
     class Waiting:
         any_is_enough = False
 
-        def grown(self, size: int) -> None: ...
+        def grown(self, partition: object, size: int) -> None: ...
 
         def wake(self) -> None:
             woken.append("now")

@@ -19,10 +19,13 @@ from millrace.coordination.state import BrokerAddress, PartitionState, TopicStat
 from millrace.errors import ErrorCode
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
-from millrace.server.request import Request
+from millrace.security.quotas import Meter
+from millrace.security.rights import Access
+from millrace.server.request import REQUEST_BYTES, Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
 from millrace.wire.codec import decode, encode, is_flexible
+from millrace.wire.fetch import encode_request
 from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MAX_DECODED_ITEMS
@@ -55,7 +58,7 @@ def frame(api_key: int, version: int, body: bytes) -> bytearray:
 
 
 def produce_frame(acks: int) -> bytearray:
-    records = build_batch([Message(1, None, b"x" * 1000)])
+    records = build_batch([Message(1, None, b"x" * 10_000)])
     body = (
         struct.pack(">hhiih", -1, acks, 1000, 1, 1) + b"t" + struct.pack(">iii", 1, 0, len(records)) + records
     )
@@ -76,7 +79,16 @@ def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -
     request = handlers.handle(AskingClient(), memoryview(received))
     broker.end_of_turn()
     assert request.parts is None, "it waits for the flush"
+    assert request.kept == 0, "its batches are written"
     received.append(0)  # BufferError as long as anybody holds a view
+
+
+def test_a_request_whose_content_waits_for_its_answer_counts_for_its_size(broker: Broker) -> None:
+    wanted = [("t", 0, 0, 1, -1)] * 1000
+    received = frame(ApiKey.FETCH, 11, encode_request(wanted, max_wait=60_000, max_bytes=1))
+    request = handlers_of(broker).handle(AskingClient(), memoryview(received))
+    assert request.parts is None
+    assert request.kept == len(received) - REQUEST_BYTES > 0
 
 
 @pytest.mark.parametrize(
@@ -145,6 +157,31 @@ def test_work_that_fails_is_answered_or_closes_the_connection(
         broker.mailbox.run()
         time.sleep(0.005)
     assert (request.parts is not None) == answered
+
+
+class Counting(AskingClient):
+    """A client whose user has used up its share of the processor; its waits are noted."""
+
+    def __init__(self) -> None:
+        super().__init__(Access(None, "User:alice", "127.0.0.1"))
+        book = SimpleNamespace(limits={"alice": {"request_percentage": 1e-9}})
+        self.access.meter = Meter(book, "alice")
+        self.waits: list[float] = []
+
+    def mute(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+def test_work_in_a_thread_counts_until_it_is_done_and_its_time_for_the_quota(broker: Broker) -> None:
+    received, client = memoryview(frame(ApiKey.DELETE_TOPICS, 1, struct.pack(">ii", 0, 1000))), Counting()
+    request = handlers_of(broker).handle(client, received)
+    assert client.working == 1
+    deadline = time.monotonic() + 10
+    while request.parts is None:
+        assert time.monotonic() < deadline, "nobody answers"
+        broker.mailbox.run()
+        time.sleep(0.005)
+    assert (client.working, len(client.waits)) == (0, 1)
 
 
 def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker: Broker) -> None:

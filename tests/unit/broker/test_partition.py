@@ -56,7 +56,7 @@ class WaitingFetch:
     any_is_enough: bool = True
     published: int = 0
 
-    def grown(self, size: int) -> None:
+    def grown(self, partition: Partition, size: int) -> None:
         self.published += size
 
     def wake(self) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.records import BatchHeader, Message, build_batch
+from millrace.records.content import holds_records, holds_records_in_python
 from millrace.records.header import crc32c
 from millrace.records.runs import IS_COMPILED, scan, scan_in_python, stamp, stamp_in_python
 from millrace.wire.primitives import compact_length
@@ -135,6 +136,8 @@ def lying_batches(draw: st.DrawFn) -> bytes:
     if draw(RARELY):
         count = draw(INT32S)
         made[57:61], made[23:27] = int32(count), int32(max(count - 1, -(2**31)))
+    if draw(RARELY):
+        made[draw(st.integers(61, min(90, len(made) - 1)))] = draw(st.integers(0, 255))
     if not draw(RARELY):
         made[17:21] = crc32c(memoryview(made)[21:]).to_bytes(4, "big")
     return bytes(made[: draw(st.sampled_from([0, 60, 61]))] if draw(RARELY) else made)
@@ -184,3 +187,41 @@ def test_what_the_checksum_raises_is_raised() -> None:
     for form in (scan, scan_in_python):
         with pytest.raises(OSError, match="bytes"):
             form(data, 0, HEAD, b"", 10**6, checksum)
+
+
+SPECIAL_BYTES = st.sampled_from([0, 1, 2, 0x7F, 0x80, 0xFF])
+
+
+@given(
+    records=st.lists(
+        st.builds(
+            Message,
+            timestamp=st.sampled_from([0, 1, 2**40, 2**62]),
+            key=st.none() | st.binary(max_size=3),
+            value=st.none() | st.binary(max_size=3) | st.just(bytes(200)),
+            headers=st.lists(st.tuples(st.just("h"), st.none() | st.binary(max_size=2)), max_size=2),
+        ),
+        min_size=1,
+        max_size=70,
+    ),
+    changes=st.lists(st.tuples(st.integers(0, 10**5), SPECIAL_BYTES), max_size=2),
+    more=st.binary(max_size=3),
+    missing=st.sampled_from([0, 0, 0, 1, 5]),
+    uncounted=st.sampled_from([0, 0, 0, 1, -1, 2**31 - 100]),
+)
+def test_both_forms_find_the_same_content_to_be_records(
+    records: list[Message], changes: list[tuple[int, int]], more: bytes, missing: int, uncounted: int
+) -> None:
+    content = bytearray(build_batch(records)[61:])
+    assert holds_records(content, len(records))
+    assert holds_records_in_python(content, len(records))
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    content = content[: len(content) - missing] + more
+    count = len(records) + uncounted
+    assert holds_records(content, count) == holds_records_in_python(content, count)
+
+
+@given(content=st.binary(max_size=40), count=st.integers(0, 4))
+def test_both_forms_say_the_same_of_any_content(content: bytes, count: int) -> None:
+    assert holds_records(content, count) == holds_records_in_python(content, count)

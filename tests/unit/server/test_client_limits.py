@@ -19,9 +19,9 @@ from millrace.config import ClientLimits
 from millrace.errors import ConfigError
 from millrace.security.rights import NOBODY
 from millrace.server import loop
-from millrace.server.admission import REQUEST_BYTES, Admission
+from millrace.server.admission import MAX_WORKING, Admission
 from millrace.server.connection import ClientConnection
-from millrace.server.request import Request
+from millrace.server.request import REQUEST_BYTES, Request
 from tests.support import WAIT_S, wait_until
 from tests.unit.server.serving import Client, Running, waiting_requests
 
@@ -501,6 +501,58 @@ def test_each_connection_gets_its_share_of_the_budget_when_too_many_requests_wai
         client.close()
     open_connections(running, 1)
     assert (running.server.waiting_requests, admission.max_queued_requests) == (0, 100)
+
+
+@pytest.mark.parametrize("count", [11, 100], ids=["beyond the budget", "beyond twice the budget"])
+def test_who_lets_large_requests_wait_beyond_the_budget_is_closed(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(loop, "STALLED_S", 0.5)
+    monkeypatch.setattr(loop, "STALL_CHECK_S", 0.1)
+    running = start(max_buffered_bytes=2048 * KIB)
+
+    def serve(request: Request, text: bytes) -> None:
+        if text == b"-text-":
+            request.answer([text])
+        else:
+            request.kept = len(text)
+
+    running.serve = serve
+    hoarder, waiting = connect(running), connect(running)
+    waiting.send(1, b"little")
+    with contextlib.suppress(OSError):
+        for number in range(count):
+            hoarder.send(number, bytes(200 * KIB))
+    wait_until("it is closed", lambda: running.server.admission.closed_over_limit == 1)
+    assert len(running.requests) <= 2 * 2048 // 200 + 2
+    assert is_served(connect(running))
+    wait_until("only one waits", lambda: running.server.admission.held < 2 * REQUEST_BYTES)
+
+
+def test_a_client_is_not_read_while_threads_have_enough_of_its_requests(
+    start: Start, connect: Connect
+) -> None:
+    running = start()
+
+    def serve(request: Request, text: bytes) -> None:
+        if text == b"-text-":
+            request.answer([text])
+        else:
+            request.client.working += 1
+
+    def finish() -> None:
+        busy.pop().answer([b"done"])
+        running.requests[0].client.working -= 1
+
+    running.serve = serve
+    client = connect(running)
+    client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"work" for n in range(20)))
+    wait_until("threads have enough", lambda: len(running.requests) >= MAX_WORKING)
+    assert is_served(connect(running))
+    busy = running.requests[:MAX_WORKING]
+    assert len(running.requests) == MAX_WORKING + 1, "and the other client's"
+    running.on_loop(finish)
+    wait_until("one more is served", lambda: len(running.requests) == MAX_WORKING + 2)
 
 
 def test_requests_that_wait_end_with_their_connection(start: Start, connect: Connect) -> None:

@@ -28,7 +28,7 @@ from millrace.records.file_slice import FileSlice
 from millrace.security import certificates
 from millrace.security.certificates import ServerCertificates, client_context, server_context
 from millrace.security.rights import ANONYMOUS
-from millrace.server.transport import SEAL_BYTES, TlsFailed, TlsTransport
+from millrace.server.transport import MAX_OWN_BYTES, SEAL_BYTES, TlsFailed, TlsTransport
 from millrace.storage.chain import LogFile
 from tests.certificates import Authority, Issued
 from tests.support import wait_until
@@ -192,6 +192,25 @@ def test_what_is_sent_arrives_whole_however_little_the_socket_takes_and_nothing_
             pass
     assert got == data + data[7:]
     assert SECRET[:8] not in pair.seen_on_wire
+
+
+def test_a_client_that_has_tls_talk_and_takes_nothing_is_refused_and_one_that_takes_it_is_not(
+    pair: Pair,
+) -> None:
+    pair.shake_hands(pair.deliver)
+
+    def have_tls_talk(*, takes: bool) -> None:
+        for _ in range(2 * MAX_OWN_BYTES // 100):
+            pair.transport._outgoing.write(bytes(100))  # as OpenSSL does when it gets a KeyUpdate
+            pair._wire.sendall(pair.client_bytes(lambda: pair.client.write(b"x")))
+            pair.transport.receive_into(pair._target)
+            if takes:
+                pair.take()
+
+    have_tls_talk(takes=True)
+    with pytest.raises(TlsFailed, match="does not take"):
+        have_tls_talk(takes=False)
+    assert pair.transport.held <= MAX_OWN_BYTES
 
 
 def test_no_file_reaches_the_socket_by_sendfile(

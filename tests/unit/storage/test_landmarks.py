@@ -329,8 +329,8 @@ def test_the_log_a_recovery_and_a_build_note_the_same_landmarks(
     kept = [values(log, index) for index in range(len(log_files(tmp_path)))]
     assert len(kept) > 1
     for segment, noted in zip(log._files.segments, kept, strict=True):
-        with segment.open_reader() as reader:
-            assert landmarks.build_landmarks(reader, segment.end).values.tolist() == noted
+        reader = segment.open_reader()
+        assert landmarks.build_landmarks(reader, segment.end).values.tolist() == noted
     crash(log)
     (tmp_path / FILE_NAME).unlink()
     for path in tmp_path.glob("*.landmarks"):
@@ -348,22 +348,22 @@ def test_with_landmarks_and_with_what_readers_left_an_offset_is_where_the_header
     fill(log, 6)
     (segment,) = log._files.segments
     known = segment.known_landmarks()
-    with segment.open_reader() as reader:
-        found = list(chain.walk(reader, segment.base, segment.end))
-        units = {header.next_offset: at for at, header in found if header.base_offset == at}
-        ends, chance = [*units], random.Random(2)
-        # Mostly where batches begin and end: nothing tells the offsets within one of them apart.
-        edges = {edge + near for edge in (0, *ends) for near in (-2, -1, 0, 1)}
-        for offset in sorted({*range(0, log.high_watermark, 50)} | edges & {*range(log.high_watermark)}):
-            expected = units[ends[bisect_right(ends, offset)]]
-            assert landmarks.locate(known, reader, offset, segment.end) == expected
-            if chance.random() < 0.2:
-                somewhere = chance.randrange(log.high_watermark)
-                max_bytes = chance.choice([1, 300, SPAN, 4 * SPAN])
-                assert log.read(somewhere, max_bytes) is not None
-            piece = log.read(offset, 1)
-            assert piece is not None
-            assert piece.position == expected
+    reader = segment.open_reader()
+    found = list(chain.walk(reader, segment.base, segment.end))
+    units = {header.next_offset: at for at, header in found if header.base_offset == at}
+    ends, chance = [*units], random.Random(2)
+    # Mostly where batches begin and end: nothing tells the offsets within one of them apart.
+    edges = {edge + near for edge in (0, *ends) for near in (-2, -1, 0, 1)}
+    for offset in sorted({*range(0, log.high_watermark, 50)} | edges & {*range(log.high_watermark)}):
+        expected = units[ends[bisect_right(ends, offset)]]
+        assert landmarks.locate(known, reader, offset, segment.end) == expected
+        if chance.random() < 0.2:
+            somewhere = chance.randrange(log.high_watermark)
+            max_bytes = chance.choice([1, 300, SPAN, 4 * SPAN])
+            assert log.read(somewhere, max_bytes) is not None
+        piece = log.read(offset, 1)
+        assert piece is not None
+        assert piece.position == expected
     log.close()
 
 
@@ -772,4 +772,15 @@ def test_reads_of_cold_segments_hold_few_descriptors(tmp_path: Path) -> None:
     for base in bases:
         log.read(base, 100)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3
+    crash(log)
+
+
+def test_slices_of_many_segments_share_a_descriptor_for_each_segment(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=100)
+    bases = [appended(log, batch(2))[0].base_offset for _ in range(6)]
+    flush(log)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    unsent = [log.read(base, 100) for _ in range(20) for base in bases]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + len(bases)
+    del unsent
     crash(log)

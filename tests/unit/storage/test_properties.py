@@ -358,13 +358,13 @@ class LogMachine(RuleBasedStateMachine):
             known = segment.known_landmarks().values
             newest, next_offset = -1, segment.base
             before: dict[int, tuple[int, int]] = {}
-            with segment.open_reader() as reader:
-                for at, header in walk(reader, segment.base, segment.end):
-                    if header.base_offset == at:
-                        before[at] = newest, next_offset
-                        next_offset = header.next_offset
-                    if not header.is_control:
-                        newest = max(newest, header.max_timestamp)
+            reader = segment.open_reader()
+            for at, header in walk(reader, segment.base, segment.end):
+                if header.base_offset == at:
+                    before[at] = newest, next_offset
+                    next_offset = header.next_offset
+                if not header.is_control:
+                    newest = max(newest, header.max_timestamp)
             positions = list(known[::3])
             assert positions == sorted(positions)
             assert segment.size == 0 or positions[0] == segment.base
