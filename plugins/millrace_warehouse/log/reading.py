@@ -86,21 +86,24 @@ def read_cut(
         fetched = fetch_from(client, cut.range.topic, cut.range.partition, before, fetch_bytes, _WAIT_MS)
         if lost_ok and fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset <= before:
             break
-        batches = reader.take(fetched)
-        if batches:
+        if batches := reader.take(fetched):
             yield FetchedBatches(batches, reader.log_start)
         if reader.wanted > before:
             deadline = time.monotonic() + timeout_s
         elif not reader.done and time.monotonic() > deadline:
             if lost_ok and fetched.high_watermark < cut.range.end:
                 break
-            raise MillraceError(
-                f"{cut.range.name} has given nothing at offset {reader.wanted} for {timeout_s:g} s; its high "
-                f"watermark is {fetched.high_watermark}, the range ends at {cut.range.end}: if the first is "
-                "smaller the log has lost messages, else see the broker's log and run again"
-            )
+            raise _nothing_came(cut, reader.wanted, fetched, timeout_s)
     # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
     _check_topic(client, cut)
+
+
+def _nothing_came(cut: Cut, wanted: int, fetched: FetchedPartition, timeout_s: float) -> MillraceError:
+    return MillraceError(
+        f"{cut.range.name} has given nothing at offset {wanted} for {timeout_s:g} s; its high watermark is "
+        f"{fetched.high_watermark}, the range ends at {cut.range.end}: if the first is smaller the log has "
+        "lost messages, else see the broker's log and run again"
+    )
 
 
 def _check_topic(client: ClusterClient, cut: Cut) -> None:

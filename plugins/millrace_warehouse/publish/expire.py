@@ -28,6 +28,7 @@ from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import old_conditions
 from millrace_warehouse.history.expired import Expired, expired_entries
+from millrace_warehouse.history.layout import Folder
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ENTRIES, ERASED, SEQUENCES
@@ -85,14 +86,14 @@ def expire_topic(at: At, request: Expire) -> ExpireResult:
     topic = request.topic
     newest = require_loads(at.catalog, at.storage, topic)
     published = _Published.of(at, topic)
-    present = _present(at.storage, topic)
+    rows, rewritten = (_listed(at.storage, topic, kind) for kind in (Folder.ROWS, Folder.COMPACTED))
     if published is not None:
-        published.check_files(present)
+        published.check_files(rows.keys() | rewritten.keys())
     found = _Found()
-    _find_rows(at, request, newest.load, published, found, present)
+    _find_rows(at, request, newest.load, published, found, rows)
     metadata: dict[str, Listed] = {}
     if published is not None:
-        found.compacted = dict(_old_compacted(at, published, present))
+        found.compacted = dict(_old_compacted(at, published, rewritten))
         metadata = _old_metadata(at, request, "table/metadata", published.named)
         found.strays |= _lost_publications(at, topic, published.record)
     data, compacted, waiting = _written_down(at, request, found, published)
@@ -181,13 +182,9 @@ class _Published:
         return any(part.load == load for part in self.record.unpublished.get(hour, ()))
 
 
-def _present(storage: Storage, topic: str) -> dict[str, Listed]:
-    """The files below `rows/` and `compacted/` that are there, by their paths from the topic's folder."""
-    return {
-        f"{folder}/{file.path}": file
-        for folder in (layout.Folder.ROWS, layout.Folder.COMPACTED)
-        for file in storage.files(folder.of(topic))
-    }
+def _listed(storage: Storage, topic: str, kind: Folder) -> dict[str, Listed]:
+    """The files below a folder that are there, by their paths from the topic's folder."""
+    return {f"{kind}/{file.path}": file for file in storage.files(kind.of(topic))}
 
 
 def _find_rows(
@@ -196,15 +193,13 @@ def _find_rows(
     newest: int,
     published: _Published | None,
     found: _Found,
-    present: Mapping[str, Listed],
+    rows: Mapping[str, Listed],
 ) -> None:
     """Sort the files below `rows/` into what stays, what is not needed, and strays."""
     topic = request.topic
     folders: dict[str, dict[str, Listed]] = defaultdict(dict)
-    for path, file in present.items():
-        kind, folder, _ = path.split("/", 2)
-        if kind == layout.Folder.ROWS:
-            folders[folder][path] = file
+    for path, file in rows.items():
+        folders[path.split("/")[1]][path] = file
     editions = layout.newest_editions(at.storage, topic)
     for folder, paths in sorted(folders.items()):
         load, edition = layout.attempted(folder) or (0, 0)
@@ -267,14 +262,12 @@ def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str 
 
 
 def _old_compacted(
-    at: At, published: _Published, present: Mapping[str, Listed]
+    at: At, published: _Published, rewritten: Mapping[str, Listed]
 ) -> Iterator[tuple[str, Listed]]:
     """Files of the table that no load wrote and no snapshot names, and lists without such files."""
     unnamed: dict[str, Listed] = {}
     used: set[str] = set()
-    for path, file in present.items():
-        if not path.startswith(f"{layout.Folder.COMPACTED}/"):
-            continue
+    for path, file in rewritten.items():
         if path in published.named:
             used.add(path.rpartition("/")[0])
         elif file.modified <= at.clock() - STALE_S:
@@ -327,7 +320,7 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
 
 def _lost_publications(at: At, topic: str, newest: Publication) -> dict[str, Listed]:
     """Records of attempts to publish that lost; one that counts is in the ledger, or the table names it."""
-    folder = layout.Folder.PUBLICATIONS.of(topic)
+    folder = Folder.PUBLICATIONS.of(topic)
     count = {*at.storage.names(layout.ledger_path(folder))}
     count.add(layout.publication_path(topic, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}
@@ -406,5 +399,5 @@ def _old_conditions(at: At, topic: str) -> dict[str, Listed]:
 def _old_plans(at: At, request: Expire) -> dict[str, Listed]:
     """Plans that no retry needs any more. The newest one stays: it shows that loads ran."""
     before = at.clock() - max(request.older_than_s, STALE_S)
-    plans = sorted(at.storage.files(layout.Folder.PLANS.of(request.topic)), key=lambda file: file.modified)
+    plans = sorted(at.storage.files(Folder.PLANS.of(request.topic)), key=lambda file: file.modified)
     return {f"plans/{file.path}": file for file in plans[:-1] if file.modified <= before}

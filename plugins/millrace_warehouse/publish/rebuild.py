@@ -157,7 +157,7 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
     _choose(storage, topic, table, hours, kept, state.through.editions)
     at.progress("files found")
     if table is not None and (tables.counted_rows(table)[1] or not tables.is_partitioned_as_made(table)):
-        drop_table(at.catalog, table_identifier(topic))
+        drop_table(catalog, table_identifier(topic))
         table, head = None, []
     if table is None:
         table = tables.make_table(catalog, storage, topic)

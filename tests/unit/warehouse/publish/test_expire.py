@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import time
@@ -247,6 +248,15 @@ def test_metadata_that_no_snapshot_names_goes_after_three_days_and_the_table_can
     assert hours.scan().to_arrow().num_rows == changes
     assert len(offsets(w.table)) == 25
     assert w.problems() == []
+
+
+@pytest.mark.parametrize("folder", ["rows", "compacted"])
+def test_a_file_that_lies_in_no_attempts_folder_holds_nothing_up(w: Warehouse, folder: str) -> None:
+    w.load({NINE: 2})
+    w.publish(NINE)
+    w.storage.put(f"{TOPIC}/{folder}/theirs.parquet", io.BytesIO(b"theirs"))
+    assert w.expire().data_files == 0
+    assert w.table.scan().to_arrow().num_rows == 2
 
 
 def test_a_topic_without_a_table_keeps_every_row(w: Warehouse) -> None:
