@@ -100,10 +100,10 @@ def runs_of(
     new batch does not go on there, CorruptMessage when it is damaged; what precedes such a batch comes first,
     and then it ends.
     """
-    if rules.byte_positions and before.cursor.next_offset > fetched.high_watermark:
+    if rules.byte_positions and _ends_before(before.cursor, fetched.high_watermark):
         # Such a fetch is answered empty while the log's bytes reach past its offset, not as out of range.
         # A Millrace broker's high watermark never goes back; a new leader of Apache Kafka may begin lower.
-        raise _ends_before(before.cursor, fetched.high_watermark)
+        raise _lost(before.cursor, fetched.high_watermark)
     aborted = AbortedTransactions(fetched.aborted_transactions)
     run, rest = _Gathered(recorded, before, rules), fetched.records
     try:
@@ -252,14 +252,25 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
             f"offsets {cursor.next_offset} to {earliest - 1} expired in the origin before they were copied",
             Cursor(earliest),
         )
-    if cursor.next_offset > high_watermark:
-        raise _ends_before(cursor, high_watermark)
+    if _ends_before(cursor, high_watermark):
+        raise _lost(cursor, high_watermark)
     return cursor.next_offset
 
 
-def _ends_before(cursor: Cursor, high_watermark: int) -> OriginChanged:
+def _ends_before(cursor: Cursor, high_watermark: int) -> bool:
+    """True if such a log cannot hold what the cursor has read.
+
+    A batch that is there behind the last one begins at `next_base`, so no end lies between the two.
+    """
+    return high_watermark < cursor.next_offset or (
+        cursor.next_base is not None and cursor.next_offset < high_watermark < cursor.next_base
+    )
+
+
+def _lost(cursor: Cursor, high_watermark: int) -> OriginChanged:
+    position = cursor.next_offset if cursor.next_base is None else cursor.next_base
     return OriginChanged(
-        f"the origin ends at offset {high_watermark}, before the position {cursor.next_offset}: it has "
-        "lost what it showed before",
+        f"the origin ends at offset {high_watermark}, before the position {position}: it has lost what it "
+        "showed before",
         Cursor(high_watermark),
     )

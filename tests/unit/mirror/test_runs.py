@@ -312,6 +312,7 @@ def test_reading_goes_on_when_nothing_that_was_missing_has_expired(
         (MILLRACE, Cursor(100, 100), 150, 150, "expired"),
         (KAFKA, Cursor(100), 150, 400, "expired"),
         (MILLRACE, Cursor(100, 150), 0, 99, "lost what it showed"),
+        (MILLRACE, Cursor(100, 150), 0, 149, "lost what it showed"),  # a log begun anew, not yet as long
     ],
 )
 def test_lost_offsets_stop_the_mirror_and_say_where_it_may_go_on(
