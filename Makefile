@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ROUNDS ?= 10
+# Three at a time also on two cores: tests wait more than they compute. The long files come first.
+AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 # The newest of every minor version that pyproject.toml allows, but for the one in .venv.
 PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),) $(if $(SECURE),--secure,) $(if $(REPLICAS),--replicas $(REPLICAS),)
@@ -10,7 +12,7 @@ DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sim lines mutants up compat test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
+.PHONY: help demo test test-slow check sim lines mutants up compat test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -18,9 +20,11 @@ help: ## Show this list
 demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n] [SECURE=1] [REPLICAS=3]
 	$(BIN)/millrace demo $(DEMO)
 
-# Three at a time also on two cores: tests wait more than they compute. The long files come first.
-test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow [ACCESS_LOG=file]
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow (10 min) [ACCESS_LOG=file]
+	$(BIN)/python -m pytest $(AT_ONCE)
+
+test-slow: setup ## The fifty tests that take longest: kills again and again, a Spark cluster, a page of the docs word for word (10 min) [ACCESS_LOG=file]
+	$(BIN)/python -m pytest $(AT_ONCE) -m "slow and not long"
 
 check: setup ## Style, types and layers
 	$(BIN)/ruff check .

@@ -301,6 +301,7 @@ def test_events_that_the_brokers_refuse_are_kept_and_sent_once_they_take_them(wo
     assert failed, "each try in vain has a number, and is told"
 
 
+@pytest.mark.slow
 def test_an_agent_that_starts_while_brokers_and_registry_are_away_takes_events_of_known_topics(
     world: World,
 ) -> None:
@@ -340,6 +341,7 @@ def test_a_spool_is_for_one_agent(world: World) -> None:
     assert second.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_agents_instance_is_ended_by_the_next_one_with_every_sequence_told_once(
     world: World,
 ) -> None:
@@ -461,6 +463,7 @@ def assert_nothing_lost_and_complete(world: AgentAudit, topic: str, accepted: li
     assert httpx.get(f"{world.url}/v1/strangers").json() == []
 
 
+@pytest.mark.slow
 def test_the_windows_of_a_killed_agent_are_complete_without_an_operator(audited: AgentAudit) -> None:
     topic, numbers = "agent-kills", itertools.count()
     agent = audited.agent(topic)
@@ -474,6 +477,7 @@ def test_the_windows_of_a_killed_agent_are_complete_without_an_operator(audited:
     assert_nothing_lost_and_complete(audited, topic, accepted)
 
 
+@pytest.mark.slow
 def test_windows_stay_open_while_a_killed_agent_has_events_and_no_successor(audited: AgentAudit) -> None:
     topic, numbers = "agent-left", itertools.count()
     agent = audited.agent(topic)
@@ -530,6 +534,7 @@ def test_lines_of_a_file_that_is_rotated_while_its_agent_is_killed_arrive(world:
     assert f'millrace_agent_file_unread_bytes{{path="{log}",topic="{topic}"}} 0.0' in numbers
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_agents_killed_one_behind_the_other_under_load_lose_nothing(audited: AgentAudit) -> None:
     topic, numbers, chance = "agent-rounds", itertools.count(), random.Random(20)

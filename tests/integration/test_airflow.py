@@ -143,6 +143,7 @@ def registry(start: Start, tmp_path: Path) -> str:
     return start("registry", "--listen", "127.0.0.1:0", "--database-url", database).ready()
 
 
+@pytest.mark.slow
 def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_the_task_that_failed(
     registry: str, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     assert list((home / "millrace-jobs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_shipped_dag_publishes_every_topic_but_the_one_that_cannot_be_loaded(
     registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +212,7 @@ def test_the_shipped_dag_publishes_every_topic_but_the_one_that_cannot_be_loaded
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "dags").mkdir()

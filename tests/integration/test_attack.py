@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from millrace.wire.messages import ApiKey
 from tests.attack.requests import versions
 from tests.attack.run import Attack
@@ -19,6 +21,7 @@ def test_no_request_costs_a_broker_more_than_its_bytes_allow(tmp_path: Path) -> 
     assert not outcome.failures, outcome.failures
 
 
+@pytest.mark.slow
 def test_strangers_cost_a_listener_with_logins_little_and_keep_no_user_out(tmp_path: Path) -> None:
     highest = {key: version for key, version in versions() if key < 50 or key > 1000}
     outcome = attack_before_login(

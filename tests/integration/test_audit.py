@@ -337,6 +337,7 @@ def test_rows_that_a_file_has_lost_are_missing_whatever_its_load_has_counted(wor
     assert {n for first, last in finding.sequences for n in range(first, last + 1)} == lost
 
 
+@pytest.mark.slow
 def test_a_row_that_somebody_takes_out_of_the_table_turns_the_verdict_until_the_table_is_mended(
     world: World,
 ) -> None:
@@ -379,6 +380,7 @@ def test_a_row_that_somebody_takes_out_of_the_table_turns_the_verdict_until_the_
     ]
 
 
+@pytest.mark.slow
 def test_what_verify_finds_in_the_warehouse_turns_the_verdict_until_it_is_clean_again(world: World) -> None:
     with world.producer("dc2") as producer:
         for n in range(10):
@@ -482,6 +484,7 @@ def test_a_killed_producer_keeps_its_window_unknown_until_an_operator_accepts_it
     assert f"accepted instance {instance}: host burnt down" in history.stdout
 
 
+@pytest.mark.slow
 def test_a_late_event_reopens_a_complete_window_at_the_next_revision(world: World) -> None:
     with world.producer("dc1", report_interval_s=0.2) as producer:
         for n in range(30):
@@ -538,6 +541,7 @@ def assert_whole(world: World, topic: str, acknowledged: dict[int, SequenceRange
     assert sum(window.tiers["dc1"] + window.tiers["dc2"] for window in found.windows) == total
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_an_auditor_killed_again_and_again_gives_the_verdicts_of_one_that_never_was(world: World) -> None:
     chance = random.Random(8)
@@ -566,6 +570,7 @@ def test_an_auditor_killed_again_and_again_gives_the_verdicts_of_one_that_never_
         undisturbed.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_readers_killed_again_and_again_count_every_message_once(world: World) -> None:
     chance = random.Random(9)
@@ -630,6 +635,7 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str, tmp_path: Path) -> None:
     span = ["--from", "2015-05-17T10:00Z", "--to", "2015-05-17T11:00Z"]
     rest = ["--registry", world.registry, "--bootstrap"]

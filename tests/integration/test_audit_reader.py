@@ -263,6 +263,7 @@ def test_the_aggregates_reader_says_of_what_a_partition_is_a_copy_and_how_far(
         assert not isinstance(record, Heartbeat) or record.reported_through is None
 
 
+@pytest.mark.slow
 def test_the_first_heartbeat_with_a_time_names_every_partition_and_later_ones_what_began_or_went(
     world: World, tier: str, ended: list[Process]
 ) -> None:
@@ -285,6 +286,7 @@ def test_the_first_heartbeat_with_a_time_names_every_partition_and_later_ones_wh
     assert old not in {topic for topic, _ in named()}
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_readers_killed_at_any_moment_count_every_message_once(
     world: World, tier: str, ended: list[Process]
@@ -323,6 +325,7 @@ def test_a_second_reader_stands_by_and_goes_on_where_the_first_one_ended(
     assert len({turn for turn, _ in world.said(tier, "audit-counts")}) == 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_stood_still_beyond_its_session_counts_nothing_twice_and_stands_by(
     world: World, tier: str, ended: list[Process]
 ) -> None:
@@ -385,6 +388,7 @@ def test_a_reader_with_anothers_bootstrap_is_refused_before_it_says_a_word(
     ended[1].ready()
 
 
+@pytest.mark.slow
 def test_wrong_options_end_in_one_line(world: World) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     for options, said in (

@@ -378,6 +378,7 @@ def check_nothing_is_found(world: World, watch: Watch) -> None:
     assert not list((world.folder / "tmp").iterdir()), "temporary files are gone with the command"
 
 
+@pytest.mark.slow
 def test_no_command_says_a_secret_of_its_own_when_a_server_is_wrong(world: World) -> None:
     """Every command that takes a secret, where it cannot do its work."""
     with Watch(world.secrets, world.folder, MAY_KNOW, []) as watch:

@@ -196,6 +196,7 @@ def test_a_mirror_reads_its_origin_as_its_section_says(
     assert PASSWORD not in copy.process.output
 
 
+@pytest.mark.slow
 def test_a_load_logs_in_and_no_secret_is_in_what_spark_writes(
     closed: Closed, start: Callable[..., Process], tmp_path: Path
 ) -> None:

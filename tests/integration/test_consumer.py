@@ -671,6 +671,7 @@ def test_a_consumer_that_is_cut_off_hands_out_nothing_once_another_may_own_its_p
     thread.join(5)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("round_", range(max(1, ROUNDS // 5)))
 def test_what_killed_consumers_had_not_committed_is_repeated_and_nothing_else(

@@ -19,6 +19,7 @@ def demo(keep: Path, *options: str) -> tuple[int, str, str]:
     return result.returncode, result.stdout.splitlines()[-1] if result.stdout else "", output
 
 
+@pytest.mark.slow
 def test_every_line_of_an_access_log_arrives_once_and_in_its_hour(
     tmp_path: Path, access_log: AccessLog
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pyarrow.parquet as pq
+import pytest
 from confluent_kafka import Producer
 
 from tests.support import Process, run_millrace
@@ -17,6 +18,7 @@ from tests.warehouses import EMPTY_EVENT, TestSite, load_here
 Start = Callable[..., Process]
 
 
+@pytest.mark.slow
 def test_a_member_is_erased_and_the_logs_say_until_when_they_hold_them(
     zookeeper: str, start: Start, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_log_cut_inside_its_gzip_says_how_much_of_it_was_published(site: TestS
     assert urls(site, topic).total() == 2000
 
 
+@pytest.mark.slow
 def test_a_followed_log_is_published_once_through_rotations_and_restarts(
     site: TestSite, start: Start, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_several_topics_in_one_application_and_one_that_fails_does_not_stop_the_
     assert [len(loaded_rows(tmp_path, topic)) for topic in ("TopicA", "TopicB")] == [51, 51]
 
 
+@pytest.mark.slow
 def test_a_table_has_new_columns_once_it_is_promoted_and_older_rows_are_null_there(
     spark: SparkSession, site: TestSite, tmp_path: Path
 ) -> None:
@@ -222,6 +223,7 @@ def test_two_drivers_that_race_load_no_row_twice(spark: SparkSession, site: Test
         assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == 200 * (turn + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_killed_at_random_steps_and_run_again_the_rows_are_those_of_an_undisturbed_run(
     spark: SparkSession, site: TestSite, tmp_path: Path
@@ -256,6 +258,7 @@ def test_an_unusable_java_is_one_clear_line(site: TestSite, tmp_path: Path) -> N
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_jobs_driver_imports_neither_sparks_zip_nor_pandas(
     site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +285,7 @@ def test_a_worker_does_not_read_the_directories_of_zips_again_before_each_task(s
     assert min(zips) == 0, "of the tasks of one worker all but the first begin without them"
 
 
+@pytest.mark.slow
 def test_the_command_loads_the_topics_of_a_pattern_and_says_nothing_but_its_steps(
     site: TestSite, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_the_first_replica_leads_again_when_an_operator_says_so(world: World) ->
         world.finish(reader)
 
 
+@pytest.mark.slow
 def test_the_first_replica_leads_again_by_itself_when_it_has_been_in_sync_for_a_while(world: World) -> None:
     world.create(2)
     first = wait_until("there is a leader", lambda: max(0, world.state.leader))

@@ -66,6 +66,7 @@ def check_newest(url: str, rows: Sequence[tuple[str, int, int]]) -> None:
             assert registry.schema(schema_id) == sized(size)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_no_id_is_given_twice_and_none_is_lost_whatever_is_killed(

@@ -251,6 +251,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_no_malformed_request_fails_or_takes_a_second_of_work(start: Start, database: str) -> None:
     registry: Process = start("registry", "--listen", "127.0.0.1:0", "--database-url", database)

@@ -67,6 +67,7 @@ def fill(registry: Registry) -> None:
     registry("DELETE", "/subjects/gone")
 
 
+@pytest.mark.slow
 def test_another_registry_has_everything_under_the_same_ids(start: Start, tmp_path: Path) -> None:
     source, by_url, by_folder = (Registry(start, tmp_path / name) for name in ("source", "url", "folder"))
     fill(source)

@@ -48,6 +48,7 @@ def send_unknown(site: TestSite, topic: str, schema: dict[str, Any], schema_id: 
     assert producer.flush(WAIT_S) == 0
 
 
+@pytest.mark.slow
 def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
     spark: SparkSession, site: TestSite, tmp_path: Path
 ) -> None:

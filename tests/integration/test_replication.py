@@ -309,6 +309,7 @@ def _go_on(world: World, traffic: Traffic, where: str) -> None:
         run(world.producers, 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minimum", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_what_was_acknowledged_or_shown_survives_what_happens_to_brokers_disks_and_zookeeper(
     start: Start, tmp_path: Path, minimum: int
@@ -356,6 +357,7 @@ def _drawn(chance: random.Random, minimum: int) -> list[list[Fault]]:
     return rounds
 
 
+@pytest.mark.slow
 def test_our_own_consumer_and_a_mirror_read_each_message_once_while_leaders_are_killed_and_cut_off(
     start: Start, tmp_path: Path
 ) -> None:
@@ -389,6 +391,7 @@ def test_our_own_consumer_and_a_mirror_read_each_message_once_while_leaders_are_
         world.close()
 
 
+@pytest.mark.slow
 def test_a_mirror_goes_on_where_another_broker_leads_its_target(
     start: Start, zookeeper: str, tmp_path: Path
 ) -> None:

@@ -104,7 +104,7 @@ def test_kafka_python_writes_and_reads_what_its_user_may_and_is_told_what_not(gu
     consumer = kafka.KafkaConsumer(
         "t", **guarded.settings("web"), group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=20_000
     )
-    got = [message.value for message, _ in zip(consumer, VALUES, strict=False)]
+    got = [message.value for _, message in zip(VALUES, consumer, strict=False)]
     consumer.close()
     assert got == VALUES
 

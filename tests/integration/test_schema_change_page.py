@@ -11,6 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pyarrow.parquet as pq
+import pytest
 
 from millrace_warehouse.history.layout import newest_load, read_load
 from millrace_warehouse.storage import open_storage
@@ -21,6 +22,7 @@ Start = Callable[..., Process]
 PAGE = (REPOSITORY / "docs" / "schema-change.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_change_goes_from_a_pull_request_to_the_table_as_the_page_says(
     zookeeper: str, start: Start, tmp_path: Path
 ) -> None:

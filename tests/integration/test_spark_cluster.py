@@ -21,6 +21,7 @@ from tests.support import REPOSITORY, Process, run_millrace, wait_until
 from tests.warehouses import HOUR_MS, TestSite, loaded_rows
 
 Start = Callable[..., Process]
+pytestmark = pytest.mark.slow
 START_MS = 1_431_856_800_000
 EVENTS = 2_000
 ON_CLUSTER = {

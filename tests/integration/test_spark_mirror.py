@@ -198,6 +198,7 @@ def test_drivers_that_race_copy_no_batch_twice(spark: SparkSession, world: World
         world.assert_equal(topic, 2_000 * (turn + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_killed_at_random_moments_and_run_again_the_copy_is_the_original(
     spark: SparkSession, world: World

@@ -290,6 +290,7 @@ def check_followed(joined: DataFrame) -> None:
     assert {(row.member, row.query) for row in rows} == {(1, "maps")}
 
 
+@pytest.mark.slow
 def test_the_example_jobs_count_by_event_time_and_join_two_streams(
     spark: SparkSession, happened: Events, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def site(
     return Site(authority, issuer, port, broker)
 
 
+@pytest.mark.slow
 def test_our_own_clients_show_the_token_that_is_in_their_file_and_the_next_one_before_it_ends(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_our_own_clients_show_the_token_that_is_in_their_file_and_the_next_one_b
         ClusterClient(at).broker_ids()
 
 
+@pytest.mark.slow
 def test_tokens_of_the_issuer_let_clients_in_for_as_long_as_they_count(site: Site) -> None:
     authority, issuer, port, broker = site.authority, site.issuer, site.port, site.broker
     topic = broker.create_topic("by-token", 1, flush_ms=5)

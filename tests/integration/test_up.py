@@ -110,6 +110,7 @@ def test_a_child_that_dies_is_started_again_at_its_address(up: Process) -> None:
     assert broker not in children_of(up.pid)
 
 
+@pytest.mark.slow
 def test_children_end_with_a_supervisor_that_is_killed(start: Start, tmp_path: Path) -> None:
     supervisor = started(start, tmp_path)
     children = list(children_of(supervisor.pid))
@@ -136,6 +137,7 @@ def refused_to_write(bootstrap: str, security: ClientSecurity, topic: str) -> bo
     return outcomes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
 
 
+@pytest.mark.slow
 def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stops_every_child(
     start: Start, tmp_path: Path
 ) -> None:

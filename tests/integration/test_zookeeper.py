@@ -75,6 +75,7 @@ def test_one_that_is_started_again_waits_for_the_java_of_the_killed_one(start: S
     again.ready()
 
 
+@pytest.mark.slow
 def test_a_taken_port_and_a_taken_directory_are_one_clear_line_each(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -203,6 +203,7 @@ def test_a_folder_that_this_machine_cannot_see_is_said_to_be_missing(tmp_path: P
         Job(tmp_path / "elsewhere").ended()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_the_moment_it_starts_does_not_miss_the_signal(tmp_path: Path) -> None:
     for _ in range(10):
         job = Job.start(python("import time; time.sleep(60)"), tmp_path, "load")

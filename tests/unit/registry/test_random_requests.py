@@ -96,6 +96,7 @@ def send(app: FastAPI) -> Iterator[Any]:
         yield lambda method, url, body: runner.run(http.request(method, url, content=body))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_request_makes_the_registry_fail(app: FastAPI, send: Any, data: st.DataObject) -> None:

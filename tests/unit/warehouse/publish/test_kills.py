@@ -29,6 +29,7 @@ def catalog(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         yield "lake"
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_each_row_is_in_history_and_in_the_table_once_whoever_is_killed(tmp_path: Path, catalog: str) -> None:
     warehouse = tmp_path / "w"

@@ -51,6 +51,7 @@ def test_nothing_is_swept_for_a_table_whose_files_are_gone(w: Warehouse, after_s
     assert sorted(w.topic.glob("compacted/*/*.parquet")) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "after_s"), [(0, A_DAY), (0, 10 * A_DAY), (3, 10 * A_DAY), (22, A_DAY)])
 def test_a_rebuild_makes_the_tables_again_whatever_of_their_own_files_is_gone(
     w: Warehouse, more: int, after_s: float
