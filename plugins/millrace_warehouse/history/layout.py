@@ -58,7 +58,7 @@ HEAD_EVERY = 100
 EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
 """Name of an edition's manifest: its load, and its number."""
 _ATTEMPT = re.compile(r"(\d{10})-(\d{4,})-[0-9a-f]+")
-_OLD_LOAD = "load="
+OLD_LOAD = "load="
 """How the folder of a load began in format 2."""
 
 
@@ -90,7 +90,7 @@ def check_topic(storage: Storage, topic: str) -> None:
             f"topic {topic} cannot be loaded: the warehouse keeps its catalog under that name; give the"
             " topic another name"
         )
-    if any(name.startswith(_OLD_LOAD) for name in storage.names(topic, after=_OLD_LOAD)):
+    if any(name.startswith(OLD_LOAD) for name in storage.names(topic, after=OLD_LOAD)):
         raise MillraceError(
             f"{storage.root}/{topic} was loaded by Millrace 0.1, whose format this version does not read:"
             " load into a new warehouse, and read the old one with 0.1"

@@ -433,6 +433,12 @@ def test_differences_beyond_a_number_are_counted_not_listed(tmp_path: Path) -> N
         assert "20 more hours of loads differ" in problems[-1]
 
 
+def test_a_topic_that_version_0_1_has_loaded_is_refused_by_name(w: Warehouse) -> None:
+    (w.folder / "Old" / "load=0000000001").mkdir(parents=True)
+    with pytest.raises(MillraceError, match=r"Old was loaded by Millrace 0\.1"):
+        verify(VerifyRun(storage=w.storage, catalog=w.catalog))
+
+
 def test_every_topic_of_a_warehouse_is_verified_and_what_is_no_topic_is_noted(w: Warehouse) -> None:
     loaded.load(w.storage, "_hidden.events", {NINE: 1})
     (w.folder / "foo").mkdir()
