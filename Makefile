@@ -23,7 +23,7 @@ demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG
 test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow (10 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest $(AT_ONCE)
 
-test-slow: setup ## The fifty tests that take longest: kills again and again, a Spark cluster, a page of the docs word for word (10 min) [ACCESS_LOG=file]
+test-slow: setup ## The sixty tests that take longest: kills again and again, a Spark cluster, a page of the docs word for word (10 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest $(AT_ONCE) -m "slow and not long"
 
 check: setup ## Style, types and layers
