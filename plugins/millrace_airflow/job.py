@@ -190,6 +190,13 @@ class Job:
         except ValueError:
             raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
 
+    def printed(self) -> Any:
+        """What the command printed as JSON, however it ended; None when that is none."""
+        try:
+            return json.loads(self._path("result").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
     def kill(self, timeout_s: float = KILL_AFTER_S) -> None:
         """End the whole process group: SIGTERM, then SIGKILL for what is left; returns when it is gone.
 

@@ -55,7 +55,7 @@ class LoadTopicOperator(SparkJobOperator):
 
     Which offsets that are is frozen in the warehouse under the task's run id, so a retried or cleared task
     finishes the load it began; the data interval plays no part. A load that has set records aside is there
-    and fails the task all the same, unless `accept_rejected` is set.
+    and fails the task all the same, without a retry, unless `accept_rejected` is set.
     """
 
     verb = "load"
@@ -86,6 +86,12 @@ class LoadTopicOperator(SparkJobOperator):
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
         bounds = {name: getattr(self, name) for name in BOUNDS}
         return {**bounds, "accept_rejected": self.accept_rejected}
+
+    def is_final(self, printed: Any) -> bool:
+        """True when all that is wrong are records set aside: their load is there, a retry finds it again."""
+        if self.accept_rejected or not isinstance(printed, list) or any("error" in one for one in printed):
+            return False
+        return any(one.get("rejected") for one in printed)
 
     def finish(self, result: Any, context: Context) -> Any:
         """Note what was loaded, and where the manifest of a topic that is alone lies."""

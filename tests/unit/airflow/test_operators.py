@@ -401,6 +401,40 @@ def test_options_that_the_command_refuses_fail_the_task_without_a_retry(
     assert jobs(tmp_path) == []
 
 
+SET_ASIDE = {"topic": "T", "load": 7, "rejected": 3}
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize(
+    ("printed", "accepts", "is_final"),
+    [
+        ([SET_ASIDE, {"topic": "U", "load": 1, "rejected": 0}], False, True),
+        ([SET_ASIDE, {"topic": "U", "left_out": "no schema is registered for it"}], False, True),
+        ([SET_ASIDE, {"topic": "U", "error": "no broker answers"}], False, False),
+        ([{**SET_ASIDE, "rejected": 0}], False, False),
+        ([SET_ASIDE], True, False),
+        ("nothing", False, False),
+    ],
+)
+def test_a_load_that_is_there_with_rejected_records_fails_without_a_retry_that_would_find_it_again(
+    tmp_path: Path, printed: Any, accepts: bool, is_final: bool, deferrable: bool
+) -> None:
+    class Load(LoadTopicOperator):
+        def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+            code = (
+                f"import sys; print({json.dumps(printed)!r}); sys.exit('millrace: loaded, but 3 in rejected')"
+            )
+            return [sys.executable, "-c", code]
+
+    load = Load(task_id="l", topics=["T", "U"], accept_rejected=accepts, deferrable=deferrable, poll_s=0.01)
+    failure = AirflowFailException if is_final else JobFailed
+    with pytest.raises(failure, match="failed with exit code 1: loaded, but 3 in rejected"):
+        load.execute_complete(context(), first_event(deferred(load))) if deferrable else (
+            load.execute(context())
+        )
+    assert jobs(tmp_path) == []
+
+
 WATCHED = """
 import sys, time
 from pathlib import Path
