@@ -762,6 +762,17 @@ def test_a_users_mistake_fails_the_task_at_once_without_a_retry(
         make(deferrable=deferrable).execute(context())
 
 
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_sensor_does_not_wait_for_an_auditor_whose_address_is_none(
+    monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    extra = {"registry": "http://r", "auditor": "10.0.0.5:8082", "warehouse": "/w"}
+    value = {"conn_type": "millrace", "host": "b:1", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", json.dumps(value))
+    with pytest.raises(AirflowFailException, match=r"auditor '10\.0\.0\.5:8082' is no URL: write http://"):
+        sensor(deferrable=deferrable, timeout=0.1).execute(context())
+
+
 def test_the_deadline_is_a_time_so_a_restarted_triggerer_does_not_begin_to_wait_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
