@@ -69,7 +69,7 @@ class LoadTopicOperator(SparkJobOperator):
         max_bytes: str = "",
         until: str = "",
         max_rejected: str = "",
-        accept_rejected: bool = False,
+        accept_rejected: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -85,13 +85,19 @@ class LoadTopicOperator(SparkJobOperator):
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
         bounds = {name: getattr(self, name) for name in BOUNDS}
-        return {**bounds, "accept_rejected": self.accept_rejected}
+        return {**bounds, "accept_rejected": self._accepts_rejected()}
+
+    def _accepts_rejected(self) -> bool:
+        word = str(self.accept_rejected or False).lower()  # a template makes a text of it
+        if word not in ("true", "false"):
+            raise ConfigError(f"accept_rejected {self.accept_rejected!r} is neither true nor false")
+        return word == "true"
 
     def is_final(self, printed: Any) -> bool:
         """True when all that is wrong are records set aside: their load is there, a retry finds it again."""
-        if self.accept_rejected or not isinstance(printed, list) or any("error" in one for one in printed):
+        if self._accepts_rejected() or not isinstance(printed, list):
             return False
-        return any(one.get("rejected") for one in printed)
+        return any(one.get("rejected") for one in printed) and not any("error" in one for one in printed)
 
     def finish(self, result: Any, context: Context) -> Any:
         """Note what was loaded, and where the manifest of a topic that is alone lies."""

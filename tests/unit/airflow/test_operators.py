@@ -346,6 +346,22 @@ def test_a_load_may_succeed_though_it_sets_records_aside() -> None:
         assert ("--accept-rejected" in load.command(SETTINGS, "run")) == accepted
 
 
+@pytest.mark.parametrize(("rendered", "accepted"), [("True", True), ("False", False), ("false", False)])
+def test_a_template_may_say_whether_a_load_accepts_rejected_records(rendered: str, accepted: bool) -> None:
+    load = LoadTopicOperator(task_id="l", topics="T", accept_rejected="{{ x }}")
+    load.render_template_fields({"x": rendered})  # type: ignore[typeddict-unknown-key]
+    command = load.command(SETTINGS, "run")
+    assert ("--accept-rejected" in command) == accepted
+    assert rendered not in command, "it would be a topic"
+    assert load.is_final([SET_ASIDE]) != accepted
+
+
+def test_a_template_that_says_neither_is_a_mistake() -> None:
+    load = LoadTopicOperator(task_id="l", topics="T", accept_rejected="maybe")
+    with pytest.raises(ConfigError, match="accept_rejected 'maybe' is neither true nor false"):
+        load.command(SETTINGS, "run")
+
+
 def test_a_load_of_a_pattern_with_bounds_needs_no_topic_by_name() -> None:
     given: dict[str, Any] = {
         "topics_matching": "Page.*",
