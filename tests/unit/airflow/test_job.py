@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -90,6 +91,26 @@ def test_a_killed_job_leaves_no_client_files(tmp_path: Path, number: signal.Sign
     pid_in(pid_file)
     job.kill(timeout_s=2)
     assert not (job.directory / "secrets").exists()
+
+
+@pytest.mark.parametrize("broken", ["disk", "runner"])
+def test_a_job_that_cannot_be_started_leaves_no_client_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    write_text = Path.write_text
+
+    def full(self: Path, text: str) -> int:
+        if self.name == "command.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return write_text(self, text)
+
+    if broken == "disk":
+        monkeypatch.setattr(Path, "write_text", full)
+    else:
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises((OSError, JobFailed), match=r"No space left|cannot start"):
+        Job.start(["true"], tmp_path, "load", client_files={"client.password": "canary-77a1"})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_job_repeats_the_commands_own_line_not_what_followed_it(tmp_path: Path) -> None:
