@@ -107,6 +107,8 @@ class Job:
                 code = job._exit_code()  # after that: a job that ends meanwhile is not taken for a dead one
                 if (code == 0 and job._is_fresh()) or (alive and code is None):
                     return job
+                if not alive:  # whoever would have deleted them may have been killed
+                    shutil.rmtree(job._path(SECRETS), ignore_errors=True)
                 job.let_go()
         return None
 

@@ -113,6 +113,18 @@ def test_a_job_that_cannot_be_started_leaves_no_client_files(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_next_try_deletes_the_client_files_of_a_job_lost_with_its_machine(tmp_path: Path) -> None:
+    jobs, pid_file = tmp_path / "jobs", tmp_path / "pid"
+    code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    job = Job.start(python(code), jobs, "load", client_files={"client.toml": "canary-77a1"})
+    command = pid_in(pid_file)
+    os.killpg(int((job.directory / "group").read_text().split()[0]), signal.SIGKILL)
+    wait_until("the command is gone", lambda: gone(command) and not job.alive())
+    job.let_go()
+    assert Job.take_over(python(code), jobs, "load") is None
+    assert not (job.directory / "secrets").exists()
+
+
 def test_a_failed_job_repeats_the_commands_own_line_not_what_followed_it(tmp_path: Path) -> None:
     code = "import sys; sys.exit('millrace: no topic Views: create it\\nShutdownHook called')"
     job = Job.start(python(code), tmp_path, "load")
