@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
     AirflowSensorTimeout,
+    AirflowSkipException,
     AirflowTaskTimeout,
     TaskDeferred,
 )
@@ -776,6 +777,19 @@ def test_a_users_mistake_fails_the_task_at_once_without_a_retry(
 ) -> None:
     with pytest.raises(AirflowFailException, match=r"not a whole hour|reason is empty|no origin 'dc9'"):
         make(deferrable=deferrable).execute(context())
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
+def test_a_sensor_that_shall_not_fail_is_skipped_also_when_its_first_answer_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch, option: str, deferrable: bool
+) -> None:
+    give_up = waiting.Judgement(waiting.Step.GIVE_UP, "1 duplicate")
+    monkeypatch.setattr(CompletenessSensor, "_ask", lambda *_: give_up)
+    with pytest.raises(AirflowSkipException):
+        sensor(deferrable=deferrable, **{option: True}).execute(context())
+    with pytest.raises(AirflowFailException, match="1 duplicate"):
+        sensor(deferrable=deferrable).execute(context())
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
