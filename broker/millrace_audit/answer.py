@@ -151,7 +151,7 @@ class Completeness:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
-        """What `to_json` wrote; KeyError or ValueError when it is something else."""
+        """What `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
         watermark = answer["watermark"]
         return cls(
             topic=answer["topic"],

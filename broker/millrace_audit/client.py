@@ -24,7 +24,13 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
     """
     query = {"from": _iso(start), "to": _iso(end)}
     path = f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}/completeness"
-    return Completeness.from_json(_ask("GET", path, params=query))
+    answer = _ask("GET", path, params=query)
+    try:
+        return Completeness.from_json(answer)
+    except (KeyError, TypeError, ValueError):  # of a proxy, or of an auditor of another version
+        raise MillraceError(
+            f"{without_secret(url)} does not answer like an auditor of this version: give the right address"
+        ) from None
 
 
 def bad(url: str, topic: str | None, limit: int) -> list[Bad]:

@@ -80,31 +80,11 @@ class Job:
         job.directory.mkdir(parents=True)
         job._watch()
         _sweep(parent)
-        environment = dict(environment or {})
-        if client_files:
-            secrets = job._path(SECRETS)
-            secrets.mkdir(mode=0o700)
-            for file, text in client_files.items():
-                (secrets / file).touch(mode=0o600)
-                (secrets / file).write_text(text)
-            environment["MILLRACE_CLIENT"] = str((secrets / next(iter(client_files))).absolute())
-        job._path("command.json").write_text(json.dumps(list(command)))
-        with job._path("lock").open("wb") as lock:
-            # Taken here and inherited: there is no moment at which the job exists and looks dead.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            runner = [sys.executable, "-m", "millrace_airflow.job_runner", str(job.directory)]
-            with job._path("log").open("wb") as log:
-                started = subprocess.run(
-                    [*runner, str(lock.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**_without_airflow(os.environ), **environment},
-                    pass_fds=[lock.fileno()],
-                    check=False,
-                )
-        if started.returncode:
-            raise JobFailed(f"cannot start {_printable(command)}: {job._last_words()}")
+        try:
+            job._begin(command, dict(environment or {}), client_files or {})
+        except (OSError, JobFailed):  # nothing runs that would delete the client files at its end
+            job.remove()
+            raise
         return job
 
     @classmethod
@@ -127,6 +107,8 @@ class Job:
                 code = job._exit_code()  # after that: a job that ends meanwhile is not taken for a dead one
                 if (code == 0 and job._is_fresh()) or (alive and code is None):
                     return job
+                if not alive:  # whoever would have deleted them may have been killed
+                    shutil.rmtree(job._path(SECRETS), ignore_errors=True)
                 job.let_go()
         return None
 
@@ -190,6 +172,13 @@ class Job:
         except ValueError:
             raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
 
+    def printed(self) -> Any:
+        """What the command printed as JSON, however it ended; None when that is none."""
+        try:
+            return json.loads(self._path("result").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
     def kill(self, timeout_s: float = KILL_AFTER_S) -> None:
         """End the whole process group: SIGTERM, then SIGKILL for what is left; returns when it is gone.
 
@@ -212,6 +201,34 @@ class Job:
     def remove(self) -> None:
         self.let_go()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _begin(
+        self, command: Sequence[str], environment: dict[str, str], client_files: Mapping[str, str]
+    ) -> None:
+        if client_files:
+            secrets = self._path(SECRETS)
+            secrets.mkdir(mode=0o700)
+            for file, text in client_files.items():
+                (secrets / file).touch(mode=0o600)
+                (secrets / file).write_text(text)
+            environment["MILLRACE_CLIENT"] = str((secrets / next(iter(client_files))).absolute())
+        self._path("command.json").write_text(json.dumps(list(command)))
+        with self._path("lock").open("wb") as lock:
+            # Taken here and inherited: there is no moment at which the job exists and looks dead.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            runner = [sys.executable, "-m", "millrace_airflow.job_runner", str(self.directory)]
+            with self._path("log").open("wb") as log:
+                started = subprocess.run(
+                    [*runner, str(lock.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**_without_airflow(os.environ), **environment},
+                    pass_fds=[lock.fileno()],
+                    check=False,
+                )
+        if started.returncode:
+            raise JobFailed(f"cannot start {_printable(command)}: {self._last_words()}")
 
     def _await_end(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

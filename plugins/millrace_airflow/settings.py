@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from millrace.config import ClientSecurity, from_mapping, parse_addresses
 from millrace.errors import ConfigError
-from millrace.urls import with_password
+from millrace.urls import address_and_auth, with_password
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -108,6 +108,11 @@ def settings_of(connection: Connection) -> MillraceSettings:
             ) from None
     settings = from_mapping(MillraceSettings, values, where)
     parse_addresses(settings.bootstrap, f"{where}: host")
+    for service, url in (("registry", settings.registry), ("auditor", settings.auditor)):
+        try:
+            address_and_auth(url)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {service} {error}") from None
     if settings.client_file and (settings.protocol or settings.user):
         raise ConfigError(f"{where}: give protocol and login, or client_file which says both")
     if settings.user and not settings.protocol:

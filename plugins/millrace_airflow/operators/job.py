@@ -78,6 +78,10 @@ class MillraceJobOperator(BaseOperator):
         """What the task returns, from what the command printed."""
         return result
 
+    def is_final(self, printed: Any) -> bool:
+        """Whether a command that failed, and printed this, would fail again however often it is run."""
+        return False
+
     def execute(self, context: Context) -> Any:
         """Start the command; wait for it here, or defer until it has ended."""
         check_installation()
@@ -139,8 +143,11 @@ class MillraceJobOperator(BaseOperator):
     def _complete(self, job: Job, context: Context) -> Any:
         try:
             result = job.result()
-        except JobRefused as error:  # somebody's mistake, which no retry mends
-            raise AirflowFailException(str(error)) from None
+        except JobFailed as error:
+            # Somebody's mistake, which no retry mends, or what is there for good.
+            if isinstance(error, JobRefused) or self.is_final(job.printed()):
+                raise AirflowFailException(str(error)) from None
+            raise
         finally:
             job.remove()
         return self.finish(result, context)

@@ -55,7 +55,7 @@ class LoadTopicOperator(SparkJobOperator):
 
     Which offsets that are is frozen in the warehouse under the task's run id, so a retried or cleared task
     finishes the load it began; the data interval plays no part. A load that has set records aside is there
-    and fails the task all the same, unless `accept_rejected` is set.
+    and fails the task all the same, without a retry, unless `accept_rejected` is set.
     """
 
     verb = "load"
@@ -69,7 +69,7 @@ class LoadTopicOperator(SparkJobOperator):
         max_bytes: str = "",
         until: str = "",
         max_rejected: str = "",
-        accept_rejected: bool = False,
+        accept_rejected: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -85,7 +85,19 @@ class LoadTopicOperator(SparkJobOperator):
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
         bounds = {name: getattr(self, name) for name in BOUNDS}
-        return {**bounds, "accept_rejected": self.accept_rejected}
+        return {**bounds, "accept_rejected": self._accepts_rejected()}
+
+    def _accepts_rejected(self) -> bool:
+        word = str(self.accept_rejected or False).lower()  # a template makes a text of it
+        if word not in ("true", "false"):
+            raise ConfigError(f"accept_rejected {self.accept_rejected!r} is neither true nor false")
+        return word == "true"
+
+    def is_final(self, printed: Any) -> bool:
+        """True when all that is wrong are records set aside: their load is there, a retry finds it again."""
+        if self._accepts_rejected() or not isinstance(printed, list):
+            return False
+        return any(one.get("rejected") for one in printed) and not any("error" in one for one in printed)
 
     def finish(self, result: Any, context: Context) -> Any:
         """Note what was loaded, and where the manifest of a topic that is alone lies."""

@@ -61,7 +61,9 @@ class CompletenessSensor(BaseSensorOperator):
         if not self.deferrable:
             return self._poke_until_timeout(context)
         if (judgement := self._ask(began)).step is not Step.WAIT:
-            return self._conclude(judgement)
+            # As after a trigger: the base class makes a skip of a failure there, where that is wanted.
+            event = {"step": judgement.step.value, "reason": judgement.reason}
+            return self.resume_execution("execute_complete", {"event": event}, context)
         self.log.info("waiting: %s", judgement.reason)
         start, end = interval(self.start, self.end)
         until, unknown_until = self._deadlines(began)

@@ -58,10 +58,13 @@ def main() -> None:
     # a second of CPU, and no job has any for them.
     numpys = (NumpyArrayConverter, NumpyScalarConverter)
     INPUT_CONVERTER[:] = [converter for converter in INPUT_CONVERTER if not isinstance(converter, numpys)]
-    name, *file = sys.argv[1:]
+    name, *files = sys.argv[1:]
     reply: Callable[[str], None] = partial(print, flush=True)
-    if file:
-        settings = json.loads(Path(*file).read_text())
+    if files:
+        settings = json.loads(Path(files[0]).read_text())
+        # They may hold passwords, and a command that is killed deletes nothing. Nobody reads them again.
+        for file in files:
+            Path(file).unlink()
     else:
         from millrace_spark.jobs.elsewhere import SentJob  # which a driver beside its command does not need
 

@@ -71,7 +71,7 @@ def submit(
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
         command = [str(_spark_home() / "bin" / "spark-submit"), *options, str(script)]
         where = _stand_in(folder, archives[0]) if archives else None
-        answers, code = _run([*command, job, str(path)], where, last, on_line)
+        answers, code = _run([*command, job, str(path), str(properties)], where, last, on_line)
     return _answer(job, code, answers, last)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -89,6 +90,38 @@ def test_a_killed_job_leaves_no_client_files(tmp_path: Path, number: signal.Sign
     job = Job.start(python(code), tmp_path / "jobs", "load", client_files={"client.toml": "canary-77a1"})
     pid_in(pid_file)
     job.kill(timeout_s=2)
+    assert not (job.directory / "secrets").exists()
+
+
+@pytest.mark.parametrize("broken", ["disk", "runner"])
+def test_a_job_that_cannot_be_started_leaves_no_client_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    write_text = Path.write_text
+
+    def full(self: Path, text: str) -> int:
+        if self.name == "command.json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return write_text(self, text)
+
+    if broken == "disk":
+        monkeypatch.setattr(Path, "write_text", full)
+    else:
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises((OSError, JobFailed), match=r"No space left|cannot start"):
+        Job.start(["true"], tmp_path, "load", client_files={"client.password": "canary-77a1"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_try_deletes_the_client_files_of_a_job_lost_with_its_machine(tmp_path: Path) -> None:
+    jobs, pid_file = tmp_path / "jobs", tmp_path / "pid"
+    code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    job = Job.start(python(code), jobs, "load", client_files={"client.toml": "canary-77a1"})
+    command = pid_in(pid_file)
+    os.killpg(int((job.directory / "group").read_text().split()[0]), signal.SIGKILL)
+    wait_until("the command is gone", lambda: gone(command) and not job.alive())
+    job.let_go()
+    assert Job.take_over(python(code), jobs, "load") is None
     assert not (job.directory / "secrets").exists()
 
 

@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
     AirflowSensorTimeout,
+    AirflowSkipException,
     AirflowTaskTimeout,
     TaskDeferred,
 )
@@ -346,6 +347,22 @@ def test_a_load_may_succeed_though_it_sets_records_aside() -> None:
         assert ("--accept-rejected" in load.command(SETTINGS, "run")) == accepted
 
 
+@pytest.mark.parametrize(("rendered", "accepted"), [("True", True), ("False", False), ("false", False)])
+def test_a_template_may_say_whether_a_load_accepts_rejected_records(rendered: str, accepted: bool) -> None:
+    load = LoadTopicOperator(task_id="l", topics="T", accept_rejected="{{ x }}")
+    load.render_template_fields({"x": rendered})  # type: ignore[typeddict-unknown-key]
+    command = load.command(SETTINGS, "run")
+    assert ("--accept-rejected" in command) == accepted
+    assert rendered not in command, "it would be a topic"
+    assert load.is_final([SET_ASIDE]) != accepted
+
+
+def test_a_template_that_says_neither_is_a_mistake() -> None:
+    load = LoadTopicOperator(task_id="l", topics="T", accept_rejected="maybe")
+    with pytest.raises(ConfigError, match="accept_rejected 'maybe' is neither true nor false"):
+        load.command(SETTINGS, "run")
+
+
 def test_a_load_of_a_pattern_with_bounds_needs_no_topic_by_name() -> None:
     given: dict[str, Any] = {
         "topics_matching": "Page.*",
@@ -397,6 +414,40 @@ def test_options_that_the_command_refuses_fail_the_task_without_a_retry(
     with pytest.raises(AirflowFailException, match="exit code 2: no such option"):
         operator.execute_complete(context(), first_event(deferred(operator))) if deferrable else (
             operator.execute(context())
+        )
+    assert jobs(tmp_path) == []
+
+
+SET_ASIDE = {"topic": "T", "load": 7, "rejected": 3}
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize(
+    ("printed", "accepts", "is_final"),
+    [
+        ([SET_ASIDE, {"topic": "U", "load": 1, "rejected": 0}], False, True),
+        ([SET_ASIDE, {"topic": "U", "left_out": "no schema is registered for it"}], False, True),
+        ([SET_ASIDE, {"topic": "U", "error": "no broker answers"}], False, False),
+        ([{**SET_ASIDE, "rejected": 0}], False, False),
+        ([SET_ASIDE], True, False),
+        ("nothing", False, False),
+    ],
+)
+def test_a_load_that_is_there_with_rejected_records_fails_without_a_retry_that_would_find_it_again(
+    tmp_path: Path, printed: Any, accepts: bool, is_final: bool, deferrable: bool
+) -> None:
+    class Load(LoadTopicOperator):
+        def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+            code = (
+                f"import sys; print({json.dumps(printed)!r}); sys.exit('millrace: loaded, but 3 in rejected')"
+            )
+            return [sys.executable, "-c", code]
+
+    load = Load(task_id="l", topics=["T", "U"], accept_rejected=accepts, deferrable=deferrable, poll_s=0.01)
+    failure = AirflowFailException if is_final else JobFailed
+    with pytest.raises(failure, match="failed with exit code 1: loaded, but 3 in rejected"):
+        load.execute_complete(context(), first_event(deferred(load))) if deferrable else (
+            load.execute(context())
         )
     assert jobs(tmp_path) == []
 
@@ -726,6 +777,30 @@ def test_a_users_mistake_fails_the_task_at_once_without_a_retry(
 ) -> None:
     with pytest.raises(AirflowFailException, match=r"not a whole hour|reason is empty|no origin 'dc9'"):
         make(deferrable=deferrable).execute(context())
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize("option", ["soft_fail", "never_fail"])
+def test_a_sensor_that_shall_not_fail_is_skipped_also_when_its_first_answer_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch, option: str, deferrable: bool
+) -> None:
+    give_up = waiting.Judgement(waiting.Step.GIVE_UP, "1 duplicate")
+    monkeypatch.setattr(CompletenessSensor, "_ask", lambda *_: give_up)
+    with pytest.raises(AirflowSkipException):
+        sensor(deferrable=deferrable, **{option: True}).execute(context())
+    with pytest.raises(AirflowFailException, match="1 duplicate"):
+        sensor(deferrable=deferrable).execute(context())
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_a_sensor_does_not_wait_for_an_auditor_whose_address_is_none(
+    monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    extra = {"registry": "http://r", "auditor": "10.0.0.5:8082", "warehouse": "/w"}
+    value = {"conn_type": "millrace", "host": "b:1", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", json.dumps(value))
+    with pytest.raises(AirflowFailException, match=r"auditor '10\.0\.0\.5:8082' is no URL: write http://"):
+        sensor(deferrable=deferrable, timeout=0.1).execute(context())
 
 
 def test_the_deadline_is_a_time_so_a_restarted_triggerer_does_not_begin_to_wait_anew(

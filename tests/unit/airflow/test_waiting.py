@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 
 from millrace.errors import MillraceError
@@ -108,3 +109,14 @@ def test_an_auditor_that_does_not_answer_is_waited_for(monkeypatch: pytest.Monke
     judgement = ask("http://a", "PageView", START, END, soon, None)
     assert judgement == Judgement(Step.WAIT, "no auditor answers at http://a")
     assert ask("http://a", "PageView", START, END, passed, soon).step is Step.TIME_IS_UP
+
+
+@pytest.mark.parametrize("said", [{"status": "ok"}, [], {"watermark": None, "topic": "T", "from": "soon"}])
+def test_json_of_somebody_else_at_the_auditors_address_is_waited_out_like_no_answer(
+    monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
+    monkeypatch.setattr(httpx, "request", lambda *_, **__: httpx.Response(200, json=said))
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    assert ask("http://u:secret@a:1", "T", START, END, soon, None) == Judgement(
+        Step.WAIT, "http://***@a:1 does not answer like an auditor of this version: give the right address"
+    )

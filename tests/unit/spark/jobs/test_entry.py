@@ -19,6 +19,27 @@ from millrace.cli import cli
 from millrace_spark.jobs import entry
 from millrace_warehouse.commands import steps
 
+SETTINGS = {"topics": ["A"], "warehouse": "/w", "bootstrap": "b:1", "registry": "http://r", "run_id": "x"}
+
+
+def test_files_that_may_hold_passwords_are_gone_before_the_job_begins_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, properties = tmp_path / "settings.json", tmp_path / "spark.properties"
+    settings.write_text(json.dumps(SETTINGS))
+    properties.write_text("spark.hadoop.fs.s3a.secret.key=canary-77a1")
+    there: list[Path] = []
+
+    def result(*_: object) -> None:
+        there.extend(tmp_path.iterdir())
+
+    monkeypatch.setattr(sys, "argv", ["entry.py", "load", str(settings), str(properties)])
+    monkeypatch.setattr("ctypes.CDLL", lambda _: type("C", (), {"prctl": lambda *_: 0})())
+    monkeypatch.setattr(entry, "_result", result)
+    with pytest.raises(SystemExit):
+        entry.main()
+    assert there == []
+
 
 def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -29,11 +50,7 @@ def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
         raise RuntimeError(java)
 
     settings = tmp_path / "settings.json"
-    settings.write_text(
-        json.dumps(
-            {"topics": ["A"], "warehouse": "/w", "bootstrap": "b:1", "registry": "http://r", "run_id": "x"}
-        )
-    )
+    settings.write_text(json.dumps(SETTINGS))
     monkeypatch.setattr(sys, "argv", ["entry.py", "load", str(settings)])
     monkeypatch.setattr("ctypes.CDLL", lambda _: type("C", (), {"prctl": lambda *_: 0})())
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", refuse)

@@ -93,16 +93,16 @@ def test_workers_and_driver_are_this_python_and_the_settings_one_file(spark_subm
         f"#!/bin/sh\nexec {sys.executable} - \"$@\" <<'END'\n"
         "import json, os, sys\n"
         "names = ('PYSPARK_PYTHON', 'PYSPARK_DRIVER_PYTHON', 'SPARK_HOME')\n"
-        "read = json.load(open(sys.argv[-1]))\n"
+        "read = json.load(open(sys.argv[-2]))\n"
         "print(json.dumps({'result': [sys.argv[1:], read, [os.environ[name] for name in names]]}))\nEND\n"
     )
     arguments, settings, environment = run([])
     assert environment == [sys.executable, sys.executable, str(spark_submit.parents[1])]
     assert arguments[:2] == ["--master", "local[2]"]
-    assert arguments[-3].endswith("millrace_spark/jobs/script.py")
-    assert arguments[-2] == "load"
+    assert arguments[-4].endswith("millrace_spark/jobs/script.py")
+    assert arguments[-3] == "load"
     assert settings == {"topics": ["A"]}
-    assert not Path(arguments[-1]).exists()
+    assert not any(Path(file).exists() for file in arguments[-2:])
 
 
 def test_settings_may_name_every_hour_of_a_year(spark_submit: Path) -> None:
