@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 from uuid import UUID
 
 import pytest
@@ -25,7 +25,7 @@ from millrace.mirror.runs import Run
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
-from millrace.wire.admin_messages import ORIGINS, DescribedConfig
+from millrace.wire.admin_messages import ORIGINS, DescribeConfigsResponse, DescribedConfig, ResourceType
 from millrace.wire.fetch import FetchedPartition
 from tests.support import WAIT_S, wait_until
 
@@ -52,6 +52,8 @@ class ScriptedOrigin:
     before_answer: Callable[[], None] | None = None
     settings: str = ""
     """What the topic's `mirror.origins` says."""
+    secret: tuple[str, ...] = ()
+    """Topics whose settings it does not tell."""
     requests: list[dict[tuple[str, int], int]] = field(default_factory=list)
     idle: bool = True
     unused: bool = False
@@ -59,16 +61,29 @@ class ScriptedOrigin:
 
     # What a watch asks of the cluster
 
-    cluster_id = "millrace-origin"
+    cluster_id, bootstrap, copies = "millrace-origin", "origin:1", None
     addresses: ClassVar = {1: ("origin", 1), 2: ("origin", 1)}
 
     def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicMetadata]:
         if self.failure is not None:
             raise self.failure
-        return {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, self.leader))}
+        there = {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, self.leader))}
+        return there | {name: TopicMetadata(name, UUID(int=9), {0: self.leader}) for name in self.secret}
 
-    def settings_of_topics(self, *_: object) -> dict[str, Any]:
-        return {"clicks": [DescribedConfig(name=ORIGINS, value=self.settings, read_only=True)]}
+    def call(self, *_: object) -> DescribeConfigsResponse:
+        told = DescribedConfig(name=ORIGINS, value=self.settings, read_only=True)
+
+        def result(topic: str, error: int, *configs: DescribedConfig) -> DescribeConfigsResponse.Result:
+            return DescribeConfigsResponse.Result(
+                error_code=error,
+                error_message=None,
+                resource_type=ResourceType.TOPIC,
+                resource_name=topic,
+                configs=configs,
+            )
+
+        refused = [result(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for name in self.secret]
+        return DescribeConfigsResponse(results=(*refused, result("clicks", 0, told)))
 
     def close(self) -> None:
         self.idle = True
@@ -187,7 +202,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     target, cluster, states = ScriptedTarget(), ScriptedCluster(), MirrorStates()
     origin = ScriptedOrigin()
     monkeypatch.setattr(watch, "ClusterClient", lambda *_, **__: origin)
-    monkeypatch.setattr(watch, "settings_of_topics", origin.settings_of_topics)
     monkeypatch.setattr(puller.BrokerPuller, "connect", lambda *_: origin)
     config = OriginConfig(bootstrap="x:1", topics=("c*",))
     copying = embedded.CopiedOrigin("dc1", config, 1, cast(Cluster, cluster), target, states)
@@ -360,6 +374,20 @@ def test_targets_are_given_only_when_no_more_brokers_are_coming_up(
     assert not world.cluster.topics
     monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
     await_copies(world, p0=3, p1=2)
+
+
+def test_a_topic_whose_settings_the_origin_does_not_tell_holds_up_no_other(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.origin.secret = ("carts",)
+    world.copying.start()
+    await_copies(world, p0=3, p1=2)
+    refused = "mirror of dc1 carts waits: origin:1 does not tell the settings of topic 'carts'"
+    assert refused in caplog.text
+    assert "carts" not in world.cluster.topics
+    world.origin.secret = ()
+    world.origin.logs[2] = log_of(1)
+    await_copies(world, p2=1)
 
 
 def test_states_are_logged_when_they_change_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
