@@ -215,7 +215,12 @@ class BrokerPuller(Puller):
         if self._last_bytes >= MUCH_BYTES and not any(fetch.error for fetch in fetches):
             self._request(broker, ahead=ahead)
         ids = broker.receive_topic_ids()
-        same = [f for f in fetches if ids.get(f.pull.origin.topic) == f.pull.origin.topic_id]
+        same: list[_Fetch] = []
+        for fetch in fetches:
+            if ids.get(fetch.pull.origin.topic) == fetch.pull.origin.topic_id:
+                same.append(fetch)
+            else:  # until the cluster says so, too, nobody takes the partition from us
+                self._waits(fetch.pull, "the origin's broker has another topic of that name now, or none")
         if len(same) < len(fetches):
             self._refresh()
         self._append([fetch for fetch in same if fetch.runs])

@@ -46,6 +46,8 @@ class ScriptedOrigin:
 
     logs: dict[int, list[bytes]] = field(default_factory=lambda: {0: log_of(3), 1: log_of(2)})
     topic_id: UUID = TOPIC_ID
+    id_at_broker: UUID | None = None
+    """The topic's id as the leader tells it, where the cluster tells another."""
     leader: int = 1
     earliest: int = 0
     failure: Exception | None = None
@@ -121,7 +123,7 @@ class ScriptedOrigin:
         pass
 
     def receive_topic_ids(self) -> dict[str, UUID]:
-        return {"clicks": self.topic_id}
+        return {"clicks": self.id_at_broker or self.topic_id}
 
 
 class ScriptedTarget:
@@ -268,6 +270,25 @@ def test_what_a_topic_created_anew_answers_is_never_appended(world: World) -> No
     world.origin.logs = {0: log_of(9), 1: log_of(9)}
     wait_until("both have stopped", lambda: all("created anew" in world.state(n) for n in (0, 1)))
     assert (len(world.target.copied[0]), len(world.target.copied[1])) == (3, 2)
+
+
+def test_a_partition_waits_and_says_so_while_its_leader_tells_another_topic_than_the_cluster(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.copying.start()
+    await_copies(world, p0=3, p1=2)
+    monkeypatch.setattr(puller, "FIRST_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(puller, "MAX_PAUSE_SECONDS", 0.2)
+    world.origin.id_at_broker = UUID(int=6)
+    world.origin.logs = {0: log_of(4), 1: log_of(2)}
+    wait_until("it says so", lambda: world.state(0).startswith("waiting: the origin's broker"))
+    asked = sum(("clicks", 0) in request for request in world.origin.requests)
+    time.sleep(1)
+    assert sum(("clicks", 0) in request for request in world.origin.requests) - asked < 10
+    assert world.state(1) == "running"
+    world.origin.id_at_broker = None
+    await_copies(world, p0=4, p1=2)
+    wait_until("it runs again", lambda: world.state(0) == "running")
 
 
 def test_an_expired_position_stops_its_partition_until_it_is_reset(world: World) -> None:
