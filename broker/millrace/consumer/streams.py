@@ -203,6 +203,8 @@ class MessageStream(Iterator[Message]):
                 partition.pull_offset = pulled.header.next_offset
             elif isinstance(pulled, Jump):
                 partition.pull_offset = pulled.offset
+                if pulled.instead_of is None:  # who takes over begins here, and not at what is the end then
+                    partition.done = pulled.offset
             else:
                 partition.broken = True
             self._changed.notify_all()

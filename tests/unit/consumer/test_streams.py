@@ -188,6 +188,17 @@ def test_a_jump_takes_effect_behind_what_was_pulled_before_it() -> None:
     assert list(fed.stream) == []
 
 
+def test_where_reading_begins_counts_as_done_before_the_application_has_asked_for_anything() -> None:
+    fed = Fed()
+    new = OwnedPartition(("clicks", 1), UUID(int=1), fed.stream, None, lambda: True)
+    fed.put(batch(0, 2))
+    for pulled in (Jump(None, 90), batch(90, 1)):
+        fed.stream.put(new, new.life, pulled)
+    fed.stream.stop([new])
+    fed.stream.end([new])
+    assert new.done == 90, "whoever takes over reads what came since"
+
+
 def test_control_batches_are_passed_over() -> None:
     fed = Fed()
     marker = control_batch(0, b"position", timestamp=5)
