@@ -18,7 +18,7 @@ from millrace.client.fetcher import FetchLimits
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import BrokerAddress, TopicState, with_mirrors
-from millrace.errors import ErrorCode, MillraceError, NotLeader
+from millrace.errors import ErrorCode, MillraceError, NotLeader, StorageError
 from millrace.mirror import embedded, puller, watch
 from millrace.mirror.puller import TargetAppend
 from millrace.mirror.runs import Run
@@ -134,11 +134,14 @@ class ScriptedTarget:
         self.copied: dict[int, list[bytes]] = {}
         self.appends = 0
         self.not_here: set[int] = set()
+        self.unreadable: set[int] = set()
         self.refusal: Exception | None = None
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
         if number in self.not_here:
             raise NotLeader("not here")
+        if number in self.unreadable:
+            raise StorageError("positions 0 to 99 are missing")
         return self.recorded.get(number)
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
@@ -352,6 +355,24 @@ def test_a_log_that_is_not_open_yet_is_waited_for(world: World) -> None:
     await_copies(world, p1=2)
     assert 0 not in world.target.copied
     world.target.not_here = set()
+    await_copies(world, p0=3)
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_log_that_could_not_be_opened_holds_up_no_other(world: World, at_first: bool) -> None:
+    unopened = world.target.unreadable
+    if at_first:
+        unopened.add(0)
+    else:  # it was led here, and comes back with a damaged disk
+        world.origin.before_answer = lambda: unopened.add(0)
+    world.copying.start()
+    await_copies(world, p1=2)
+    wait_until(
+        "it says why", lambda: world.state(0) == "waiting: cannot append: positions 0 to 99 are missing"
+    )
+    assert world.state(1) == "running"
+    world.origin.before_answer = None
+    unopened.clear()
     await_copies(world, p0=3)
 
 
