@@ -108,7 +108,6 @@ class OriginWatch(Rounds):
                     raise refused[topic]
                 self._check_source(topics[topic], by_name)
                 targets = self._allocated(topics[topic], settled, idle)
-                self._logged.pop(topic, None)
             except MillraceError as error:
                 if by_name or not isinstance(error, _LeftOut):
                     self._log_once(topic, str(error))
@@ -166,6 +165,7 @@ class OriginWatch(Rounds):
         targets = self._targets_of(topic.name)
         state = self._cluster.topics.get(topic.name)
         new: list[Origin] = []
+        problem = ""
         for origin in origins:
             former = state.former_origin(origin) if state is not None and origin not in targets else None
             if former is not None:
@@ -179,6 +179,12 @@ class OriginWatch(Rounds):
                 targets = {**targets, **self._cluster.allocate_mirrors(topic.name, new)}
             except OriginRecreated:  # known to ZooKeeper and not to the snapshot yet: the next look says so
                 self.wake()
+            except MillraceError as error:  # as while ZooKeeper is away: those that have a target go on
+                problem = str(error)
+        if problem:
+            self._log_once(topic.name, problem)
+        else:
+            self._logged.pop(topic.name, None)
         return {origin: targets[origin] for origin in origins if origin in targets}
 
     def _targets_of(self, topic: str) -> Mapping[Origin, int]:

@@ -171,8 +171,11 @@ class ScriptedCluster:
         self.brokers = {1: BrokerAddress("h", 1), 2: BrokerAddress("h", 2)}
         self.topics: dict[str, TopicState] = {}
         self.leader: int | None = 1
+        self.failure: Exception | None = None
 
     def allocate_mirrors(self, topic: str, origins: Sequence[Origin]) -> dict[Origin, int]:
+        if self.failure is not None:
+            raise self.failure
         state = self.topics.get(topic, TopicState(topic, UUID(int=1), {}, {}))
         changed = with_mirrors(state, origins, self.brokers, self.topics)
         if self.leader is not None:
@@ -430,6 +433,22 @@ def test_a_topic_whose_settings_the_origin_does_not_tell_holds_up_no_other(
     world.origin.secret = ()
     world.origin.logs[2] = log_of(1)
     await_copies(world, p2=1)
+
+
+def test_partitions_that_have_a_target_are_copied_on_while_new_ones_get_none(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.copying.start()
+    await_copies(world, p0=3, p1=2)
+    world.cluster.failure = MillraceError("ZooKeeper does not answer")
+    world.origin.logs[2] = log_of(1)
+    wait_until("it says so", lambda: "clicks waits: ZooKeeper does not answer" in caplog.text)
+    world.origin.logs[0] = log_of(5)
+    await_copies(world, p0=5, p1=2)
+    assert world.state(0) == "running"
+    assert caplog.text.count("ZooKeeper does not answer") == 1
+    world.cluster.failure = None
+    await_copies(world, p0=5, p1=2, p2=1)
 
 
 def test_states_are_logged_when_they_change_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
