@@ -154,6 +154,7 @@ class _Gathered:
                 base != next_base
                 or attributes & _NOT_PLAIN
                 or not 0 < count <= delta + 1 <= size
+                or size < HEADER_BYTES
                 or magic != MAGIC
             ):
                 break

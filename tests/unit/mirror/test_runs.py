@@ -277,6 +277,18 @@ def test_a_damaged_batch_is_never_copied() -> None:
         next_run(run.position, run.position, answer, MILLRACE)
 
 
+@pytest.mark.parametrize("size", [27, 60])
+def test_a_batch_that_states_to_be_shorter_than_its_header_is_damaged(size: int) -> None:
+    first, forged = batch(0), bytearray(batch(3))
+    struct.pack_into(">i", forged, 8, size - 12)
+    struct.pack_into(">I", forged, 17, batch_crc(forged[:size]))
+    run = next_run(None, beginning(ORIGIN, 0), fetched([first, bytes(forged)]), KAFKA)
+    assert run is not None
+    assert taken([run]) == [[first]]
+    with pytest.raises(CorruptMessage, match="no batch of format 2"):
+        next_run(run.position, run.position, fetched([bytes(forged)]), KAFKA)
+
+
 def test_a_batch_that_covers_what_is_copied_is_refused_except_right_after_a_start() -> None:
     before = dataclasses.replace(beginning(ORIGIN, 0), cursor=Cursor(4, 4))
     with pytest.raises(OriginChanged, match="copied already") as caught:
