@@ -176,6 +176,10 @@ class MessageStream(Iterator[Message]):
             partition.life += 1
             partition.broken = True
             raise CorruptMessage(damaged(partition, partition.taken, error)) from error
+        except Exception:  # as for want of memory: the rest must not be passed over
+            partition.life += 1
+            partition.pull_offset = partition.taken
+            raise
 
     # The pullers' side
 
