@@ -24,7 +24,7 @@ from millrace.records import (
     control_batch,
     filler_after,
 )
-from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.records.mirror_position import POSITION_PREFIX, MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
@@ -217,6 +217,14 @@ def test_a_mirror_whose_unseen_position_has_expired_is_read_on_unless_records_ha
         run = next_run(before, before, answer, MILLRACE)
         assert run is not None
         assert taken([run]) == [[data]]
+
+
+@pytest.mark.parametrize("stated", [b"{", b"[]", b"{}", b'{"records_end":"x"}', b"[" * 100_000])
+def test_a_position_that_states_nonsense_accounts_for_no_gap(stated: bytes) -> None:
+    marker = control_batch(5_000, POSITION_PREFIX + stated, timestamp=1)
+    before = dataclasses.replace(beginning(ORIGIN, 0), cursor=Cursor(100, 160))
+    with pytest.raises(OriginChanged, match="offsets 100 to 4999 are missing"):
+        next_run(before, before, fetched([marker]), MILLRACE)
 
 
 def test_a_fetch_that_leaves_a_filler_out_has_no_gap() -> None:
