@@ -262,6 +262,27 @@ def test_a_new_group_starts_at_the_largest_offset_if_it_says_so(site: Site) -> N
     assert Counter(reader.values) == Counter(site.sent[50:])
 
 
+def test_who_takes_over_from_one_that_asked_for_nothing_reads_what_came_since_the_group_began(
+    site: Site,
+) -> None:
+    site.create(2)
+    site.produce(50)
+    with site.consumer(start="largest", commit_interval_ms=60_000) as consumer:
+        site.stream(consumer)
+        ends = site.client.list_offsets(site.topic, LATEST)
+        wait_until(
+            "it has found its beginning",
+            lambda: (
+                sorted(each.pull_offset or 0 for each in consumer._rebalancer.owned.values())  # type: ignore[union-attr]
+                == sorted(ends.values())
+            ),
+        )
+        site.produce(50)
+    reader = site.reader(start="largest")
+    wait_until("the new ones are read", lambda: len(reader.messages) == 50)
+    assert Counter(reader.values) == Counter(site.sent[50:])
+
+
 def test_only_what_was_taken_is_committed_not_what_was_pulled_ahead(site: Site) -> None:
     site.create(1)
     site.produce(100)

@@ -27,13 +27,16 @@ def topic_settings(
     client: ClusterClient, topic: str, names: tuple[str, ...] | None = None
 ) -> tuple[messages.DescribedConfig, ...]:
     """The topic's settings, all or those named; BrokerError when the cluster refuses to tell them."""
-    return settings_of_topics(client, [topic], names)[topic]
+    settings = settings_of_topics(client, [topic], names)[topic]
+    if isinstance(settings, BrokerError):
+        raise settings
+    return settings
 
 
 def settings_of_topics(
     client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
-) -> dict[str, tuple[messages.DescribedConfig, ...]]:
-    """Topic -> its settings, in one request; BrokerError when the cluster refuses to tell those of one.
+) -> dict[str, tuple[messages.DescribedConfig, ...] | BrokerError]:
+    """Topic -> its settings, or why the cluster refuses to tell them; in one request.
 
     Of copies that are seen as one topic it is those of the first.
     """
@@ -48,13 +51,16 @@ def settings_of_topics(
     )
     request = messages.DescribeConfigsRequest(resources=resources)
     response = client.call(None, ApiKey.DESCRIBE_CONFIGS, 1, request, messages.DescribeConfigsResponse)
+    settings: dict[str, tuple[messages.DescribedConfig, ...] | BrokerError] = {}
     for result in response.results:
+        refused: BrokerError | None = None
         if result.error_code:
             reason = result.error_message or error_name(result.error_code)
-            raise BrokerError(
+            refused = BrokerError(
                 f"{client.bootstrap} does not tell the settings of topic {result.resource_name!r}: {reason}"
             )
-    return {seen_as[result.resource_name]: result.configs for result in response.results}
+        settings[seen_as[result.resource_name]] = refused or result.configs
+    return settings
 
 
 def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int, ...]]:

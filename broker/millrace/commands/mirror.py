@@ -27,6 +27,7 @@ from millrace.logs import start_logging
 from millrace.mirror.examine import examine
 from millrace.mirror.kafka_aggregate import KafkaAggregate
 from millrace.mirror.offset_search import Outcome
+from millrace.mirror.runs import beginning
 from millrace.mirror.states import MirrorStates
 from millrace.mirror.status import KafkaMirrorStatus, MirrorRow, MirrorStatus
 from millrace.mirror.translation import EXPLAINED, Translation, Translator
@@ -217,15 +218,18 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
             click.echo(f"{name}: the new topic is copied into {target} from its beginning")
         return True
     position = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)).position
-    changed = examine(mirrors.origin(origin.cluster), position) if position is not None else None
-    if position is None or changed is None:
+    client = mirrors.origin(origin.cluster)
+    # It may stop before anything is recorded: where the log says to begin, there is nothing.
+    before = position or beginning(origin, client.bounds(origin.topic, origin.partition)[0])
+    changed = examine(client, before)
+    if changed is None:
         return False
     resume = changed.resume if at is None else Cursor(at)
     if yes or click.confirm(f"{name}: {changed}. Go on at offset {resume.next_offset}?"):
-        expected = position.cursor.next_offset
+        expected = None if position is None else position.cursor.next_offset
         request = MirrorAppend(mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=resume)
         mirrors.ask(origin.topic, request)
-        click.echo(f"{name}: goes on at offset {resume.next_offset}, it was at {expected}")
+        click.echo(f"{name}: goes on at offset {resume.next_offset}, it was at {before.cursor.next_offset}")
     return True
 
 

@@ -7,6 +7,7 @@ wanted and what becomes of it is the streams' business. Every CRC is checked her
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -100,6 +101,8 @@ class ConsumerPuller(Puller):
         )
         self._pullers, self._broker_id = pullers, broker_id
         self._crc_failures: dict[tuple[TopicPartition, int], int] = {}
+        self._refused: dict[TopicPartition, tuple[int, float]] = {}
+        """Partition -> the error that the broker has answered last, and when to ask for it again."""
 
     def address(self) -> tuple[str, int]:
         address = self._pullers.cluster.brokers.get(self._broker_id)
@@ -132,10 +135,13 @@ class ConsumerPuller(Puller):
         self._pause_for(errors)
 
     def _ours(self) -> dict[TopicPartition, OwnedPartition]:
+        now = time.monotonic()
         return {
             name: partition
             for name, partition in self._pullers.owned().items()
-            if self._pullers.leader(name) == self._broker_id and not partition.broken
+            if self._pullers.leader(name) == self._broker_id
+            and not partition.broken
+            and self._refused.get(name, (0, 0.0))[1] <= now
         }
 
     def _begin(self, partitions: Collection[tuple[OwnedPartition, int]]) -> dict[TopicPartition, int]:
@@ -168,6 +174,7 @@ class ConsumerPuller(Puller):
             elif answer.error:
                 errors[name] = answer.error
             else:
+                self._refused.pop(name, None)
                 self._take(requested[name], answer)
         return errors
 
@@ -182,12 +189,14 @@ class ConsumerPuller(Puller):
 
     def _pause_for(self, errors: Mapping[TopicPartition, int]) -> None:
         """After the others, which go on: wait for the registry to say where partitions have moved to."""
-        for (topic, number), error in errors.items():
-            if error not in MOVED:
-                raise MillraceError(
-                    f"broker {self._broker_id} answers {error_name(error)} for {topic}-{number}"
-                )
-        if errors:
+        for name, error in errors.items():
+            if error in MOVED:
+                continue
+            if self._refused.get(name, (0, 0.0))[0] != error:
+                place = (*name, self._broker_id, error_name(error))
+                log.warning("group %s: %s-%d waits: broker %d answers %s", self._pullers.group, *place)
+            self._refused[name] = error, time.monotonic() + IDLE_SECONDS
+        if MOVED.intersection(errors.values()):
             self.stopping.wait(PAUSE_SECONDS)
 
     def _corrupt(self, pull: _Pull, error: CorruptMessage) -> None:

@@ -176,6 +176,10 @@ class MessageStream(Iterator[Message]):
             partition.life += 1
             partition.broken = True
             raise CorruptMessage(damaged(partition, partition.taken, error)) from error
+        except Exception:  # as for want of memory: the rest must not be passed over
+            partition.life += 1
+            partition.pull_offset = partition.taken
+            raise
 
     # The pullers' side
 
@@ -203,6 +207,8 @@ class MessageStream(Iterator[Message]):
                 partition.pull_offset = pulled.header.next_offset
             elif isinstance(pulled, Jump):
                 partition.pull_offset = pulled.offset
+                if pulled.instead_of is None:  # who takes over begins here, and not at what is the end then
+                    partition.done = pulled.offset
             else:
                 partition.broken = True
             self._changed.notify_all()

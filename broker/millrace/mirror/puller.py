@@ -24,7 +24,14 @@ from millrace.allowance import Allowance
 from millrace.client.errors import MOVED, in_words
 from millrace.client.fetcher import FIRST_PAUSE_SECONDS, BrokerFetcher, FetchLimits, Puller
 from millrace.config import ClientSecurity
-from millrace.errors import ErrorCode, LeaderNotAvailable, MillraceError, NotLeader, UnknownTopicOrPartition
+from millrace.errors import (
+    ErrorCode,
+    LeaderNotAvailable,
+    MillraceError,
+    NotLeader,
+    StorageError,
+    UnknownTopicOrPartition,
+)
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
@@ -68,7 +75,10 @@ class MirrorTarget(Protocol):
     """The broker's side of mirroring, handed in. Both methods are called from the pulling threads."""
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
-        """What is recorded in a partition; NotLeader, LeaderNotAvailable, Unknown… when it is not here."""
+        """What is recorded in a partition; NotLeader, LeaderNotAvailable, Unknown… when it is not here.
+
+        StorageError when it is, and cannot be opened.
+        """
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
         """Have the broker's loop compare and append, in order; each None or what the log raised."""
@@ -215,7 +225,12 @@ class BrokerPuller(Puller):
         if self._last_bytes >= MUCH_BYTES and not any(fetch.error for fetch in fetches):
             self._request(broker, ahead=ahead)
         ids = broker.receive_topic_ids()
-        same = [f for f in fetches if ids.get(f.pull.origin.topic) == f.pull.origin.topic_id]
+        same: list[_Fetch] = []
+        for fetch in fetches:
+            if ids.get(fetch.pull.origin.topic) == fetch.pull.origin.topic_id:
+                same.append(fetch)
+            else:  # until the cluster says so, too, nobody takes the partition from us
+                self._waits(fetch.pull, "the origin's broker has another topic of that name now, or none")
         if len(same) < len(fetches):
             self._refresh()
         self._append([fetch for fetch in same if fetch.runs])
@@ -277,6 +292,9 @@ class BrokerPuller(Puller):
                     recorded = self._target.mirror_position(pull.origin.topic, pull.target)
                 except _NOT_HERE:
                     continue  # the log is not open yet, or no longer
+                except StorageError as problem:  # it could not be opened: the others go on
+                    self._waits(pull, f"cannot append: {problem}")
+                    continue
                 if pull.stopped and recorded == pull.stopped_at:
                     continue
                 pull.stopped = False
@@ -309,6 +327,9 @@ class BrokerPuller(Puller):
             try:
                 recorded = self._target.mirror_position(pull.origin.topic, pull.target)
             except _NOT_HERE:
+                continue
+            except StorageError as problem:
+                self._waits(pull, f"cannot append: {problem}")
                 continue
             if _offset(recorded) != _offset(fetch.recorded):
                 continue  # somebody else was faster, or an append before this one failed

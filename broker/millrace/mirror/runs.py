@@ -154,6 +154,7 @@ class _Gathered:
                 base != next_base
                 or attributes & _NOT_PLAIN
                 or not 0 < count <= delta + 1 <= size
+                or size < HEADER_BYTES
                 or magic != MAGIC
             ):
                 break
@@ -236,7 +237,10 @@ def _only_positions_are_gone(
     """
     if not rules.byte_positions:
         return False
-    end = records_end(header, batch)
+    try:
+        end = records_end(header, batch)
+    except (ValueError, LookupError, TypeError, RecursionError):  # an origin may state anything
+        return False
     return end is not None and end <= cursor.next_offset
 
 

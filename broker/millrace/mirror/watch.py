@@ -18,7 +18,7 @@ from millrace.client.fetcher import Rounds
 from millrace.client.topic_admin import settings_of_topics
 from millrace.config import OriginConfig
 from millrace.coordination.state import BrokerAddress, OriginRecreated, TopicState
-from millrace.errors import MillraceError
+from millrace.errors import BrokerError, MillraceError
 from millrace.mirror.choice import Choice, choose, names_only
 from millrace.mirror.puller import Pull
 from millrace.mirror.runs import CLEANUP_POLICY, OffsetRules
@@ -97,16 +97,17 @@ class OriginWatch(Rounds):
             raise MillraceError("bootstrap leads to this very cluster: a cluster cannot mirror itself")
         chosen = {topic: choose(self._config, topic) for topic in topics}
         wanted = [topic for topic, (choice, _) in chosen.items() if choice is not None]
-        self._learn_settings(topics, wanted)
+        refused = self._learn_settings(topics, wanted)
         settled = self._brokers_have_settled()
         pulls: list[Pull] = []
         idle = self._of_missing_topics(topics)
         for topic in wanted:
             choice, by_name = chosen[topic]
             try:
+                if topic in refused:
+                    raise refused[topic]
                 self._check_source(topics[topic], by_name)
                 targets = self._allocated(topics[topic], settled, idle)
-                self._logged.pop(topic, None)
             except MillraceError as error:
                 if by_name or not isinstance(error, _LeftOut):
                     self._log_once(topic, str(error))
@@ -118,17 +119,28 @@ class OriginWatch(Rounds):
 
     # What there is
 
-    def _learn_settings(self, topics: Mapping[str, TopicMetadata], wanted: list[str]) -> None:
-        """Ask once about each topic: whether it is compacted, and whether it is itself a copy."""
+    def _learn_settings(
+        self, topics: Mapping[str, TopicMetadata], wanted: list[str]
+    ) -> dict[str, BrokerError]:
+        """Ask once about each topic: whether it is compacted, and whether it is itself a copy.
+
+        The topics of which the origin does not tell it, and why: they are asked about again.
+        """
         present = {(topic, topics[topic].topic_id): topic for topic in wanted if topics[topic].partitions}
         self._settings = {key: settings for key, settings in self._settings.items() if key in present}
         new = [topic for key, topic in present.items() if key not in self._settings]
+        refused: dict[str, BrokerError] = {}
         for first in range(0, len(new), TOPICS_AT_ONCE):
             part = new[first : first + TOPICS_AT_ONCE]
             answers = settings_of_topics(self._client, part, (CLEANUP_POLICY, ORIGINS))
             for topic in part:
-                settings = {setting.name: setting.value or "" for setting in answers.get(topic, ())}
+                answer = answers.get(topic, ())
+                if isinstance(answer, BrokerError):
+                    refused[topic] = answer
+                    continue
+                settings = {setting.name: setting.value or "" for setting in answer}
                 self._settings[topic, topics[topic].topic_id] = settings
+        return refused
 
     def _check_source(self, topic: TopicMetadata, by_name: bool) -> None:
         """Raise unless the topic may be mirrored: nothing may come back to where it came from."""
@@ -153,6 +165,7 @@ class OriginWatch(Rounds):
         targets = self._targets_of(topic.name)
         state = self._cluster.topics.get(topic.name)
         new: list[Origin] = []
+        problem = ""
         for origin in origins:
             former = state.former_origin(origin) if state is not None and origin not in targets else None
             if former is not None:
@@ -166,6 +179,12 @@ class OriginWatch(Rounds):
                 targets = {**targets, **self._cluster.allocate_mirrors(topic.name, new)}
             except OriginRecreated:  # known to ZooKeeper and not to the snapshot yet: the next look says so
                 self.wake()
+            except MillraceError as error:  # as while ZooKeeper is away: those that have a target go on
+                problem = str(error)
+        if problem:
+            self._log_once(topic.name, problem)
+        else:
+            self._logged.pop(topic.name, None)
         return {origin: targets[origin] for origin in origins if origin in targets}
 
     def _targets_of(self, topic: str) -> Mapping[Origin, int]:

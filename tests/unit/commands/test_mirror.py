@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
 
-from millrace.commands.mirror import _totals, latency_text, translate
-from millrace.mirror.status import MirrorRow
-from millrace.records import Cursor
+from millrace.commands.mirror import _reset_one, _totals, latency_text, translate
+from millrace.mirror import examine
+from millrace.mirror.status import MirrorRow, MirrorStatus
+from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.wire.fetch import FetchedPartition
+from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,42 @@ def test_an_origins_lag_is_told_only_if_that_of_each_partition_is_known() -> Non
     assert _totals("dc1", rows) == ("dc1", 3, "1,020", "1.5 s", "2 running, 1 waiting")
     silent = row(3, "waiting", copied=1, end=None)
     assert _totals("dc1", [*rows, silent]) == ("dc1", 4, "?", "1.5 s", "2 running, 2 waiting")
+
+
+class OnceCompacted:
+    """An Apache Kafka as origin and what its mirror is asked: nothing is copied of a log that begins at 5."""
+
+    bootstrap, cluster_id = "origin:1", "kafka"
+
+    def __init__(self, first_batch: int) -> None:
+        self.records = build_batch([Message(1, None, b"v")], base_offset=first_batch)
+        self.reset: MirrorAppend | None = None
+
+    def origin(self, _: str) -> OnceCompacted:
+        return self
+
+    def former(self, _: Origin) -> None:
+        return None
+
+    def ask(self, _: str, request: MirrorAppend) -> MirrorAppended:
+        if request.mode is MirrorMode.RESET:
+            self.reset = request
+        return MirrorAppended()
+
+    def bounds(self, *_: object) -> tuple[int, int]:
+        return 5, 20
+
+    def fetch(self, *_: object, **__: object) -> dict[int, FetchedPartition]:
+        return {0: FetchedPartition(0, 20, 20, 5, memoryview(self.records))}
+
+
+@pytest.mark.parametrize(("first_batch", "reset"), [(5, False), (12, True)])
+def test_a_partition_that_stopped_before_anything_was_copied_can_be_reset(
+    first_batch: int, reset: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examine, "topic_setting", lambda *_: "delete")
+    mirrors, origin = OnceCompacted(first_batch), Origin("dc1", "PageView", UUID(int=1), 0)
+    assert _reset_one(cast(MirrorStatus, mirrors), origin, None, True) is reset
+    if reset:
+        assert mirrors.reset is not None
+        assert (mirrors.reset.expected, mirrors.reset.cursor) == (None, Cursor(12, 12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -12,9 +13,11 @@ from millrace.client.cluster_client import EARLIEST
 from millrace.consumer.puller import ConsumerPuller, Pullers
 from millrace.consumer.streams import MessageStream, OwnedPartition
 from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
-from millrace.errors import ErrorCode, MillraceError
+from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
+from tests.support import wait_until
 
 
 def answer(error: int = 0, records: bytes = b"") -> FetchedPartition:
@@ -25,10 +28,10 @@ def answer(error: int = 0, records: bytes = b"") -> FetchedPartition:
 
 @pytest.mark.parametrize("error", [ErrorCode.STORAGE_ERROR, ErrorCode.OFFSET_OUT_OF_RANGE])
 def test_a_partition_that_is_refused_is_named_and_does_not_hold_up_the_others(
-    error: ErrorCode, monkeypatch: pytest.MonkeyPatch
+    error: ErrorCode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also one whose offset is gone while the broker does not say what is left."""
-    stream = MessageStream("clicks 0", 10_000, lambda: None)
+    stream = MessageStream("clicks 0", 10_000_000, lambda: None)
     owned = {
         ("clicks", n): OwnedPartition(("clicks", n), UUID(int=1), stream, 0, lambda: True) for n in range(3)
     }
@@ -38,10 +41,26 @@ def test_a_partition_that_is_refused_is_named_and_does_not_hold_up_the_others(
     batch = bytes(build_batch([Message(1, None, b"x")]))
     answers = {("clicks", n): answer(records=batch) for n in range(3)}
     answers["clicks", 1] = answer(error)
+    requests: list[set[int]] = []
+
+    def receive() -> dict[TopicPartition, FetchedPartition]:
+        time.sleep(0.01)
+        return {("clicks", n): answers["clicks", n] for n in requests[-1]}
+
     broker = SimpleNamespace(
-        request=lambda offsets, limits: None, receive=lambda: answers, bounds=lambda partitions: {}
+        request=lambda offsets, limits: requests.append({n for _, n in offsets}),
+        receive=receive,
+        bounds=lambda partitions: {},
     )
     monkeypatch.setattr(puller, "connected", lambda: broker)
-    with pytest.raises(MillraceError, match=f"{error.name} for clicks-1"):
-        puller.round()
+    puller.start()
+    wait_until("the others are asked for again and again", lambda: len(requests) > 20, timeout_s=2)
+    assert all({0, 2} <= request for request in requests)
+    assert sum(1 in request for request in requests) <= 3, "it is asked for now and then"
     assert [owned["clicks", n].pull_offset for n in range(3)] == [1, 0, 1]
+    assert f"clicks-1 waits: broker 1 answers {error.name}" in caplog.text
+    answers["clicks", 1] = answer(records=batch)
+    wait_until("it is read again", lambda: owned["clicks", 1].pull_offset == 1)
+    puller.stop()
+    puller.join()
+    assert caplog.text.count("clicks-1") == 1

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
 
+from millrace.consumer import streams
 from millrace.consumer.streams import Batch, Jump, MessageStream, OwnedPartition
 from millrace.errors import CorruptMessage
-from millrace.records import BatchHeader, build_batch, control_batch
+from millrace.records import BatchHeader, build_batch, control_batch, iter_records
 from millrace.records import Message as Record
 from tests.support import WAIT_S, wait_until
 
@@ -188,6 +189,17 @@ def test_a_jump_takes_effect_behind_what_was_pulled_before_it() -> None:
     assert list(fed.stream) == []
 
 
+def test_where_reading_begins_counts_as_done_before_the_application_has_asked_for_anything() -> None:
+    fed = Fed()
+    new = OwnedPartition(("clicks", 1), UUID(int=1), fed.stream, None, lambda: True)
+    fed.put(batch(0, 2))
+    for pulled in (Jump(None, 90), batch(90, 1)):
+        fed.stream.put(new, new.life, pulled)
+    fed.stream.stop([new])
+    fed.stream.end([new])
+    assert new.done == 90, "whoever takes over reads what came since"
+
+
 def test_control_batches_are_passed_over() -> None:
     fed = Fed()
     marker = control_batch(0, b"position", timestamp=5)
@@ -195,6 +207,25 @@ def test_control_batches_are_passed_over() -> None:
     assert header is not None
     fed.put(Batch(header, marker), batch(80, 1))
     assert fed.offsets(1) == [80]
+
+
+def test_a_batch_for_which_memory_was_wanting_is_pulled_again_and_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(header: BatchHeader, data: bytes) -> Iterator[object]:
+        yield next(iter_records(header, data))
+        raise MemoryError
+
+    fed = Fed()
+    fed.put(batch(0, 3), batch(100, 1))
+    with monkeypatch.context() as scarce:
+        scarce.setattr(streams, "iter_records", fails)
+        assert fed.offsets(1) == [0]
+        with pytest.raises(MemoryError):
+            next(fed.stream)
+    assert (fed.first.done, fed.first.pull_offset) == (1, 1)
+    fed.put(batch(0, 3), batch(100, 1))
+    assert fed.offsets(3) == [1, 2, 100]
 
 
 @pytest.mark.parametrize("decoded", [True, False])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 from uuid import UUID
 
 import pytest
@@ -18,14 +18,14 @@ from millrace.client.fetcher import FetchLimits
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import BrokerAddress, TopicState, with_mirrors
-from millrace.errors import ErrorCode, MillraceError, NotLeader
+from millrace.errors import ErrorCode, MillraceError, NotLeader, StorageError
 from millrace.mirror import embedded, puller, watch
 from millrace.mirror.puller import TargetAppend
 from millrace.mirror.runs import Run
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
-from millrace.wire.admin_messages import ORIGINS, DescribedConfig
+from millrace.wire.admin_messages import ORIGINS, DescribeConfigsResponse, DescribedConfig, ResourceType
 from millrace.wire.fetch import FetchedPartition
 from tests.support import WAIT_S, wait_until
 
@@ -46,12 +46,16 @@ class ScriptedOrigin:
 
     logs: dict[int, list[bytes]] = field(default_factory=lambda: {0: log_of(3), 1: log_of(2)})
     topic_id: UUID = TOPIC_ID
+    id_at_broker: UUID | None = None
+    """The topic's id as the leader tells it, where the cluster tells another."""
     leader: int = 1
     earliest: int = 0
     failure: Exception | None = None
     before_answer: Callable[[], None] | None = None
     settings: str = ""
     """What the topic's `mirror.origins` says."""
+    secret: tuple[str, ...] = ()
+    """Topics whose settings it does not tell."""
     requests: list[dict[tuple[str, int], int]] = field(default_factory=list)
     idle: bool = True
     unused: bool = False
@@ -59,16 +63,29 @@ class ScriptedOrigin:
 
     # What a watch asks of the cluster
 
-    cluster_id = "millrace-origin"
+    cluster_id, bootstrap, copies = "millrace-origin", "origin:1", None
     addresses: ClassVar = {1: ("origin", 1), 2: ("origin", 1)}
 
     def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicMetadata]:
         if self.failure is not None:
             raise self.failure
-        return {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, self.leader))}
+        there = {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, self.leader))}
+        return there | {name: TopicMetadata(name, UUID(int=9), {0: self.leader}) for name in self.secret}
 
-    def settings_of_topics(self, *_: object) -> dict[str, Any]:
-        return {"clicks": [DescribedConfig(name=ORIGINS, value=self.settings, read_only=True)]}
+    def call(self, *_: object) -> DescribeConfigsResponse:
+        told = DescribedConfig(name=ORIGINS, value=self.settings, read_only=True)
+
+        def result(topic: str, error: int, *configs: DescribedConfig) -> DescribeConfigsResponse.Result:
+            return DescribeConfigsResponse.Result(
+                error_code=error,
+                error_message=None,
+                resource_type=ResourceType.TOPIC,
+                resource_name=topic,
+                configs=configs,
+            )
+
+        refused = [result(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for name in self.secret]
+        return DescribeConfigsResponse(results=(*refused, result("clicks", 0, told)))
 
     def close(self) -> None:
         self.idle = True
@@ -106,7 +123,7 @@ class ScriptedOrigin:
         pass
 
     def receive_topic_ids(self) -> dict[str, UUID]:
-        return {"clicks": self.topic_id}
+        return {"clicks": self.id_at_broker or self.topic_id}
 
 
 class ScriptedTarget:
@@ -117,11 +134,14 @@ class ScriptedTarget:
         self.copied: dict[int, list[bytes]] = {}
         self.appends = 0
         self.not_here: set[int] = set()
+        self.unreadable: set[int] = set()
         self.refusal: Exception | None = None
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
         if number in self.not_here:
             raise NotLeader("not here")
+        if number in self.unreadable:
+            raise StorageError("positions 0 to 99 are missing")
         return self.recorded.get(number)
 
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
@@ -151,8 +171,11 @@ class ScriptedCluster:
         self.brokers = {1: BrokerAddress("h", 1), 2: BrokerAddress("h", 2)}
         self.topics: dict[str, TopicState] = {}
         self.leader: int | None = 1
+        self.failure: Exception | None = None
 
     def allocate_mirrors(self, topic: str, origins: Sequence[Origin]) -> dict[Origin, int]:
+        if self.failure is not None:
+            raise self.failure
         state = self.topics.get(topic, TopicState(topic, UUID(int=1), {}, {}))
         changed = with_mirrors(state, origins, self.brokers, self.topics)
         if self.leader is not None:
@@ -187,7 +210,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     target, cluster, states = ScriptedTarget(), ScriptedCluster(), MirrorStates()
     origin = ScriptedOrigin()
     monkeypatch.setattr(watch, "ClusterClient", lambda *_, **__: origin)
-    monkeypatch.setattr(watch, "settings_of_topics", origin.settings_of_topics)
     monkeypatch.setattr(puller.BrokerPuller, "connect", lambda *_: origin)
     config = OriginConfig(bootstrap="x:1", topics=("c*",))
     copying = embedded.CopiedOrigin("dc1", config, 1, cast(Cluster, cluster), target, states)
@@ -256,6 +278,25 @@ def test_what_a_topic_created_anew_answers_is_never_appended(world: World) -> No
     assert (len(world.target.copied[0]), len(world.target.copied[1])) == (3, 2)
 
 
+def test_a_partition_waits_and_says_so_while_its_leader_tells_another_topic_than_the_cluster(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.copying.start()
+    await_copies(world, p0=3, p1=2)
+    monkeypatch.setattr(puller, "FIRST_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(puller, "MAX_PAUSE_SECONDS", 0.2)
+    world.origin.id_at_broker = UUID(int=6)
+    world.origin.logs = {0: log_of(4), 1: log_of(2)}
+    wait_until("it says so", lambda: world.state(0).startswith("waiting: the origin's broker"))
+    asked = sum(("clicks", 0) in request for request in world.origin.requests)
+    time.sleep(1)
+    assert sum(("clicks", 0) in request for request in world.origin.requests) - asked < 10
+    assert world.state(1) == "running"
+    world.origin.id_at_broker = None
+    await_copies(world, p0=4, p1=2)
+    wait_until("it runs again", lambda: world.state(0) == "running")
+
+
 def test_an_expired_position_stops_its_partition_until_it_is_reset(world: World) -> None:
     world.copying.start()
     await_copies(world, p0=3, p1=2)
@@ -320,6 +361,24 @@ def test_a_log_that_is_not_open_yet_is_waited_for(world: World) -> None:
     await_copies(world, p0=3)
 
 
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_log_that_could_not_be_opened_holds_up_no_other(world: World, at_first: bool) -> None:
+    unopened = world.target.unreadable
+    if at_first:
+        unopened.add(0)
+    else:  # it was led here, and comes back with a damaged disk
+        world.origin.before_answer = lambda: unopened.add(0)
+    world.copying.start()
+    await_copies(world, p1=2)
+    wait_until(
+        "it says why", lambda: world.state(0) == "waiting: cannot append: positions 0 to 99 are missing"
+    )
+    assert world.state(1) == "running"
+    world.origin.before_answer = None
+    unopened.clear()
+    await_copies(world, p0=3)
+
+
 def test_a_partition_that_nobody_leads_at_the_origin_waits(world: World) -> None:
     world.copying.start()
     wait_until("it runs", lambda: world.state(0) == "running")
@@ -360,6 +419,36 @@ def test_targets_are_given_only_when_no_more_brokers_are_coming_up(
     assert not world.cluster.topics
     monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
     await_copies(world, p0=3, p1=2)
+
+
+def test_a_topic_whose_settings_the_origin_does_not_tell_holds_up_no_other(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.origin.secret = ("carts",)
+    world.copying.start()
+    await_copies(world, p0=3, p1=2)
+    refused = "mirror of dc1 carts waits: origin:1 does not tell the settings of topic 'carts'"
+    assert refused in caplog.text
+    assert "carts" not in world.cluster.topics
+    world.origin.secret = ()
+    world.origin.logs[2] = log_of(1)
+    await_copies(world, p2=1)
+
+
+def test_partitions_that_have_a_target_are_copied_on_while_new_ones_get_none(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.copying.start()
+    await_copies(world, p0=3, p1=2)
+    world.cluster.failure = MillraceError("ZooKeeper does not answer")
+    world.origin.logs[2] = log_of(1)
+    wait_until("it says so", lambda: "clicks waits: ZooKeeper does not answer" in caplog.text)
+    world.origin.logs[0] = log_of(5)
+    await_copies(world, p0=5, p1=2)
+    assert world.state(0) == "running"
+    assert caplog.text.count("ZooKeeper does not answer") == 1
+    world.cluster.failure = None
+    await_copies(world, p0=5, p1=2, p2=1)
 
 
 def test_states_are_logged_when_they_change_and_only_then(caplog: pytest.LogCaptureFixture) -> None:

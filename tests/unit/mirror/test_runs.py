@@ -24,7 +24,7 @@ from millrace.records import (
     control_batch,
     filler_after,
 )
-from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.records.mirror_position import POSITION_PREFIX, MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
@@ -219,6 +219,14 @@ def test_a_mirror_whose_unseen_position_has_expired_is_read_on_unless_records_ha
         assert taken([run]) == [[data]]
 
 
+@pytest.mark.parametrize("stated", [b"{", b"[]", b"{}", b'{"records_end":"x"}', b"[" * 100_000])
+def test_a_position_that_states_nonsense_accounts_for_no_gap(stated: bytes) -> None:
+    marker = control_batch(5_000, POSITION_PREFIX + stated, timestamp=1)
+    before = dataclasses.replace(beginning(ORIGIN, 0), cursor=Cursor(100, 160))
+    with pytest.raises(OriginChanged, match="offsets 100 to 4999 are missing"):
+        next_run(before, before, fetched([marker]), MILLRACE)
+
+
 def test_a_fetch_that_leaves_a_filler_out_has_no_gap() -> None:
     tiny = changed(batch(0, 1), last_offset_delta=199, records_count=1)
     filler = filler_after(header(tiny), timestamp=1)
@@ -275,6 +283,18 @@ def test_a_damaged_batch_is_never_copied() -> None:
     assert [bytes(taken) for taken in run.batches] == data[:1], "what precedes it is"
     with pytest.raises(CorruptMessage):
         next_run(run.position, run.position, answer, MILLRACE)
+
+
+@pytest.mark.parametrize("size", [27, 60])
+def test_a_batch_that_states_to_be_shorter_than_its_header_is_damaged(size: int) -> None:
+    first, forged = batch(0), bytearray(batch(3))
+    struct.pack_into(">i", forged, 8, size - 12)
+    struct.pack_into(">I", forged, 17, batch_crc(forged[:size]))
+    run = next_run(None, beginning(ORIGIN, 0), fetched([first, bytes(forged)]), KAFKA)
+    assert run is not None
+    assert taken([run]) == [[first]]
+    with pytest.raises(CorruptMessage, match="no batch of format 2"):
+        next_run(run.position, run.position, fetched([bytes(forged)]), KAFKA)
 
 
 def test_a_batch_that_covers_what_is_copied_is_refused_except_right_after_a_start() -> None:
