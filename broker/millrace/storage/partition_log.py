@@ -142,8 +142,9 @@ class PartitionLog:
         """Which leader wrote which of its bytes, as appended."""
         self._epoch = max(0, recovered.epochs.last)
         self._appended = recovered.state
-        self._flushed = recovered.state
-        """As of the last flush, published or not."""
+        self._flushed = self._flushed_whole = recovered.state
+        """As of the last flush, published or not; and as far as it is whole: recovery cuts nothing below a
+        checkpoint, so a checkpoint says no more than that."""
         self._copying: Scan | None = None
         """What was copied from a leader since this log led last or was opened."""
         self._reader = Reader(self.directory, recovered.state.end)
@@ -490,6 +491,7 @@ class PartitionLog:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
             state = self._appended  # before the list: the list then covers all of the state
+            whole = state if (copying := self._copying) is None else copying.kept
             segments = self._files.segments
             unsynced = [item for item in segments if item.end > self._flushed.end and item.base < state.end]
             changed, self._directory_changed = self._directory_changed, False
@@ -509,6 +511,8 @@ class PartitionLog:
                 log.error("%s", reason)
                 raise StorageError(reason) from error
             self._flushed = state
+            if whole.end <= state.end:  # else more is being copied at this moment, which the next flush takes
+                self._flushed_whole = whole
             for segment in segments[:-1]:
                 if segment.end <= state.end:
                     segment.close()
@@ -516,12 +520,12 @@ class PartitionLog:
 
     def write_due_checkpoint(self) -> None:
         """Write the checkpoint if it is due; for the thread that flushed, after the outcome was posted."""
-        state = self._flushed
+        state = self._flushed_whole
         if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
             return  # whoever holds the lock writes one, or waits for a flush and finds it due later
         try:
             if not self._closed:
-                self._write_checkpoint(self._flushed, self._files)  # a cut may have come in between
+                self._write_checkpoint(self._flushed_whole, self._files)  # a cut may have come in between
         finally:
             self._checkpoint_lock.release()
 
@@ -582,7 +586,7 @@ class PartitionLog:
             with self._lock:
                 if self._closed:
                     raise StorageError(f"{self.directory} is closed")
-                files, flushed, end = self._files, self._flushed, self._visible.high_watermark
+                files, flushed, end = self._files, self._flushed_whole, self._visible.high_watermark
             offset = end if before == -1 else before
             if not 0 <= offset <= end:
                 raise OffsetOutOfRange(f"offset {before} is past the end, {end}")
@@ -615,7 +619,7 @@ class PartitionLog:
                 is_led = leader_start is None and self._copying is None
                 if is_led and is_over and active.facts.next_offset >= 0:
                     self._roll_for_retention(now)
-                files, visible, flushed = self._files, self._visible, self._flushed
+                files, visible, flushed = self._files, self._visible, self._flushed_whole
             if leader_start is None:
                 count = files.expired_count(self.config, now, visible)
             else:
@@ -683,8 +687,8 @@ class PartitionLog:
         except StorageError as error:
             log.error("closing without a flush: %s", error)
         with self._checkpoint_lock, self._flush_lock, self._lock:
-            if self._flushed.end != self._checkpointed or self.is_replica:
-                self._write_checkpoint(self._flushed, self._files, closing=True)
+            if self._flushed_whole.end != self._checkpointed or self.is_replica:
+                self._write_checkpoint(self._flushed_whole, self._files, closing=True)
             self._shut(f"{self.directory} is closed")
 
     def delete(self) -> None:

@@ -194,6 +194,37 @@ def test_a_replica_shows_after_its_start_what_it_knew_to_be_committed(tmp_path: 
     again.close()
 
 
+@pytest.mark.parametrize("end", ["close", "kill", "retention"])
+def test_the_first_part_of_an_append_is_no_whole_one_after_a_restart(tmp_path: Path, end: str) -> None:
+    clock = Clock()
+    leader, follower = replica(tmp_path / "a"), replica(tmp_path / "b", clock)
+    leader.lead(1)
+    leader.append_mirrored(ORIGIN, None, origin_batches([1]), position(1, batches=1, records=1))
+    copy(leader, follower)
+    commit(follower)
+    whole = follower.end
+    leader.append_mirrored(ORIGIN, 1, origin_batches([2, 3], 1), position(6, batches=3, records=6))
+    fetch(leader, follower, 100)
+    assert follower.whole_end == whole < follower.end
+    clock.now += 60
+    follower.flush()
+    if end == "close":
+        follower.close()
+    elif end == "kill":
+        follower.write_due_checkpoint()
+    else:
+        follower.apply_retention(0)
+    again = replica(crash(follower))
+    assert again.whole_end == whole
+    if again.whole_end < again.end:  # as before an election
+        again.cut(again.whole_end)
+    again.lead(2)
+    again.append_mirrored(ORIGIN, 1, origin_batches([2, 3], 1), position(6, batches=3, records=6))
+    assert [header.records_count for header in _all(again)] == [1, 2, 3]
+    for log in (leader, again):
+        crash(log)
+
+
 def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
     log = replica(tmp_path)
     appended(log, batch(), batch())
