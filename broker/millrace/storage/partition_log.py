@@ -72,7 +72,7 @@ CHECKPOINT_INTERVAL_S = 5.0
 ROOM_AGAIN_S = 10.0
 """A disk counts as full until it has refused nothing for so long: small appends may fit all the time."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Why a file could not be opened for the moment. No sync fails with them."""
+"""Why a file could not be opened for the moment. A sync that fails so may have lost what it was to write."""
 _START_NOT_WRITTEN = "where the log starts could not be written down"
 IDLE_SECONDS = 60.0
 """A log that took nothing for so long keeps no file open: most of many partitions are idle."""
@@ -495,15 +495,17 @@ class PartitionLog:
             segments = self._files.segments
             unsynced = [item for item in segments if item.end > self._flushed.end and item.base < state.end]
             changed, self._directory_changed = self._directory_changed, False
+            is_syncing = False
             try:
                 # What needs a descriptor comes before the first fdatasync: if none is left, nothing is lost.
                 descriptors = [segment.append_fd() for segment in unsynced]
                 if changed:
                     sync_directory(self.directory)
+                is_syncing = True
                 for fd in descriptors:
                     self._sync(fd)
             except OSError as error:
-                if error.errno in OUT_OF_RESOURCES:
+                if error.errno in OUT_OF_RESOURCES and not is_syncing:
                     self._directory_changed |= changed
                     raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
                 reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
