@@ -622,10 +622,12 @@ class PartitionLog:
                 if is_led and is_over and active.facts.next_offset >= 0:
                     self._roll_for_retention(now)
                 files, visible, flushed = self._files, self._visible, self._flushed_whole
+            # A copy may know of more that is committed than it has flushed, which its checkpoint cannot tell.
+            kept = min(visible, flushed, key=lambda state: state.end)
             if leader_start is None:
-                count = files.expired_count(self.config, now, visible)
+                count = files.expired_count(self.config, now, kept)
             else:
-                count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, visible.end))
+                count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, kept.end))
             # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
             # begins above its end for a loss. On a full disk it may fail until something was deleted.
             if count > 0 or self._checkpoint_is_due(flushed):

@@ -402,6 +402,37 @@ def test_a_copy_drops_the_files_that_its_leader_has_dropped_and_no_others(tmp_pa
     assert follower.start == leader.start > 0
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_what_a_copy_has_not_flushed_its_retention_does_not_drop_though_it_is_committed(
+    tmp_path: Path, *, leads: bool
+) -> None:
+    clock = Clock()
+    leader = replica(tmp_path / "a", clock, retention_ms=1000)
+    follower = replica(tmp_path / "b", clock, retention_ms=1000)
+    leader.lead(1)
+    for _ in range(4):
+        appended(leader, batch(3, b"x" * 1000))
+    commit(leader)
+    copy(leader, follower)
+    follower.publish(follower.whole)  # it catches up: what it gets was committed long ago
+    clock.now += 10
+    leader.apply_retention()
+    if leads:
+        follower.lead(2)
+        follower.apply_retention()
+    else:
+        follower.apply_retention(leader.start)
+    again = replica(crash(follower), clock, retention_ms=1000)
+    assert again.end == leader.end
+    appended(leader, batch())
+    copy(leader, again)
+    commit(again)
+    again.apply_retention(leader.start)
+    assert content(again) == content(leader)
+    for log in (leader, again):
+        crash(log)
+
+
 @pytest.mark.parametrize("at", range(61))
 def test_a_damaged_byte_of_a_header_is_not_copied(tmp_path: Path, at: int) -> None:
     leader = replica(tmp_path)
