@@ -428,10 +428,14 @@ class Broker:
     def _configure(self, partition: Partition, hosted: Hosted, topic: TopicState) -> None:
         hosted.configured = topic
         partition.mirrored = topic.partitions[partition.number].origin is not None
+        before = partition.log.config
         try:
-            partition.log.config = topic_log_config(self.config, topic.settings)
+            config = partition.log.config = topic_log_config(self.config, topic.settings)
         except errors.BrokerError as error:
             log.error("settings of topic %s: %s", topic.name, error)
+            return
+        if (config.flush_ms, config.flush_messages) != (before.flush_ms, before.flush_messages):
+            partition.flush()  # when it is due was decided by those of before
 
     def _apply_retention(self) -> None:
         hosted = list(self._hosted.values())

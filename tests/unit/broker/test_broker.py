@@ -358,6 +358,19 @@ def test_new_settings_of_a_topic_reach_its_open_log(start: Start) -> None:
     assert running.broker.partition("t", 0).log.config.retention_ms == 5
 
 
+@pytest.mark.parametrize("changed", [{"flush.ms": "20"}, {"flush.messages": "1"}])
+def test_a_message_that_waits_for_its_flush_waits_no_longer_than_new_settings_say(
+    start: Start, changed: dict[str, str]
+) -> None:
+    running = start()
+    running.produce()
+    running.turn()
+    assert running.high_watermark() == 0
+    before = running.cluster.topics["t"]
+    running.cluster.set(TopicState("t", before.topic_id, changed, before.partitions))
+    running.until("the flush", lambda: running.high_watermark() == 1)
+
+
 def test_stopping_brings_everything_to_the_disk_and_answers(start: Start) -> None:
     running = start()
     plain, waiting = running.produce(), Outcome(acks_all=True)
