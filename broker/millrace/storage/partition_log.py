@@ -390,7 +390,8 @@ class PartitionLog:
         """Append what stands behind this log's end in the leader's: whole batches of one of its files.
 
         `headers` are those of `batches`, which were checked to follow what is here. `segment` is where the
-        leader's file begins: one begins there here, too. Raises StorageError; then nothing was written.
+        leader's file begins: one begins there here, too. Raises StorageError; then nothing was written, or
+        the log takes nothing more.
         """
         with self._lock:
             if self.refusal is not None:
@@ -402,10 +403,15 @@ class PartitionLog:
             self._write_to(active, [batches], len(batches))
             self._copying = copying
             start = 0
-            for header in headers:
-                end = start + header.size
-                copying.note(active, header, batches[start:end], before + start)
-                start = end
+            try:
+                for header in headers:
+                    end = start + header.size
+                    copying.note(active, header, batches[start:end], before + start)
+                    start = end
+            except Exception as error:  # a mistake: the file holds what is not known here; a restart reads it
+                log.exception("a mistake while copying to %s", self.directory)
+                self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+                raise StorageError(self.refusal) from error
             self._appended = copying.state
 
     def cut(self, position: int) -> None:

@@ -433,6 +433,28 @@ def test_what_a_copy_has_not_flushed_its_retention_does_not_drop_though_it_is_co
         crash(log)
 
 
+def test_a_copy_that_could_not_take_in_what_it_wrote_writes_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    leader, follower = replica(tmp_path / "a"), replica(tmp_path / "b")
+    leader.lead(1)
+    appended(leader, batch(), batch())
+    with monkeypatch.context() as patched:
+        patched.setattr("millrace.storage.recovery.Scan.note", no_memory)
+        with pytest.raises(StorageError, match="until the broker restarts"):
+            fetch(leader, follower, len(batch()))
+    with pytest.raises(StorageError, match="until the broker restarts"):
+        fetch(leader, follower)
+    follower = replica(crash(follower))
+    copy(leader, follower)
+    assert content(follower) == content(leader)
+    for log in (leader, follower):
+        crash(log)
+
+
 @pytest.mark.parametrize("at", range(61))
 def test_a_damaged_byte_of_a_header_is_not_copied(tmp_path: Path, at: int) -> None:
     leader = replica(tmp_path)
