@@ -526,7 +526,10 @@ class Broker:
         return fetch
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build what a fetch lacked to find its offset, apart from the loop; then wake who is parked."""
+        """Build what a fetch lacked to find its offset, apart from the loop; then wake who is parked.
+
+        StorageError when that cannot begin now.
+        """
         if partition in self._lacking_landmarks:
             return
         self._lacking_landmarks.add(partition)
@@ -547,8 +550,12 @@ class Broker:
             failed()
             partition.wake_parked()
 
-        # It may read for seconds, and nothing is lost when the process ends meanwhile.
-        threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
+        try:
+            # It may read for seconds, and nothing is lost when the process ends meanwhile.
+            threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            failed()
+            raise errors.StorageError(f"cannot build the landmarks of {partition.name}: {error}") from error
 
     def at_end_of_turn(self, function: Callable[[], None]) -> None:
         """Run `function`, which raises nothing, at the end of this turn."""

@@ -263,6 +263,29 @@ def test_a_fetch_that_lacks_landmarks_waits_until_they_are_built(
     assert answers[0][0][1][0].records is not None
 
 
+def test_landmarks_for_which_no_thread_was_left_are_built_for_a_later_fetch(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(landmarks, "WALKED_HEADERS", 10)
+    monkeypatch.setattr(landmarks, "SPAN_BYTES", 1000)
+    running = start()
+    for _ in range(50):
+        last = running.produce(acks_all=True)
+    running.turn()
+    running.until("the answers", lambda: last.heard)
+    running.broker.partition("t", 0).log._files.segments[0].landmarks = Landmarks()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        (refused,) = running.fetch(("t", 0, last.base_offset - 1))
+    assert refused[0][1][0].error == ErrorCode.STORAGE_ERROR
+    answers = running.fetch(("t", 0, last.base_offset - 1))
+    running.until("the answer", lambda: answers)
+    assert answers[0][0][1][0].records is not None
+
+
 def test_a_fetch_waits_for_min_bytes_across_partitions(start: Start) -> None:
     running = start(topic("a", 1), topic("b", 1))
     size = len(build_batch([Message(1, None, b"x")]))
