@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
@@ -28,7 +28,7 @@ from millrace.broker.topic_settings import topic_log_config
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState, TopicState
-from millrace.mailbox import Mailbox
+from millrace.mailbox import Mailbox, started_threads
 from millrace.mirror.puller import TargetAppend
 from millrace.records import check_produced
 from millrace.records.mirror_position import MirrorPosition
@@ -97,9 +97,7 @@ class Broker:
         self.parked_partitions = 0
         """Partitions on which fetches wait, counted once for each fetch."""
         self.flushes = FlushThreads(mailbox)
-        self._pools = {
-            name: ThreadPoolExecutor(threads, thread_name_prefix=name) for name, threads in POOLS.items()
-        }
+        self._pools = {name: started_threads(threads, name) for name, threads in POOLS.items()}
         self._lacking_landmarks: set[Partition] = set()
         self._standstill = Standstill(
             mailbox,
