@@ -24,7 +24,7 @@ from millrace.broker.partition import Partition, Producing
 from millrace.broker.replicas import Replicas
 from millrace.broker.replicated_partition import ReplicatedPartition
 from millrace.broker.standstill import Standstill
-from millrace.broker.topic_settings import topic_log_config
+from millrace.broker.topic_settings import InvalidTopicConfig, topic_log_config
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState, TopicState
@@ -44,6 +44,9 @@ RETENTION_INTERVAL_S = 5.0
 POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
 """Threads by what they wait for, so that one kind of work holds up no other. Each opening waits for two syncs
 after a crash: eight at once wait hardly longer than one."""
+MAY_PASS = (errors.StorageError, InvalidTopicConfig)
+"""Why a log cannot be opened now: want of room, of descriptors or of a right, or a setting of its topic that
+this release does not know."""
 RECORD_DELAY_S = 1.0
 """The broker's record in ZooKeeper is written once for all partitions that come and go in this time."""
 
@@ -324,21 +327,21 @@ class Broker:
         self._let_others_lead(key, topic, error)
         if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
             return
-        if isinstance(error, errors.StorageError):
+        if isinstance(error, MAY_PASS):
             log.error("cannot serve %s-%s: %s; trying again", *key, error)
         else:
             log.error("cannot serve %s-%s until a restart: %s", *key, error)
 
     def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
-        """Want of room or of a right takes nothing from the disk; of any other error nobody can tell."""
-        self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, errors.StorageError))
+        """What may pass takes nothing from the disk; of any other error nobody can tell."""
+        self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, MAY_PASS))
 
     def _retry_failed(self) -> None:
-        """Open what could not be opened for want of room, of descriptors or of a right."""
+        """Open what could not be opened for a reason that may have passed."""
         for key, hosted in list(self._hosted.items()):
             if hosted.state is State.FAILED and hosted.error is not None:
                 topic = self._current(key, hosted.topic_id)
-                if topic is not None and isinstance(hosted.error, errors.StorageError):
+                if topic is not None and isinstance(hosted.error, MAY_PASS):
                     self._open(key, topic)
                 elif topic is not None:
                     self._let_others_lead(key, topic, hosted.error)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.broker import broker
 from millrace.coordination.state import TopicState
 from millrace.errors import (
     BrokerError,
@@ -370,6 +371,21 @@ def test_a_log_that_cannot_be_opened_refuses_its_partition_only(start: Start, tm
 
     running.until("the refusal", refused)
     assert running.produce().heard == []
+
+
+def test_a_topic_with_a_setting_that_is_not_known_is_served_once_it_has_lost_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "RETENTION_INTERVAL_S", 0.05)
+    running = start()
+    newer = topic("newer", 1, settings={"of.a.newer.release": "1"})
+    running.cluster.set(running.cluster.topics["t"], newer)
+    running.until("the refusal", lambda: ("newer", 0) in running.broker.failed)
+    running.cluster.set(
+        running.cluster.topics["t"], TopicState("newer", newer.topic_id, {}, newer.partitions)
+    )
+    running.until("it is served", lambda: ("newer", 0) in running.broker.partitions)
+    assert not running.broker.failed
 
 
 def test_new_settings_of_a_topic_reach_its_open_log(start: Start) -> None:
