@@ -11,16 +11,34 @@ import heapq
 import itertools
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MIN_SWEEP = 1024
 """With fewer timers nobody looks for cancelled ones."""
+
+
+def started_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads for work that the loop hands over, all of them running already.
+
+    A pool begins a thread when it first needs one. If the system has none left then, nobody hears what became
+    of the work, and what the loop would do next it never does.
+    """
+    pool, all_run = ThreadPoolExecutor(count, thread_name_prefix=name), threading.Barrier(count)
+    try:
+        for running in [pool.submit(all_run.wait) for _ in range(count)]:
+            running.result()
+    except RuntimeError:
+        all_run.abort()
+        pool.shutdown()
+        raise
+    return pool
 
 
 class Timer:

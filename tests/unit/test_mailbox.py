@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from millrace.mailbox import MIN_SWEEP, Mailbox
+from millrace.mailbox import MIN_SWEEP, Mailbox, started_threads
 from tests.support import Clock
 
 
@@ -96,3 +96,24 @@ def test_cancelled_timers_do_not_pile_up_until_their_time() -> None:
     mailbox.run()
     assert ran == list(range(0, 100_000, 1000))
     mailbox.close()
+
+
+def test_threads_that_cannot_all_be_started_end_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_two(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_two)
+        with pytest.raises(RuntimeError, match="new thread"):
+            started_threads(3, "few")
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+    pool = started_threads(3, "enough")
+    assert sum(thread.name.startswith("enough") for thread in threading.enumerate()) == 3
+    pool.shutdown()

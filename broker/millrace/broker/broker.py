@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
@@ -24,11 +24,11 @@ from millrace.broker.partition import Partition, Producing
 from millrace.broker.replicas import Replicas
 from millrace.broker.replicated_partition import ReplicatedPartition
 from millrace.broker.standstill import Standstill
-from millrace.broker.topic_settings import topic_log_config
+from millrace.broker.topic_settings import InvalidTopicConfig, topic_log_config
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState, TopicState
-from millrace.mailbox import Mailbox
+from millrace.mailbox import Mailbox, started_threads
 from millrace.mirror.puller import TargetAppend
 from millrace.records import check_produced
 from millrace.records.mirror_position import MirrorPosition
@@ -44,6 +44,9 @@ RETENTION_INTERVAL_S = 5.0
 POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
 """Threads by what they wait for, so that one kind of work holds up no other. Each opening waits for two syncs
 after a crash: eight at once wait hardly longer than one."""
+MAY_PASS = (errors.StorageError, InvalidTopicConfig)
+"""Why a log cannot be opened now: want of room, of descriptors or of a right, or a setting of its topic that
+this release does not know."""
 RECORD_DELAY_S = 1.0
 """The broker's record in ZooKeeper is written once for all partitions that come and go in this time."""
 
@@ -97,9 +100,7 @@ class Broker:
         self.parked_partitions = 0
         """Partitions on which fetches wait, counted once for each fetch."""
         self.flushes = FlushThreads(mailbox)
-        self._pools = {
-            name: ThreadPoolExecutor(threads, thread_name_prefix=name) for name, threads in POOLS.items()
-        }
+        self._pools = {name: started_threads(threads, name) for name, threads in POOLS.items()}
         self._lacking_landmarks: set[Partition] = set()
         self._standstill = Standstill(
             mailbox,
@@ -326,21 +327,21 @@ class Broker:
         self._let_others_lead(key, topic, error)
         if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
             return
-        if isinstance(error, errors.StorageError):
+        if isinstance(error, MAY_PASS):
             log.error("cannot serve %s-%s: %s; trying again", *key, error)
         else:
             log.error("cannot serve %s-%s until a restart: %s", *key, error)
 
     def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
-        """Want of room or of a right takes nothing from the disk; of any other error nobody can tell."""
-        self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, errors.StorageError))
+        """What may pass takes nothing from the disk; of any other error nobody can tell."""
+        self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, MAY_PASS))
 
     def _retry_failed(self) -> None:
-        """Open what could not be opened for want of room, of descriptors or of a right."""
+        """Open what could not be opened for a reason that may have passed."""
         for key, hosted in list(self._hosted.items()):
             if hosted.state is State.FAILED and hosted.error is not None:
                 topic = self._current(key, hosted.topic_id)
-                if topic is not None and isinstance(hosted.error, errors.StorageError):
+                if topic is not None and isinstance(hosted.error, MAY_PASS):
                     self._open(key, topic)
                 elif topic is not None:
                     self._let_others_lead(key, topic, hosted.error)
@@ -428,10 +429,14 @@ class Broker:
     def _configure(self, partition: Partition, hosted: Hosted, topic: TopicState) -> None:
         hosted.configured = topic
         partition.mirrored = topic.partitions[partition.number].origin is not None
+        before = partition.log.config
         try:
-            partition.log.config = topic_log_config(self.config, topic.settings)
+            config = partition.log.config = topic_log_config(self.config, topic.settings)
         except errors.BrokerError as error:
             log.error("settings of topic %s: %s", topic.name, error)
+            return
+        if (config.flush_ms, config.flush_messages) != (before.flush_ms, before.flush_messages):
+            partition.flush()  # when it is due was decided by those of before
 
     def _apply_retention(self) -> None:
         hosted = list(self._hosted.values())
@@ -522,7 +527,10 @@ class Broker:
         return fetch
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build what a fetch lacked to find its offset, apart from the loop; then wake who is parked."""
+        """Build what a fetch lacked to find its offset, apart from the loop; then wake who is parked.
+
+        StorageError when that cannot begin now.
+        """
         if partition in self._lacking_landmarks:
             return
         self._lacking_landmarks.add(partition)
@@ -543,8 +551,12 @@ class Broker:
             failed()
             partition.wake_parked()
 
-        # It may read for seconds, and nothing is lost when the process ends meanwhile.
-        threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
+        try:
+            # It may read for seconds, and nothing is lost when the process ends meanwhile.
+            threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            failed()
+            raise errors.StorageError(f"cannot build the landmarks of {partition.name}: {error}") from error
 
     def at_end_of_turn(self, function: Callable[[], None]) -> None:
         """Run `function`, which raises nothing, at the end of this turn."""

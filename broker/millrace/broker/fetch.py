@@ -52,7 +52,7 @@ class Source(Protocol):
     def partition(self, topic: str, number: int) -> Partition: ...
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build what a read lacked, apart from the loop; then wake who is parked."""
+        """Build what a read lacked, apart from the loop; then wake who is parked. StorageError: not now."""
 
     def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
 

@@ -14,7 +14,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
@@ -28,7 +28,7 @@ from millrace.broker.replicated_partition import ReplicatedPartition
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState, TopicState
-from millrace.mailbox import Mailbox
+from millrace.mailbox import Mailbox, started_threads
 from millrace.records.topic_partition import TopicPartition
 from millrace.replication.copying import Checked, Copying
 from millrace.replication.following import Following
@@ -168,7 +168,7 @@ class Replicas:
         """True while what is led here is handed over: it is not led again."""
         self._events = Counter(dict.fromkeys(EVENTS, 0))
         self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="replicas")
+        self._pool = started_threads(8, "replicas")
         self._lag_s = config.replica_lag_ms / 1000
         self._is_ticking = self._is_campaigning = False
 

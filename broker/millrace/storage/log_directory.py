@@ -35,7 +35,7 @@ from pathlib import Path
 from uuid import UUID
 
 from millrace.config import LogConfig
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, StorageError
 from millrace.records.topic_partition import TopicPartition
 from millrace.storage import sealed
 from millrace.storage.partition_log import PartitionLog
@@ -182,7 +182,7 @@ class LogDirectory:
 
         Several threads may open different partitions at once; nobody else may open or delete this one.
         Recovery takes as long as reading what was written in the seconds before a crash. Raises
-        MillraceError when the log lost bytes that were on the disk.
+        StorageError when the disk refuses it now, MillraceError when the log lost bytes that were on it.
         """
         key = (topic, partition)
         directory = self.path / partition_name(topic, partition, topic_id)
@@ -194,7 +194,10 @@ class LogDirectory:
                 opened.close()
                 del self._logs[key]
             for foreign in self._ids.get(key, set()) - {topic_id}:
-                self.set_aside(topic, partition, foreign)
+                try:
+                    self.set_aside(topic, partition, foreign)
+                except OSError as error:
+                    raise StorageError(f"cannot set aside the log before {directory}: {error}") from error
             self._ids[key] = {topic_id}
         opened = PartitionLog(
             directory,
@@ -224,11 +227,12 @@ class LogDirectory:
     def _set_aside(self, topic: str, partition: int, topic_id: UUID, why: str) -> None:
         path, now = self.path / partition_name(topic, partition, topic_id), int(self._clock() * 1000)
         aside = path.with_name(f"{path.name}.foreign-{now}")
-        log.warning("%s %s; set aside as %s", path, why, aside.name)
         with self._lock:
-            path.rename(aside)
+            with contextlib.suppress(FileNotFoundError):  # a full disk kept it from being made
+                path.rename(aside)
+                self._aside[aside] = now
+                log.warning("%s %s; set aside as %s", path, why, aside.name)
             self._ids[topic, partition].discard(topic_id)
-            self._aside[aside] = now
 
     def delete_expired(self) -> None:
         """Delete what was set aside longer ago than the broker's retention; for a thread."""

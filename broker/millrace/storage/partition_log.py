@@ -72,7 +72,7 @@ CHECKPOINT_INTERVAL_S = 5.0
 ROOM_AGAIN_S = 10.0
 """A disk counts as full until it has refused nothing for so long: small appends may fit all the time."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Why a file could not be opened for the moment. No sync fails with them."""
+"""Why a file could not be opened for the moment. A sync that fails so may have lost what it was to write."""
 _START_NOT_WRITTEN = "where the log starts could not be written down"
 IDLE_SECONDS = 60.0
 """A log that took nothing for so long keeps no file open: most of many partitions are idle."""
@@ -142,8 +142,9 @@ class PartitionLog:
         """Which leader wrote which of its bytes, as appended."""
         self._epoch = max(0, recovered.epochs.last)
         self._appended = recovered.state
-        self._flushed = recovered.state
-        """As of the last flush, published or not."""
+        self._flushed = self._flushed_whole = recovered.state
+        """As of the last flush, published or not; and as far as it is whole: recovery cuts nothing below a
+        checkpoint, so a checkpoint says no more than that."""
         self._copying: Scan | None = None
         """What was copied from a leader since this log led last or was opened."""
         self._reader = Reader(self.directory, recovered.state.end)
@@ -389,7 +390,8 @@ class PartitionLog:
         """Append what stands behind this log's end in the leader's: whole batches of one of its files.
 
         `headers` are those of `batches`, which were checked to follow what is here. `segment` is where the
-        leader's file begins: one begins there here, too. Raises StorageError; then nothing was written.
+        leader's file begins: one begins there here, too. Raises StorageError; then nothing was written, or
+        the log takes nothing more.
         """
         with self._lock:
             if self.refusal is not None:
@@ -401,10 +403,15 @@ class PartitionLog:
             self._write_to(active, [batches], len(batches))
             self._copying = copying
             start = 0
-            for header in headers:
-                end = start + header.size
-                copying.note(active, header, batches[start:end], before + start)
-                start = end
+            try:
+                for header in headers:
+                    end = start + header.size
+                    copying.note(active, header, batches[start:end], before + start)
+                    start = end
+            except Exception as error:  # a mistake: the file holds what is not known here; a restart reads it
+                log.exception("a mistake while copying to %s", self.directory)
+                self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+                raise StorageError(self.refusal) from error
             self._appended = copying.state
 
     def cut(self, position: int) -> None:
@@ -490,18 +497,21 @@ class PartitionLog:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
             state = self._appended  # before the list: the list then covers all of the state
+            whole = state if (copying := self._copying) is None else copying.kept
             segments = self._files.segments
             unsynced = [item for item in segments if item.end > self._flushed.end and item.base < state.end]
             changed, self._directory_changed = self._directory_changed, False
+            is_syncing = False
             try:
                 # What needs a descriptor comes before the first fdatasync: if none is left, nothing is lost.
                 descriptors = [segment.append_fd() for segment in unsynced]
                 if changed:
                     sync_directory(self.directory)
+                is_syncing = True
                 for fd in descriptors:
                     self._sync(fd)
             except OSError as error:
-                if error.errno in OUT_OF_RESOURCES:
+                if error.errno in OUT_OF_RESOURCES and not is_syncing:
                     self._directory_changed |= changed
                     raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
                 reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
@@ -509,6 +519,8 @@ class PartitionLog:
                 log.error("%s", reason)
                 raise StorageError(reason) from error
             self._flushed = state
+            if whole.end <= state.end:  # else more is being copied at this moment, which the next flush takes
+                self._flushed_whole = whole
             for segment in segments[:-1]:
                 if segment.end <= state.end:
                     segment.close()
@@ -516,12 +528,12 @@ class PartitionLog:
 
     def write_due_checkpoint(self) -> None:
         """Write the checkpoint if it is due; for the thread that flushed, after the outcome was posted."""
-        state = self._flushed
+        state = self._flushed_whole
         if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
             return  # whoever holds the lock writes one, or waits for a flush and finds it due later
         try:
             if not self._closed:
-                self._write_checkpoint(self._flushed, self._files)  # a cut may have come in between
+                self._write_checkpoint(self._flushed_whole, self._files)  # a cut may have come in between
         finally:
             self._checkpoint_lock.release()
 
@@ -582,7 +594,7 @@ class PartitionLog:
             with self._lock:
                 if self._closed:
                     raise StorageError(f"{self.directory} is closed")
-                files, flushed, end = self._files, self._flushed, self._visible.high_watermark
+                files, flushed, end = self._files, self._flushed_whole, self._visible.high_watermark
             offset = end if before == -1 else before
             if not 0 <= offset <= end:
                 raise OffsetOutOfRange(f"offset {before} is past the end, {end}")
@@ -615,11 +627,13 @@ class PartitionLog:
                 is_led = leader_start is None and self._copying is None
                 if is_led and is_over and active.facts.next_offset >= 0:
                     self._roll_for_retention(now)
-                files, visible, flushed = self._files, self._visible, self._flushed
+                files, visible, flushed = self._files, self._visible, self._flushed_whole
+            # A copy may know of more that is committed than it has flushed, which its checkpoint cannot tell.
+            kept = min(visible, flushed, key=lambda state: state.end)
             if leader_start is None:
-                count = files.expired_count(self.config, now, visible)
+                count = files.expired_count(self.config, now, kept)
             else:
-                count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, visible.end))
+                count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, kept.end))
             # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
             # begins above its end for a loss. On a full disk it may fail until something was deleted.
             if count > 0 or self._checkpoint_is_due(flushed):
@@ -683,8 +697,8 @@ class PartitionLog:
         except StorageError as error:
             log.error("closing without a flush: %s", error)
         with self._checkpoint_lock, self._flush_lock, self._lock:
-            if self._flushed.end != self._checkpointed or self.is_replica:
-                self._write_checkpoint(self._flushed, self._files, closing=True)
+            if self._flushed_whole.end != self._checkpointed or self.is_replica:
+                self._write_checkpoint(self._flushed_whole, self._files, closing=True)
             self._shut(f"{self.directory} is closed")
 
     def delete(self) -> None:

@@ -307,7 +307,11 @@ def _make_durable(directory: Path, segments: list[Segment], flushed: int | None,
                 position = max(0, flushed - segment.base)
                 while chunk := os.pread(fd, COPY_BYTES, position):
                     position += os.pwrite(fd, chunk, position)
-            sync(fd)
+            try:
+                sync(fd)
+            except OSError as error:
+                # Tried again it might succeed without the bytes being there, as with any flush.
+                raise MillraceError(f"cannot open the log in {directory}: flush: {error}") from error
         finally:
             os.close(fd)
         os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))

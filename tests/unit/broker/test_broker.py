@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.broker import broker
 from millrace.coordination.state import TopicState
 from millrace.errors import (
     BrokerError,
@@ -263,6 +264,29 @@ def test_a_fetch_that_lacks_landmarks_waits_until_they_are_built(
     assert answers[0][0][1][0].records is not None
 
 
+def test_landmarks_for_which_no_thread_was_left_are_built_for_a_later_fetch(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(landmarks, "WALKED_HEADERS", 10)
+    monkeypatch.setattr(landmarks, "SPAN_BYTES", 1000)
+    running = start()
+    for _ in range(50):
+        last = running.produce(acks_all=True)
+    running.turn()
+    running.until("the answers", lambda: last.heard)
+    running.broker.partition("t", 0).log._files.segments[0].landmarks = Landmarks()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        (refused,) = running.fetch(("t", 0, last.base_offset - 1))
+    assert refused[0][1][0].error == ErrorCode.STORAGE_ERROR
+    answers = running.fetch(("t", 0, last.base_offset - 1))
+    running.until("the answer", lambda: answers)
+    assert answers[0][0][1][0].records is not None
+
+
 def test_a_fetch_waits_for_min_bytes_across_partitions(start: Start) -> None:
     running = start(topic("a", 1), topic("b", 1))
     size = len(build_batch([Message(1, None, b"x")]))
@@ -349,6 +373,21 @@ def test_a_log_that_cannot_be_opened_refuses_its_partition_only(start: Start, tm
     assert running.produce().heard == []
 
 
+def test_a_topic_with_a_setting_that_is_not_known_is_served_once_it_has_lost_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "RETENTION_INTERVAL_S", 0.05)
+    running = start()
+    newer = topic("newer", 1, settings={"of.a.newer.release": "1"})
+    running.cluster.set(running.cluster.topics["t"], newer)
+    running.until("the refusal", lambda: ("newer", 0) in running.broker.failed)
+    running.cluster.set(
+        running.cluster.topics["t"], TopicState("newer", newer.topic_id, {}, newer.partitions)
+    )
+    running.until("it is served", lambda: ("newer", 0) in running.broker.partitions)
+    assert not running.broker.failed
+
+
 def test_new_settings_of_a_topic_reach_its_open_log(start: Start) -> None:
     running = start()
     before = running.cluster.topics["t"]
@@ -356,6 +395,19 @@ def test_new_settings_of_a_topic_reach_its_open_log(start: Start) -> None:
     running.cluster.set(changed)
     running.turn()
     assert running.broker.partition("t", 0).log.config.retention_ms == 5
+
+
+@pytest.mark.parametrize("changed", [{"flush.ms": "20"}, {"flush.messages": "1"}])
+def test_a_message_that_waits_for_its_flush_waits_no_longer_than_new_settings_say(
+    start: Start, changed: dict[str, str]
+) -> None:
+    running = start()
+    running.produce()
+    running.turn()
+    assert running.high_watermark() == 0
+    before = running.cluster.topics["t"]
+    running.cluster.set(TopicState("t", before.topic_id, changed, before.partitions))
+    running.until("the flush", lambda: running.high_watermark() == 1)
 
 
 def test_stopping_brings_everything_to_the_disk_and_answers(start: Start) -> None:

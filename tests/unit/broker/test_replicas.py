@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from millrace.broker import replicas
+from millrace.broker import broker, replicas
 from millrace.broker.fetch import Reads
 from millrace.config import LogConfig
 from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState, TopicState
@@ -44,7 +44,7 @@ from millrace.wire.replica import (
     Wanted,
 )
 from tests.unit.broker.asking import ask
-from tests.unit.broker.running import NEVER_MS, FakeCluster, Running
+from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running
 from tests.unit.storage.logs import ORIGIN, batch, batches_at, log_files, origin_batches, position
 
 OURS, THEIRS = "a" * 16, "b" * 16
@@ -474,6 +474,29 @@ def test_a_broker_that_is_named_as_the_leader_and_cannot_open_the_log_gives_way(
     try:
         running.until("it gives way", lambda: cluster.state.leader == NO_LEADER)
         assert (set(cluster.state.isr), cluster.state.eligible) == ({2}, eligible)
+    finally:
+        running.stop()
+
+
+def test_a_broker_whose_disk_refuses_a_flush_while_a_log_is_opened_is_not_taken_for_whole(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(broker, "RETENTION_INTERVAL_S", 0.02)
+    cluster = Registries(minimum=2)
+    before = cluster.topics["t"]
+    named = dataclasses.replace(before.partitions[0], leader=1, leader_epoch=1)
+    cluster.set(dataclasses.replace(before, partitions={0: named}))
+    disk.fails = True
+    running = Running(tmp_path, cluster, LogConfig(flush_ms=NEVER_MS), directory=OURS)
+    disk.fails = False  # the next flush would succeed, whatever became of those bytes
+    try:
+        running.until("it gives way", lambda: cluster.state.leader == NO_LEADER)
+        assert (set(cluster.state.isr), cluster.state.eligible) == ({2}, {})
+        syncs, rounds = disk.syncs, list[None]()
+        monkeypatch.setattr(running.logs, "delete_expired", lambda: rounds.append(None))
+        running.until("it could have been tried again", lambda: len(rounds) > 3)
+        assert disk.syncs == syncs
+        assert "until a restart" in caplog.text
     finally:
         running.stop()
 

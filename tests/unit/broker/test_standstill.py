@@ -85,6 +85,20 @@ def test_after_a_standstill_acks_all_waits_until_the_topics_were_read(
     assert cluster.read == 1
 
 
+def test_a_standstill_is_over_when_the_topics_were_read_though_the_system_has_no_thread_left(
+    running: Running, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        clock.now += 2 * STANDSTILL_S
+        running.mailbox.call(running.broker.standstills)
+        running.turn()
+    assert answered(running, running.produce(acks_all=True)) == 0
+
+
 def test_what_was_written_to_a_topic_that_is_another_by_now_is_refused(
     running: Running, cluster: ConfirmedCluster, clock: Clock
 ) -> None:

@@ -194,6 +194,37 @@ def test_a_replica_shows_after_its_start_what_it_knew_to_be_committed(tmp_path: 
     again.close()
 
 
+@pytest.mark.parametrize("end", ["close", "kill", "retention"])
+def test_the_first_part_of_an_append_is_no_whole_one_after_a_restart(tmp_path: Path, end: str) -> None:
+    clock = Clock()
+    leader, follower = replica(tmp_path / "a"), replica(tmp_path / "b", clock)
+    leader.lead(1)
+    leader.append_mirrored(ORIGIN, None, origin_batches([1]), position(1, batches=1, records=1))
+    copy(leader, follower)
+    commit(follower)
+    whole = follower.end
+    leader.append_mirrored(ORIGIN, 1, origin_batches([2, 3], 1), position(6, batches=3, records=6))
+    fetch(leader, follower, 100)
+    assert follower.whole_end == whole < follower.end
+    clock.now += 60
+    follower.flush()
+    if end == "close":
+        follower.close()
+    elif end == "kill":
+        follower.write_due_checkpoint()
+    else:
+        follower.apply_retention(0)
+    again = replica(crash(follower))
+    assert again.whole_end == whole
+    if again.whole_end < again.end:  # as before an election
+        again.cut(again.whole_end)
+    again.lead(2)
+    again.append_mirrored(ORIGIN, 1, origin_batches([2, 3], 1), position(6, batches=3, records=6))
+    assert [header.records_count for header in _all(again)] == [1, 2, 3]
+    for log in (leader, again):
+        crash(log)
+
+
 def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
     log = replica(tmp_path)
     appended(log, batch(), batch())
@@ -369,6 +400,59 @@ def test_a_copy_drops_the_files_that_its_leader_has_dropped_and_no_others(tmp_pa
     follower.apply_retention(leader.start)
     assert content(follower) == content(leader)
     assert follower.start == leader.start > 0
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_what_a_copy_has_not_flushed_its_retention_does_not_drop_though_it_is_committed(
+    tmp_path: Path, *, leads: bool
+) -> None:
+    clock = Clock()
+    leader = replica(tmp_path / "a", clock, retention_ms=1000)
+    follower = replica(tmp_path / "b", clock, retention_ms=1000)
+    leader.lead(1)
+    for _ in range(4):
+        appended(leader, batch(3, b"x" * 1000))
+    commit(leader)
+    copy(leader, follower)
+    follower.publish(follower.whole)  # it catches up: what it gets was committed long ago
+    clock.now += 10
+    leader.apply_retention()
+    if leads:
+        follower.lead(2)
+        follower.apply_retention()
+    else:
+        follower.apply_retention(leader.start)
+    again = replica(crash(follower), clock, retention_ms=1000)
+    assert again.end == leader.end
+    appended(leader, batch())
+    copy(leader, again)
+    commit(again)
+    again.apply_retention(leader.start)
+    assert content(again) == content(leader)
+    for log in (leader, again):
+        crash(log)
+
+
+def test_a_copy_that_could_not_take_in_what_it_wrote_writes_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    leader, follower = replica(tmp_path / "a"), replica(tmp_path / "b")
+    leader.lead(1)
+    appended(leader, batch(), batch())
+    with monkeypatch.context() as patched:
+        patched.setattr("millrace.storage.recovery.Scan.note", no_memory)
+        with pytest.raises(StorageError, match="until the broker restarts"):
+            fetch(leader, follower, len(batch()))
+    with pytest.raises(StorageError, match="until the broker restarts"):
+        fetch(leader, follower)
+    follower = replica(crash(follower))
+    copy(leader, follower)
+    assert content(follower) == content(leader)
+    for log in (leader, follower):
+        crash(log)
 
 
 @pytest.mark.parametrize("at", range(61))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from millrace.config import LogConfig
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, StorageError
 from millrace.storage.log_directory import LogDirectory, claim, parse_partition_name, partition_name
 from millrace.storage.partition_log import PartitionLog
 from tests.support import WAIT_S, run_python
@@ -117,6 +118,28 @@ def test_a_recreated_topic_never_serves_the_old_ones_messages(tmp_path: Path, re
     assert [path.name.partition(".")[0] for path in aside] == [partition_name("t", 0, TOPIC_ID)]
     assert log_files(aside[0])[0].stat().st_size > 0, "set aside, not deleted"
     assert kept.directory.exists()
+    logs.close()
+
+
+def test_a_topic_whose_log_a_full_disk_kept_from_being_made_can_be_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    logs = open_directory(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", full_disk)
+        with pytest.raises(StorageError):
+            logs.partition("t", 0, TOPIC_ID)
+    again = logs.partition("t", 0, uuid4())
+    appended(again, batch(3))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", full_disk)
+        with pytest.raises(StorageError, match="set aside"):  # which is tried again
+            logs.partition("t", 0, TOPIC_ID)
+    assert logs.partition("t", 0, TOPIC_ID).end == 0
+    assert [len(log_files(path)) for path in tmp_path.glob("*.foreign-*")] == [1]
     logs.close()
 
 

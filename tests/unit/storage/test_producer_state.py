@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from millrace.config import LogConfig
-from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence, StorageError
+from millrace.errors import InvalidProducerEpoch, InvalidRecord, MillraceError, OutOfOrderSequence
 from millrace.records import BatchHeader
 from millrace.storage import producer_state, sealed
 from millrace.storage.checkpoint import Checkpoint
@@ -439,7 +439,7 @@ def test_a_log_that_cannot_be_opened_counts_no_producers_however_often_it_is_tri
 
     limit = ProducerLimit()
     for _ in range(2):
-        with pytest.raises(StorageError):
+        with pytest.raises(MillraceError):
             PartitionLog(tmp_path / "t-0", LogConfig(), Clock(), refuse, limit)
         assert len(limit) == 0
     log = PartitionLog(tmp_path / "t-0", LogConfig(), Clock(), producer_limit=limit)

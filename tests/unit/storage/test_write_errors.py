@@ -136,19 +136,22 @@ class FailingDisk:
 
     def __init__(self) -> None:
         self.fails = False
+        self.error = errno.EIO
         self.calls = 0
 
     def sync(self, fd: int) -> None:
         self.calls += 1
         if self.fails:
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(self.error, os.strerror(self.error))
         os.fdatasync(fd)
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.ENOMEM])
 def test_after_a_failed_flush_nothing_becomes_visible_and_nothing_is_taken_until_a_restart(
-    tmp_path: Path,
+    tmp_path: Path, error: int
 ) -> None:
     disk = FailingDisk()
+    disk.error = error  # Linux tells what the write-back met, also want of memory
     log = PartitionLog(tmp_path, LogConfig(), Clock(), disk.sync)
     appended(log, batch(3))
     flush(log)
