@@ -426,6 +426,24 @@ def test_what_keeps_a_reader_from_the_mirrors_positions_is_said_once(
     assert said == ["how far the mirror has come is not known: a record that is no position; trying again"]
 
 
+def test_what_was_counted_while_the_registry_was_away_is_told_when_it_is_back(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> int:
+        raise MillraceError("the registry is away")
+
+    reading.count_once()  # of the records of the audit, heartbeats alone are known to the registry
+    cluster.append(Message(0, None, b"plain"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Ids, "register", away)
+        with pytest.raises(MillraceError, match="registry is away"):
+            reading.count_once()
+    cluster.append(Message(0, None, b"plain"))
+    cluster.news()
+    reading.count_once()
+    assert [count(record) for record in cluster.news() if isinstance(record, Count)] == [(0, 2, 2)]
+
+
 def test_a_partition_that_cannot_be_read_takes_no_other_with_it(
     cluster: Cluster, reading: AuditReader
 ) -> None:
