@@ -45,7 +45,7 @@ from millrace_audit.reports.messages import (
     Unreadable,
     now_ms,
 )
-from millrace_audit.reports.mirrors import Mirrors, cluster_name
+from millrace_audit.reports.mirrors import Mirrors, NotInZooKeeper, cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
 from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
@@ -315,6 +315,8 @@ class AuditReader(TierReader):
         if self._config.tier != OFFLINE or end <= partition.end:
             return end, written
         try:
+            if partition.origin is None:
+                self._note_copy(partition)
             copied = self._mirrors.copied_end(partition.topic, *partition.key, end)
         except MillraceError as error:
             raise CannotRead(str(error)) from error
@@ -322,6 +324,17 @@ class AuditReader(TierReader):
             return end, written
         partition.limit = max(copied, partition.end)
         return min(end, partition.limit), min(written, partition.limit)
+
+    def _note_copy(self, partition: Partition) -> None:
+        """Find out what it is a copy of before any of it is read: else it is counted as nobody's copy."""
+        try:
+            origin = self._mirrors.origin(partition.topic, *partition.key)
+        except NotInZooKeeper:
+            if not self._mirrors.in_kafka:
+                raise
+            return  # a topic that nobody copies there
+        if origin is not None:
+            partition.copied(origin, None, 0)
 
     def _read(self, leaders: Mapping[int, Sequence[Partition]]) -> None:
         """Read every partition to its end as noted, by fetches that hold something of several each."""
