@@ -121,12 +121,13 @@ class Follower:
 
     @staticmethod
     def _is_left(one: FollowedFile) -> bool:
-        """True once the renamed file has not grown for a while."""
+        """True once the file has not grown for a while since it was renamed, also if it was quiet before."""
         assert one.file is not None
         if one.rotated_at is None:
             one.rotated_at = time.monotonic()
         watched_s = time.monotonic() - one.rotated_at
-        return max(watched_s, time.time() - os.fstat(one.file.fileno()).st_mtime) >= ROTATED_S
+        renamed_at = os.fstat(one.file.fileno()).st_ctime  # or later: whatever is written moves it, too
+        return max(watched_s, time.time() - renamed_at) >= ROTATED_S
 
     def _take(self, one: FollowedFile, block: bytes) -> None:
         """Take the lines of a block and note the position behind it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,28 @@ def test_a_file_that_is_renamed_is_read_to_its_end_and_then_the_new_one(agent: A
         file.write(line("/late") + "\n" + line("/unended"))
     agent.take()
     assert agent.urls() == ["/1", "/2", "/late", "/unended", "/3"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_was_quiet_for_long_is_watched_when_it_is_renamed_like_any_other(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(follow, "ROTATED_S", 2.0)
+    agent.write("/1")
+    an_hour_ago = time.time() - 3600
+    os.utime(agent.log, (an_hour_ago, an_hour_ago))
+    agent.take()
+    with agent.log.open("a") as writer:  # which has not been told yet that its file has another name
+        agent.log.rename(agent.log.with_name("app.log.1"))
+        agent.log.touch()
+        if again:
+            agent.start()
+        agent.take()
+        writer.write(line("/2") + "\n")
+    agent.write("/3")
+    monkeypatch.setattr(follow, "ROTATED_S", 0.0)
+    agent.take()
+    assert agent.urls() == ["/1", "/2", "/3"]
 
 
 def test_files_that_were_renamed_one_behind_the_other_while_no_agent_ran_are_all_read(agent: Agent) -> None:
