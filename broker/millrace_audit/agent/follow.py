@@ -131,7 +131,7 @@ class Follower:
 
     def _take(self, one: FollowedFile, block: bytes) -> None:
         """Take the lines of a block and note the position behind it."""
-        self._intake.check(one.topic)  # what is wrong with the topic is not the lines' fault
+        read = self._intake.of_lines(one.topic)  # what is wrong with the topic is not the lines' fault
         events: list[Event] = []
         refused: list[tuple[int, str]] = []
         in_long_line, done, size = one.in_long_line, 0, 0
@@ -143,7 +143,7 @@ class Follower:
                 refused.append((one.offset + done, f"it has more than {BLOCK_BYTES} bytes"))
             elif line.strip():
                 try:
-                    events += self._intake.from_line(one.topic, line)
+                    events += read(line)
                     size += events[-1].size
                 except Refused as error:
                     refused.append((one.offset + done, str(error)))

@@ -109,13 +109,13 @@ class Intake:
         given = _parse_json(body)
         return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
 
-    def check(self, topic: str) -> None:
-        """MillraceError unless events of the topic can be encoded."""
-        self._latest(topic)
+    def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
+        """Reads a line of a file, to a list of its event; Refused is the line's fault alone.
 
-    def from_line(self, topic: str, line: bytes) -> list[Event]:
-        """The event of a line of a file, as the list of it."""
-        return self._events(topic, self._latest(topic), [_parse_json(line)])
+        MillraceError here unless events of the topic can be encoded.
+        """
+        schema = self._latest(topic)
+        return lambda line: self._events(topic, schema, [_parse_json(line)])
 
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
         """The same for a request in Avro, whose events were written with the registry's schema of that id."""

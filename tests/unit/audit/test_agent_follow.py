@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace_audit.agent import follow
+from millrace_audit.agent import follow, intake
 from millrace_audit.agent.follow import Follower
 from millrace_audit.agent.intake import Intake, Unknown
 from millrace_audit.agent.spool import Spool
 from millrace_audit.reports.messages import schema_file
-from millrace_registry.client import RegisteredVersion
+from millrace_registry.client import RegisteredVersion, UnknownSchema
 from millrace_registry.subjects import Subjects
 
 START = 1_431_856_800_000
@@ -55,8 +55,8 @@ class Agent:
     def start(self) -> None:
         self.stop()
         self.spool = Spool(self.folder / "spool", 1 << 30)
-        intake = Intake(Registry(), self.topics, self.spool, Subjects.parse(["t=PageView"]))  # type: ignore[arg-type]
-        self.follower = Follower(self.spool, intake, {self.log: "t"})
+        taking = Intake(Registry(), self.topics, self.spool, Subjects.parse(["t=PageView"]))  # type: ignore[arg-type]
+        self.follower = Follower(self.spool, taking, {self.log: "t"})
 
     def stop(self) -> None:
         if self.spool is not None:
@@ -237,6 +237,30 @@ def test_lines_wait_while_their_topic_is_not_there(agent: Agent) -> None:
     agent.take()
     assert (agent.urls(), agent.follower.troubles) == (["/1"], [])
     assert agent.follower.caught_up() > 0.0
+
+
+def test_no_line_is_taken_for_no_event_because_the_schema_goes_while_lines_are_read(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def latest(*_: object, **__: object) -> RegisteredVersion:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise UnknownSchema("no subject PageView")
+        return RegisteredVersion(1, 1, schema_file("PageView"))
+
+    monkeypatch.setattr(Registry, "latest", latest)
+    monkeypatch.setattr(intake, "SUBJECT_AGE_S", 0.0)  # what is known of the subject is too old at every look
+    urls = [f"/{n}" for n in range(10)]
+    agent.write(*urls)
+    agent.take()
+    for url in urls:
+        agent.write(url)
+        agent.take()
+    assert agent.urls() == urls + urls
+    assert agent.follower.files[0].refused == 0
 
 
 def test_more_than_one_transaction_holds_is_taken_in_several(
