@@ -21,6 +21,7 @@ import fastavro
 
 from millrace.coordination.state import check_topic_name
 from millrace.errors import BrokerError, MillraceError
+from millrace.records.messages import read_varint
 from millrace_audit.agent.spool import Event
 from millrace_audit.answer import iso
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS
@@ -83,8 +84,8 @@ class _Schema:
     """The schema without the header."""
     checked_at: float = -math.inf
     avro_problem: str | None = None
-    batch: Any = field(default=None)
-    """Of a request in Avro, parsed."""
+    item: Any = field(default=None)
+    """Of an event in a request in Avro, parsed."""
 
 
 class Intake:
@@ -124,7 +125,9 @@ class Intake:
             raise Refused(f"schema {schema_id} {schema.avro_problem}: send JSON")
         source = BytesIO(body)
         try:
-            given: Any = fastavro.schemaless_reader(source, schema.batch, None)
+            given = _read_array(source, body, schema.item)
+        except Refused:
+            raise
         except Exception as error:  # fastavro chokes on what is no Avro in a dozen ways
             raise Refused(
                 f"the body is no Avro array of events of schema {schema_id} ({type(error).__name__}:"
@@ -142,8 +145,7 @@ class Intake:
     def _events(self, topic: str, schema: _Schema, given: Sequence[Any]) -> list[Event]:
         if not given:
             raise Refused("a request without an event: send at least one")
-        if len(given) > MAX_BATCH:
-            raise Refused(f"{len(given)} events in one request: send at most {MAX_BATCH}")
+        _check_number(len(given))
         latest_ms = now_ms() + MOST_AHEAD_MS
         events: list[Event] = []
         size = 0
@@ -230,7 +232,7 @@ def _made(schema_id: int, schema: Any) -> _Schema:
     made.avro_problem = _unreadable(body, ())
     if made.avro_problem is None:
         try:
-            made.batch = fastavro.parse_schema(_batch_of(body))
+            made.item = fastavro.parse_schema(_batch_of(body)["items"])
         except Exception as error:  # one of its fields has a type of the header's
             made.avro_problem = f"cannot be read without its header ({_one_line(error)})"
     return made
@@ -245,6 +247,25 @@ def _batch_of(body: Mapping[str, Any]) -> dict[str, Any]:
     ]
     item = {"type": "record", "name": "AgentEvent", "namespace": "millrace.agent", "fields": fields}
     return {"type": "array", "items": item}
+
+
+def _check_number(events: int) -> None:
+    if events > MAX_BATCH:
+        raise Refused(f"{events} events in one request: send at most {MAX_BATCH}")
+
+
+def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
+    """The events of an Avro array, block by block: a few bytes each may be, so none of too many is read."""
+    given: list[Any] = []
+    while True:
+        count, at = read_varint(body, source.tell())
+        if count < 0:  # the size of the block follows, for who passes over it
+            count, at = -count, read_varint(body, at)[1]
+        source.seek(at)
+        if not count:
+            return given
+        _check_number(len(given) + count)
+        given += (fastavro.schemaless_reader(source, item, None) for _ in range(count))
 
 
 def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
