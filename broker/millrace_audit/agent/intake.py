@@ -158,7 +158,7 @@ class Intake:
                     )
             except MillraceError as error:
                 where = f"event {number}: " if len(given) > 1 else ""
-                raise Refused(f"{where}{error}") from None
+                raise Refused(f"{where}{_one_line(error)}") from None
         return events
 
     # What registry and brokers have.
@@ -346,4 +346,5 @@ def _is_empty(schema: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    """What it says, whatever of an event it names: neither long nor with half of a surrogate pair."""
+    return " ".join(str(error).split())[:300].encode(errors="backslashreplace").decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from millrace_audit.agent import intake
 from millrace_audit.agent.intake import Intake, Refused
 from millrace_audit.agent.spool import Spool
 from millrace_audit.reports.messages import schema_file
+from millrace_registry.client import RegisteredVersion
 from millrace_registry.subjects import Subjects
 
 START = 1_431_856_800_000
@@ -21,6 +23,9 @@ FIELDS = {"clientAddress": "c", "method": "GET", "url": "/", "protocol": "HTTP/1
 
 
 class Registry:
+    def latest(self, subject: str, **_: Any) -> RegisteredVersion:
+        return RegisteredVersion(1, 1, schema_file("PageView"))
+
     def schema(self, schema_id: int) -> Any:
         return schema_file("PageView")
 
@@ -34,7 +39,7 @@ class Topics:
 def taking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(intake, "MAX_BATCH", 5)
     spool = Spool(tmp_path, 1 << 30)
-    yield Intake(Registry(), Topics(), spool, Subjects.parse([]))  # type: ignore[arg-type]
+    yield Intake(Registry(), Topics(), spool, Subjects.parse(["t=PageView"]))  # type: ignore[arg-type]
     spool.close()
 
 
@@ -70,3 +75,21 @@ def test_of_more_events_than_a_request_may_have_none_is_read(taking: Intake) -> 
     ):
         with pytest.raises(Refused, match="in one request: send at most 5"):
             taking.from_avro("t", 1, body)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"\ud800": 1},
+        {"event": {**FIELDS, "status": "\ud800"}},
+        {"event": {**FIELDS, "status": "x" * 1_000_000}},
+        {"x" * 1_000_000: 1},
+    ],
+)
+def test_what_is_wrong_with_an_event_is_said_in_a_short_text_that_can_be_written(
+    taking: Intake, wrong: dict[str, Any]
+) -> None:
+    event = {"time": START, "event": FIELDS, **wrong}
+    with pytest.raises(Refused) as refused:
+        taking.from_json("t", json.dumps([event]).encode())
+    assert len(str(refused.value).encode()) < 500
