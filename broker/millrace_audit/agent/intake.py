@@ -39,6 +39,8 @@ MAX_BATCH_BYTES = 8 << 20
 """What they may take in the spool: fields that a request leaves out may have large defaults."""
 SUBJECT_AGE_S = 60.0
 """How long the latest schema of a subject is the latest one without another question."""
+AWAY_S = 10.0
+"""Brokers that did not answer are not asked again for so long: meanwhile nobody's events wait for them."""
 _REGISTRY_WAIT_S = 2.0
 _FIELDS = {"time", "key", "event"}
 _NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
@@ -103,6 +105,7 @@ class Intake:
         self._subjects = subjects
         self._lock = threading.Lock()  # one question to the registry or the brokers at a time
         self._present = notes.topics()
+        self._unanswered: tuple[str, float] | None = None  # why brokers do not answer, and until when
         self._schemas = {name: _made(*known) for name, known in notes.schemas().items()}
 
     def from_json(self, topic: str, body: bytes) -> list[Event]:
@@ -171,7 +174,13 @@ class Intake:
         except BrokerError as error:
             raise Refused(str(error)) from None
         with self._lock:
-            self._topics.check(topic)
+            if self._unanswered is not None and self._clock() < self._unanswered[1]:
+                raise Unavailable(self._unanswered[0])
+            try:
+                self._topics.check(topic)
+            except Unavailable as error:
+                self._unanswered = str(error), self._clock() + AWAY_S
+                raise
             self._notes.note_topic(topic)
             self._present.add(topic)
 

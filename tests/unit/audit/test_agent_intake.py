@@ -12,7 +12,7 @@ import pytest
 
 from millrace.records.messages import write_varint
 from millrace_audit.agent import intake
-from millrace_audit.agent.intake import Intake, Refused
+from millrace_audit.agent.intake import Intake, Refused, Unavailable
 from millrace_audit.agent.spool import Spool
 from millrace_audit.reports.messages import schema_file
 from millrace_registry.client import RegisteredVersion
@@ -93,3 +93,21 @@ def test_what_is_wrong_with_an_event_is_said_in_a_short_text_that_can_be_written
     with pytest.raises(Refused) as refused:
         taking.from_json("t", json.dumps([event]).encode())
     assert len(str(refused.value).encode()) < 500
+
+
+def test_brokers_that_do_not_answer_are_not_asked_again_by_each_request(tmp_path: Path) -> None:
+    clock, asked = [0.0], list[str]()
+
+    class Away:
+        def check(self, topic: str) -> None:
+            asked.append(topic)
+            raise Unavailable("no broker answers")
+
+    spool = Spool(tmp_path, 1 << 30)
+    taking = Intake(Registry(), Away(), spool, Subjects.parse([]), clock=lambda: clock[0])  # type: ignore[arg-type]
+    for clock[0] in (0.0, 1.0, 9.9, 10.0, 11.0):
+        for topic in ("new", "newer"):
+            with pytest.raises(Unavailable, match="no broker answers"):
+                taking.from_json(topic, b"{}")
+    assert asked == ["new", "new"]
+    spool.close()
