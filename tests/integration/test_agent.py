@@ -206,6 +206,7 @@ def test_what_is_no_good_is_refused_with_field_and_reason_and_nothing_of_its_req
         ({**good, "key": 5}, "key: give a text or null"),
         ({**good, "event": []}, "event: give an object"),
         ({**good, "extra": 1}, "extra: no such field"),
+        ({**good, "\ud800": 1}, "\\ud800: no such field"),
         ({**good, "event": {**EVENT, "header": {}}}, "leave header out"),
         ({**good, "event": {**EVENT, "status": "ok"}}, "status"),
         ({**good, "event": {**EVENT, "status": 1 << 40}}, "status"),

@@ -291,6 +291,8 @@ class Carrier:
             return
         mine = self._mine
         mine.greet(lane.topic, self._promise())
+        if min(event.time for _, event in events) < mine.closed_through:
+            mine.report(self._promise())  # which takes back that nothing of that time will follow
         ids = [number for number, _ in events]
         self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
         lane.behind = max(lane.behind, ids[-1])

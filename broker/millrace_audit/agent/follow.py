@@ -121,16 +121,17 @@ class Follower:
 
     @staticmethod
     def _is_left(one: FollowedFile) -> bool:
-        """True once the renamed file has not grown for a while."""
+        """True once the file has not grown for a while since it was renamed, also if it was quiet before."""
         assert one.file is not None
         if one.rotated_at is None:
             one.rotated_at = time.monotonic()
         watched_s = time.monotonic() - one.rotated_at
-        return max(watched_s, time.time() - os.fstat(one.file.fileno()).st_mtime) >= ROTATED_S
+        renamed_at = os.fstat(one.file.fileno()).st_ctime  # or later: whatever is written moves it, too
+        return max(watched_s, time.time() - renamed_at) >= ROTATED_S
 
     def _take(self, one: FollowedFile, block: bytes) -> None:
         """Take the lines of a block and note the position behind it."""
-        self._intake.check(one.topic)  # what is wrong with the topic is not the lines' fault
+        read = self._intake.of_lines(one.topic)  # what is wrong with the topic is not the lines' fault
         events: list[Event] = []
         refused: list[tuple[int, str]] = []
         in_long_line, done, size = one.in_long_line, 0, 0
@@ -142,7 +143,7 @@ class Follower:
                 refused.append((one.offset + done, f"it has more than {BLOCK_BYTES} bytes"))
             elif line.strip():
                 try:
-                    events += self._intake.from_line(one.topic, line)
+                    events += read(line)
                     size += events[-1].size
                 except Refused as error:
                     refused.append((one.offset + done, str(error)))

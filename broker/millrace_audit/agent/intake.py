@@ -21,6 +21,7 @@ import fastavro
 
 from millrace.coordination.state import check_topic_name
 from millrace.errors import BrokerError, MillraceError
+from millrace.records.messages import read_varint
 from millrace_audit.agent.spool import Event
 from millrace_audit.answer import iso
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS
@@ -38,6 +39,8 @@ MAX_BATCH_BYTES = 8 << 20
 """What they may take in the spool: fields that a request leaves out may have large defaults."""
 SUBJECT_AGE_S = 60.0
 """How long the latest schema of a subject is the latest one without another question."""
+AWAY_S = 10.0
+"""Brokers that did not answer are not asked again for so long: meanwhile nobody's events wait for them."""
 _REGISTRY_WAIT_S = 2.0
 _FIELDS = {"time", "key", "event"}
 _NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
@@ -83,8 +86,8 @@ class _Schema:
     """The schema without the header."""
     checked_at: float = -math.inf
     avro_problem: str | None = None
-    batch: Any = field(default=None)
-    """Of a request in Avro, parsed."""
+    item: Any = field(default=None)
+    """Of an event in a request in Avro, parsed."""
 
 
 class Intake:
@@ -102,6 +105,7 @@ class Intake:
         self._subjects = subjects
         self._lock = threading.Lock()  # one question to the registry or the brokers at a time
         self._present = notes.topics()
+        self._unanswered: tuple[str, float] | None = None  # why brokers do not answer, and until when
         self._schemas = {name: _made(*known) for name, known in notes.schemas().items()}
 
     def from_json(self, topic: str, body: bytes) -> list[Event]:
@@ -109,13 +113,13 @@ class Intake:
         given = _parse_json(body)
         return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
 
-    def check(self, topic: str) -> None:
-        """MillraceError unless events of the topic can be encoded."""
-        self._latest(topic)
+    def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
+        """Reads a line of a file, to a list of its event; Refused is the line's fault alone.
 
-    def from_line(self, topic: str, line: bytes) -> list[Event]:
-        """The event of a line of a file, as the list of it."""
-        return self._events(topic, self._latest(topic), [_parse_json(line)])
+        MillraceError here unless events of the topic can be encoded.
+        """
+        schema = self._latest(topic)
+        return lambda line: self._events(topic, schema, [_parse_json(line)])
 
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
         """The same for a request in Avro, whose events were written with the registry's schema of that id."""
@@ -124,7 +128,9 @@ class Intake:
             raise Refused(f"schema {schema_id} {schema.avro_problem}: send JSON")
         source = BytesIO(body)
         try:
-            given: Any = fastavro.schemaless_reader(source, schema.batch, None)
+            given = _read_array(source, body, schema.item)
+        except Refused:
+            raise
         except Exception as error:  # fastavro chokes on what is no Avro in a dozen ways
             raise Refused(
                 f"the body is no Avro array of events of schema {schema_id} ({type(error).__name__}:"
@@ -142,8 +148,7 @@ class Intake:
     def _events(self, topic: str, schema: _Schema, given: Sequence[Any]) -> list[Event]:
         if not given:
             raise Refused("a request without an event: send at least one")
-        if len(given) > MAX_BATCH:
-            raise Refused(f"{len(given)} events in one request: send at most {MAX_BATCH}")
+        _check_number(len(given))
         latest_ms = now_ms() + MOST_AHEAD_MS
         events: list[Event] = []
         size = 0
@@ -156,7 +161,7 @@ class Intake:
                     )
             except MillraceError as error:
                 where = f"event {number}: " if len(given) > 1 else ""
-                raise Refused(f"{where}{error}") from None
+                raise Refused(f"{where}{_one_line(error)}") from None
         return events
 
     # What registry and brokers have.
@@ -169,7 +174,13 @@ class Intake:
         except BrokerError as error:
             raise Refused(str(error)) from None
         with self._lock:
-            self._topics.check(topic)
+            if self._unanswered is not None and self._clock() < self._unanswered[1]:
+                raise Unavailable(self._unanswered[0])
+            try:
+                self._topics.check(topic)
+            except Unavailable as error:
+                self._unanswered = str(error), self._clock() + AWAY_S
+                raise
             self._notes.note_topic(topic)
             self._present.add(topic)
 
@@ -230,7 +241,7 @@ def _made(schema_id: int, schema: Any) -> _Schema:
     made.avro_problem = _unreadable(body, ())
     if made.avro_problem is None:
         try:
-            made.batch = fastavro.parse_schema(_batch_of(body))
+            made.item = fastavro.parse_schema(_batch_of(body)["items"])
         except Exception as error:  # one of its fields has a type of the header's
             made.avro_problem = f"cannot be read without its header ({_one_line(error)})"
     return made
@@ -245,6 +256,25 @@ def _batch_of(body: Mapping[str, Any]) -> dict[str, Any]:
     ]
     item = {"type": "record", "name": "AgentEvent", "namespace": "millrace.agent", "fields": fields}
     return {"type": "array", "items": item}
+
+
+def _check_number(events: int) -> None:
+    if events > MAX_BATCH:
+        raise Refused(f"{events} events in one request: send at most {MAX_BATCH}")
+
+
+def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
+    """The events of an Avro array, block by block: a few bytes each may be, so none of too many is read."""
+    given: list[Any] = []
+    while True:
+        count, at = read_varint(body, source.tell())
+        if count < 0:  # the size of the block follows, for who passes over it
+            count, at = -count, read_varint(body, at)[1]
+        source.seek(at)
+        if not count:
+            return given
+        _check_number(len(given) + count)
+        given += (fastavro.schemaless_reader(source, item, None) for _ in range(count))
 
 
 def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
@@ -325,4 +355,5 @@ def _is_empty(schema: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    """What it says, whatever of an event it names: neither long nor with half of a surrogate pair."""
+    return " ".join(str(error).split())[:300].encode(errors="backslashreplace").decode()

@@ -35,6 +35,11 @@ class Voice:
         # A hello of an earlier number was acknowledged before the report that followed was written.
         self._unsaid += [topic for topic, number in spooled.hellos.items() if number == spooled.number]
 
+    @property
+    def closed_through(self) -> int:
+        """What it has promised last: no event before that time will follow."""
+        return self._closed_through
+
     def greet(self, topic: str, closed_through: int) -> None:
         """Announce a topic, once; it is announced when this returns."""
         if topic not in self.spooled.hellos:

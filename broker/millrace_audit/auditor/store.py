@@ -153,7 +153,7 @@ class WindowRow(Row):
     topic: Mapped[TopicKey]
     window: Mapped[NumberKey]
     revision: Mapped[int] = mapped_column(default=0)
-    verdict: Mapped[str] = mapped_column(String(16), default="unknown")
+    verdict: Mapped[str] = mapped_column(String(16), default="pending")
     settled: Mapped[bool] = mapped_column(default=False)
     """The verdict is final: nothing more is awaited."""
     last_settled: Mapped[str | None] = mapped_column(String(16), default=None)

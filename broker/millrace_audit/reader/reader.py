@@ -38,7 +38,6 @@ from millrace_audit.reports.messages import (
     NOTHING,
     OFFLINE,
     AuditCodec,
-    AuditRecord,
     Count,
     Heartbeat,
     ReaderPosition,
@@ -46,7 +45,7 @@ from millrace_audit.reports.messages import (
     Unreadable,
     now_ms,
 )
-from millrace_audit.reports.mirrors import Mirrors, cluster_name
+from millrace_audit.reports.mirrors import Mirrors, NotInZooKeeper, cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
 from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
@@ -179,7 +178,7 @@ class AuditReader(TierReader):
         self._unlisted.clear()
         self._given_up.clear()
         self._beats, self._claim = 0, None
-        self._send([Heartbeat(time=NOTHING, tier=tier)])
+        self._send([self._codec.encode(Heartbeat(time=NOTHING, tier=tier))])
         there = {PartitionKey(t.topic_id.hex, p) for t in self._topics() for p in t.partitions}
         book = TurnBook(self._session, self._seat.cluster)
         before = max((n for n in read_turns(self._session, self._seat) if n < turn.number), default=None)
@@ -316,6 +315,8 @@ class AuditReader(TierReader):
         if self._config.tier != OFFLINE or end <= partition.end:
             return end, written
         try:
+            if partition.origin is None:
+                self._note_copy(partition)
             copied = self._mirrors.copied_end(partition.topic, *partition.key, end)
         except MillraceError as error:
             raise CannotRead(str(error)) from error
@@ -323,6 +324,17 @@ class AuditReader(TierReader):
             return end, written
         partition.limit = max(copied, partition.end)
         return min(end, partition.limit), min(written, partition.limit)
+
+    def _note_copy(self, partition: Partition) -> None:
+        """Find out what it is a copy of before any of it is read: else it is counted as nobody's copy."""
+        try:
+            origin = self._mirrors.origin(partition.topic, *partition.key)
+        except NotInZooKeeper:
+            if not self._mirrors.in_kafka:
+                raise
+            return  # a topic that nobody copies there
+        if origin is not None:
+            partition.copied(origin, None, 0)
 
     def _read(self, leaders: Mapping[int, Sequence[Partition]]) -> None:
         """Read every partition to its end as noted, by fetches that hold something of several each."""
@@ -418,10 +430,11 @@ class AuditReader(TierReader):
                 self._unlisted.setdefault(key, time.monotonic())
         read = [p for p in partitions if p.has_news and p.key.topic_id in there]
         now = now_ms()
-        counts = [self._count_of(partition, now) for partition in read]
+        # First of all: the registry may be away, and what is taken for told is not counted again.
+        messages = [self._codec.encode(self._count_of(partition, now)) for partition in read]
         for partition in read:
             partition.published()
-        self._send(counts)
+        self._send(messages)
         return True
 
     def _count_of(self, partition: Partition, now: int) -> Count:
@@ -467,20 +480,20 @@ class AuditReader(TierReader):
         for partition in self._partitions.values():
             partition.truncated = None
         self._changed.clear()
-        self._send([beat])
+        self._send([self._codec.encode(beat)])
         self._numbers.heartbeat_at = time.time()
         self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
         if tell_all:
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
 
-    def _send(self, records: Iterable[AuditRecord]) -> None:
+    def _send(self, messages: list[bytes]) -> None:
         """Publish, behind what could not be published before.
 
         What is not acknowledged may be there all the same, and may come later: it is said again, the same
         bytes, before anything else is. So of two counts of a partition the second never overtakes the first.
         """
         assert self._turn is not None
-        if messages := [self._codec.encode(record) for record in records]:
+        if messages:
             self._unsent.append(messages)
         while self._unsent:
             messages = self._unsent[0]

@@ -27,6 +27,10 @@ NO_ID = UUID(int=0)
 """As a topic's id at its origin: it is not known in the aggregate cluster."""
 
 
+class NotInZooKeeper(MillraceError):
+    """It does not know a partition: not yet, not any more, or as one of an Apache Kafka's own."""
+
+
 class Mirrors:
     """The mirrored partitions of one cluster, for one thread."""
 
@@ -49,7 +53,7 @@ class Mirrors:
     def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
         """What the partition is a mirror of, which never changes; None for a partition of the cluster's own.
 
-        RequestTimedOut when ZooKeeper is away, MillraceError when it does not know the partition (yet).
+        RequestTimedOut when ZooKeeper is away, NotInZooKeeper when it does not know the partition (yet).
         """
         if (copies := self._client.copies) is not None:
             cluster = copies.origin(partition)
@@ -60,7 +64,7 @@ class Mirrors:
             node = self._session.get(f"/{self._cluster()}/topics/{topic}")
             state = None if node is None else decode_topic(topic, node[0])
             if state is None or state.topic_id.hex != topic_id or partition not in state.partitions:
-                raise MillraceError(f"ZooKeeper does not know {topic}-{partition} (any more)")
+                raise NotInZooKeeper(f"ZooKeeper does not know {topic}-{partition} (any more)")
             self._origins[key] = state.partitions[partition].origin
         return self._origins[key]
 
@@ -94,7 +98,7 @@ class Mirrors:
             return None
         try:
             origin = self.origin(topic, topic_id, partition)
-        except MillraceError:
+        except NotInZooKeeper:
             return None
         if origin is None:
             return None

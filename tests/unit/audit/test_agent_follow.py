@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace_audit.agent import follow
+from millrace_audit.agent import follow, intake
 from millrace_audit.agent.follow import Follower
 from millrace_audit.agent.intake import Intake, Unknown
 from millrace_audit.agent.spool import Spool
 from millrace_audit.reports.messages import schema_file
-from millrace_registry.client import RegisteredVersion
+from millrace_registry.client import RegisteredVersion, UnknownSchema
 from millrace_registry.subjects import Subjects
 
 START = 1_431_856_800_000
@@ -54,8 +55,8 @@ class Agent:
     def start(self) -> None:
         self.stop()
         self.spool = Spool(self.folder / "spool", 1 << 30)
-        intake = Intake(Registry(), self.topics, self.spool, Subjects.parse(["t=PageView"]))  # type: ignore[arg-type]
-        self.follower = Follower(self.spool, intake, {self.log: "t"})
+        taking = Intake(Registry(), self.topics, self.spool, Subjects.parse(["t=PageView"]))  # type: ignore[arg-type]
+        self.follower = Follower(self.spool, taking, {self.log: "t"})
 
     def stop(self) -> None:
         if self.spool is not None:
@@ -113,6 +114,28 @@ def test_a_file_that_is_renamed_is_read_to_its_end_and_then_the_new_one(agent: A
         file.write(line("/late") + "\n" + line("/unended"))
     agent.take()
     assert agent.urls() == ["/1", "/2", "/late", "/unended", "/3"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_was_quiet_for_long_is_watched_when_it_is_renamed_like_any_other(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(follow, "ROTATED_S", 2.0)
+    agent.write("/1")
+    an_hour_ago = time.time() - 3600
+    os.utime(agent.log, (an_hour_ago, an_hour_ago))
+    agent.take()
+    with agent.log.open("a") as writer:  # which has not been told yet that its file has another name
+        agent.log.rename(agent.log.with_name("app.log.1"))
+        agent.log.touch()
+        if again:
+            agent.start()
+        agent.take()
+        writer.write(line("/2") + "\n")
+    agent.write("/3")
+    monkeypatch.setattr(follow, "ROTATED_S", 0.0)
+    agent.take()
+    assert agent.urls() == ["/1", "/2", "/3"]
 
 
 def test_files_that_were_renamed_one_behind_the_other_while_no_agent_ran_are_all_read(agent: Agent) -> None:
@@ -214,6 +237,30 @@ def test_lines_wait_while_their_topic_is_not_there(agent: Agent) -> None:
     agent.take()
     assert (agent.urls(), agent.follower.troubles) == (["/1"], [])
     assert agent.follower.caught_up() > 0.0
+
+
+def test_no_line_is_taken_for_no_event_because_the_schema_goes_while_lines_are_read(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    def latest(*_: object, **__: object) -> RegisteredVersion:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise UnknownSchema("no subject PageView")
+        return RegisteredVersion(1, 1, schema_file("PageView"))
+
+    monkeypatch.setattr(Registry, "latest", latest)
+    monkeypatch.setattr(intake, "SUBJECT_AGE_S", 0.0)  # what is known of the subject is too old at every look
+    urls = [f"/{n}" for n in range(10)]
+    agent.write(*urls)
+    agent.take()
+    for url in urls:
+        agent.write(url)
+        agent.take()
+    assert agent.urls() == urls + urls
+    assert agent.follower.files[0].refused == 0
 
 
 def test_more_than_one_transaction_holds_is_taken_in_several(

@@ -15,6 +15,7 @@ from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore
+from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat
 from tests.unit.audit.story import NOW, OWN, RULES, TOPIC, Story, found
 
@@ -175,3 +176,15 @@ def test_the_numbers_say_verdicts_watermarks_delays_and_strangers(service: Servi
         f'millrace_audit_delay_seconds_sum{{tier="warehouse",topic="{TOPIC}"}} 5400.0',
     ):
         assert line in text, line
+
+
+def test_a_window_that_is_not_judged_yet_has_one_verdict_wherever_it_is_asked_for(service: Service) -> None:
+    story, ahead = service.story, NOW - NOW % WINDOW_MS + 12 * WINDOW_MS
+    story.hello()
+    story.report(0, (0, 9), window=ahead)
+    story.beats(NOW - 60_000)
+    story.apply()
+    assert story.verdict(ahead) == "pending"
+    text = service.client.get("/metrics").text
+    assert f'millrace_audit_windows{{topic="{TOPIC}",verdict="pending"}} 1.0' in text
+    assert 'verdict="unknown"' not in text

@@ -10,7 +10,7 @@ import pytest
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.client.copied_topics import CopiedTopics
-from millrace.errors import MillraceError
+from millrace.errors import RequestTimedOut
 from millrace.mirror import mirrormaker
 from millrace.mirror.kafka_positions import Copy, positions_topic
 from millrace.mirror.mirrormaker import syncs_topic
@@ -19,7 +19,7 @@ from millrace.records.header import BatchHeader
 from millrace.records.messages import Message
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
-from millrace_audit.reports.mirrors import NO_ID, Mirrors
+from millrace_audit.reports.mirrors import NO_ID, Mirrors, NotInZooKeeper
 
 TOPIC_ID = UUID(int=7)
 ORIGIN = Origin("dc1", "Clicks", UUID(int=9), 3)
@@ -140,7 +140,7 @@ def test_mirrormaker_s_newest_word_says_how_far_a_copy_has_come(monkeypatch: pyt
 
 def test_the_aggregate_s_own_topics_are_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object) -> Origin | None:
-        raise MillraceError("ZooKeeper does not know it")
+        raise NotInZooKeeper("ZooKeeper does not know it")
 
     kafka = Kafka()
     mirrors = Mirrors(None, kafka)  # type: ignore[arg-type]
@@ -151,3 +151,15 @@ def test_the_aggregate_s_own_topics_are_counted_whole(monkeypatch: pytest.Monkey
     kafka.copies = CopiedTopics(("dc1",), TOPIC_ID)
     assert mirrors.origin("Clicks", TOPIC_ID.hex, 0) is None
     assert mirrors.copied_end("Clicks", TOPIC_ID.hex, 0, 9) is None
+
+
+def test_what_a_zookeeper_that_is_away_does_not_tell_is_not_taken_for_the_aggregate_s_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(*_: object) -> Origin | None:
+        raise RequestTimedOut("ZooKeeper is away")
+
+    mirrors = Mirrors(None, Kafka())  # type: ignore[arg-type]
+    monkeypatch.setattr(mirrors, "origin", away)
+    with pytest.raises(RequestTimedOut):
+        mirrors.copied_end("Clicks", TOPIC_ID.hex, 0, 9)

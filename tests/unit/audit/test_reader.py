@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from millrace.client.cluster_client import TopicMetadata
-from millrace.errors import ErrorCode, MillraceError
+from millrace.errors import ErrorCode, MillraceError, RequestTimedOut
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.records.topic_partition import TopicPartition
@@ -22,6 +22,7 @@ from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
 from millrace_audit.reader.reader import AuditReader, ReaderConfig
 from millrace_audit.reports.messages import OFFLINE, AuditRecord, Count, Heartbeat
+from millrace_audit.reports.mirrors import NotInZooKeeper
 from millrace_audit.reports.turns import Turn
 from tests.unit.audit.test_messages import Ids
 
@@ -415,6 +416,9 @@ def test_what_keeps_a_reader_from_the_mirrors_positions_is_said_once(
             return None
 
         def origin(self, *_: object) -> Origin:
+            return Origin("dc1", TOPIC, TOPIC_ID, 0)
+
+        def position(self, *_: object) -> tuple[MirrorPosition, int]:
             raise MillraceError("a record that is no position")
 
     reading._config = replace(reading._config, tier=OFFLINE)
@@ -424,6 +428,81 @@ def test_what_keeps_a_reader_from_the_mirrors_positions_is_said_once(
         reading.count_once()
     said = [record.message for record in caplog.records if "no position" in record.message]
     assert said == ["how far the mirror has come is not known: a record that is no position; trying again"]
+
+
+class AwayMirror:
+    """ZooKeeper does not say what anything is a copy of, or the leader not how far it has come."""
+
+    in_kafka = False
+    zookeeper_is_away = leader_is_away = True
+
+    def copied_end(self, *_: object) -> None:
+        return None
+
+    def origin(self, *_: object) -> Origin:
+        if self.zookeeper_is_away:
+            raise RequestTimedOut("ZooKeeper is away")
+        return Origin("dc1", TOPIC, TOPIC_ID, 0)
+
+    def position(self, *_: object) -> tuple[MirrorPosition | None, int]:
+        if self.leader_is_away:
+            raise MillraceError("the leader is away")
+        return None, 0
+
+
+def test_nothing_of_a_copy_is_counted_before_it_is_known_what_it_copies(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = AwayMirror()
+    monkeypatch.setattr(Partition, "is_due", lambda _: True)
+    monkeypatch.setattr(reader, "COUNT_BYTES", 0)  # a count is published early, before the round is over
+    reading._config = replace(reading._config, tier=OFFLINE)
+    reading._mirrors = mirror  # type: ignore[assignment]
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    (beat,) = cluster.news()
+    assert isinstance(beat, Heartbeat)
+    assert [bad.cause for bad in beat.unreadable] == ["ZooKeeper is away"]
+    mirror.zookeeper_is_away = False
+    reading.count_once()
+    counts = [record for record in cluster.news() if isinstance(record, Count)]
+    assert [(c.start, c.end, c.origin and c.origin.cluster) for c in counts] == [(0, 1, "dc1")]
+
+
+@pytest.mark.parametrize("in_kafka", [True, False])
+def test_only_of_an_apache_kafka_is_a_topic_its_own_that_zookeeper_does_not_know(
+    cluster: Cluster, reading: AuditReader, in_kafka: bool
+) -> None:
+    class Mirror(AwayMirror):
+        def origin(self, *_: object) -> Origin:
+            raise NotInZooKeeper("ZooKeeper does not know t-0 (any more)")
+
+    mirror = Mirror()
+    mirror.in_kafka = in_kafka
+    reading._config = replace(reading._config, tier=OFFLINE)
+    reading._mirrors = mirror  # type: ignore[assignment]
+    cluster.append(Message(0, None, b"plain"))
+    reading.count_once()
+    counts = [record for record in cluster.news() if isinstance(record, Count)]
+    assert [(c.start, c.end, c.origin) for c in counts] == ([(0, 1, None)] if in_kafka else [])
+
+
+def test_what_was_counted_while_the_registry_was_away_is_told_when_it_is_back(
+    cluster: Cluster, reading: AuditReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> int:
+        raise MillraceError("the registry is away")
+
+    reading.count_once()  # of the records of the audit, heartbeats alone are known to the registry
+    cluster.append(Message(0, None, b"plain"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Ids, "register", away)
+        with pytest.raises(MillraceError, match="registry is away"):
+            reading.count_once()
+    cluster.append(Message(0, None, b"plain"))
+    cluster.news()
+    reading.count_once()
+    assert [count(record) for record in cluster.news() if isinstance(record, Count)] == [(0, 2, 2)]
 
 
 def test_a_partition_that_cannot_be_read_takes_no_other_with_it(

@@ -1,0 +1,85 @@
+"""What the agent says and sends, in which order, with brokers in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace_audit.agent import carrier
+from millrace_audit.agent.carrier import Carrier
+from millrace_audit.agent.spool import Event, Spool
+from millrace_audit.reports.counts import WINDOW_MS, window_start
+from millrace_audit.reports.event import read_header
+from millrace_audit.reports.messages import AuditCodec, Report
+from tests.unit.audit.test_messages import Ids
+
+
+class Brokers:
+    """Acknowledge everything; `heard` has reports and the times of events in the order of their coming."""
+
+    def __init__(self) -> None:
+        self.registry = Ids()
+        self.codec = AuditCodec(self.registry)
+        self.heard: list[Report | int] = []
+        self._delivered: list[Callable[[], None]] = []
+
+    def publish(self, messages: Sequence[bytes], *, give_up_at: float) -> None:
+        records = [self.codec.decode(message) for message in messages]
+        self.heard += [record for record in records if isinstance(record, Report)]
+
+    def produce(
+        self, topic: str, message: bytes, *_: Any, on_delivery: Callable[..., None], **__: Any
+    ) -> None:
+        self.heard.append(read_header(message).time)
+        self._delivered.append(lambda: on_delivery(None, None))
+
+    def poll(self, timeout_s: float) -> None:
+        while self._delivered:
+            self._delivered.pop()()
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    brokers = Brokers()
+    monkeypatch.setattr(carrier, "AuditPublisher", lambda *_: brokers)
+    monkeypatch.setattr(carrier, "connected", lambda *_: brokers)
+    monkeypatch.setattr(carrier, "_POLL_S", 0.0)
+    return brokers
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    spool = Spool(tmp_path, 1 << 30)
+    yield spool
+    spool.close()
+
+
+def test_a_promise_is_taken_back_before_an_older_event_is_sent(brokers: Brokers, spool: Spool) -> None:
+    carrying = Carrier(
+        spool,
+        "",
+        brokers.registry,
+        cluster="dc1",
+        server="web-1",
+        service="shop",
+        lateness_ms=0,
+        report_interval_s=10,
+    )
+    now = int(time.time() * 1000)
+    late = window_start(now) - 2 * WINDOW_MS
+    for time_ms in (now, late):
+        spool.take([Event("t", 1, time_ms, None, b"")]).result()
+        carrying._carry()
+        carrying._carry()
+        carrying._report()
+    assert [one.closed_through if isinstance(one, Report) else one for one in brokers.heard] == [
+        now,
+        window_start(now),
+        late,
+        late,
+        window_start(now),
+    ]
