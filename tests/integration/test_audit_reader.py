@@ -249,16 +249,21 @@ def test_the_aggregates_reader_says_of_what_a_partition_is_a_copy_and_how_far(
         send(producer, topic, 300)
     world.await_counted("offline", topic, 300, "audit-offline")
     at_home = world.await_counted("dc1-of-this-test", topic, 300)
-    copied: dict[tuple[str, int], Origin] = {}
-    for _, record in world.said("offline", "audit-offline"):
-        if isinstance(record, Count) and record.topic == topic:
-            assert record.origin is not None
-            copied[record.origin.topic_id, record.origin.partition] = record.origin
-    assert {origin.cluster for origin in copied.values()} == {"dc1"}
-    assert copied.keys() == at_home.ends.keys()
-    for key, origin in copied.items():
-        assert origin.end is not None
-        assert origin.end >= at_home.ends[key], "it is copied as far as it is counted at home"
+
+    def copied() -> dict[tuple[str, int], Origin]:
+        found: dict[tuple[str, int], Origin] = {}
+        for _, record in world.said("offline", "audit-offline"):
+            if isinstance(record, Count) and record.topic == topic:
+                assert record.origin is not None
+                found[record.origin.topic_id, record.origin.partition] = record.origin
+        return found
+
+    def is_copied_as_far_as_counted_at_home() -> bool:
+        ends = {key: origin.end or 0 for key, origin in copied().items()}
+        return ends.keys() == at_home.ends.keys() and all(ends[key] >= at_home.ends[key] for key in ends)
+
+    wait_until("it is copied as far as it is counted at home", is_copied_as_far_as_counted_at_home)
+    assert {origin.cluster for origin in copied().values()} == {"dc1"}
     for _, record in world.said("offline", "audit-offline"):
         assert not isinstance(record, Heartbeat) or record.reported_through is None
 
