@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millrace.errors import MillraceError
-from tests.support import Process, wait_until
+from tests.support import START_S, Process, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def kill_at_a_step(process: Process, *, steps: int, pause_s: float, timeout_s: float = 90) -> None:
+def kill_at_a_step(process: Process, *, steps: int, pause_s: float, timeout_s: float = START_S) -> None:
     """SIGKILL to a command and all it started, `pause_s` after its job has reported that many steps."""
     wait_until(
         f"{steps} steps of {process.arguments}",

@@ -141,9 +141,7 @@ class World:
         last = datetime.fromtimestamp((start + windows * WINDOW_MS) / 1000, UTC)
         return completeness(url or self.url, topic, first, last)
 
-    def await_verdict(
-        self, topic: str, verdict: str, windows: int = 1, *, timeout_s: float = 30
-    ) -> Completeness:
+    def await_verdict(self, topic: str, verdict: str, windows: int = 1) -> Completeness:
         found: list[Completeness] = []
 
         def asked() -> bool:

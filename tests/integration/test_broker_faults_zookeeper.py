@@ -112,7 +112,7 @@ def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
         asked_too = [pool.submit(find_coordinator, cluster.brokers[1].address, f"g{n}") for n in range(9)]
         read = member.read
         while time.monotonic() < away_until:
-            run_until_stored(producers, 20, timeout_s=10)
+            run_until_stored(producers, 20)
             run(producers, 0.2)
         assert member.read > read, "a group reads on, although it cannot commit"
         back = time.monotonic()

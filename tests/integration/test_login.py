@@ -276,7 +276,7 @@ def test_a_user_that_is_deleted_is_out_and_a_new_password_holds_at_once(guarded:
                 return True
             return False
 
-        wait_until("bob's connection is closed", closed, timeout_s=5)
+        wait_until("bob's connection is closed", closed)
     assert not logs_in(guarded, "bob", "second")
     assert logs_in(guarded, "alice", PASSWORD)
 

@@ -200,7 +200,7 @@ class Reader:
         seen[offset] = value
         self._ledger.tell(partition, offset, value, "reader")
 
-    def wait_for(self, partition: int, found: Found, timeout_s: float = 60) -> None:
+    def wait_for(self, partition: int, found: Found, timeout_s: float = WAIT_S) -> None:
         """Wait until it has seen all of this; AssertionError when it sees something else instead."""
         deadline = time.monotonic() + timeout_s
         while len(self.seen[partition]) < len(found) and time.monotonic() < deadline and not self.problems:
@@ -285,7 +285,7 @@ def run(producers: Sequence[NumberedProducer], seconds: float) -> None:
         time.sleep(0.001)
 
 
-def run_until_stored(producers: Sequence[NumberedProducer], more: int, timeout_s: float = 30) -> None:
+def run_until_stored(producers: Sequence[NumberedProducer], more: int, timeout_s: float = WAIT_S) -> None:
     """Let all of them send until each has `more` delivery reports than now."""
     goals = [producer.stored_count + more for producer in producers]
     deadline = time.monotonic() + timeout_s
