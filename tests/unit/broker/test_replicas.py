@@ -142,8 +142,9 @@ def serving(begin: Begin, **settings: Any) -> tuple[Running, Registries, Other]:
 
 
 def test_a_new_leader_serves_once_its_replicas_in_sync_have_what_it_began_with(begin: Begin) -> None:
-    running, cluster, other = begin()
+    running, cluster, other = begin(lag_ms=60_000)
     assert cluster.state.leader_epoch == 1
+    running.until("it leads", lambda: running.broker.replicas.numbers().roles["leading"])
     running.turn()
     with pytest.raises(LeaderNotAvailable):
         running.broker.partition("t", 0)
