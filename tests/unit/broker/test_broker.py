@@ -29,7 +29,7 @@ from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.landmarks import Landmarks
 from millrace.storage.partition_log import PartitionLog
 from tests.support import WAIT_S, wait_until
-from tests.unit.broker.running import ORIGIN, Disk, Outcome, Start, topic
+from tests.unit.broker.running import ORIGIN, Disk, Outcome, Running, Start, topic
 
 
 def test_acks_1_is_answered_after_the_append_and_stays_invisible_until_the_flush(
@@ -246,9 +246,8 @@ def test_a_parked_fetch_answers_once_when_any_partition_has_something(start: Sta
     assert not running.broker.partition("b", 0).parked
 
 
-def test_a_fetch_that_lacks_landmarks_waits_until_they_are_built(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without_landmarks(start: Start, monkeypatch: pytest.MonkeyPatch) -> tuple[Running, int]:
+    """A broker with a log as an older Millrace left it, and an offset that it lacks them to find."""
     monkeypatch.setattr(landmarks, "WALKED_HEADERS", 10)
     monkeypatch.setattr(landmarks, "SPAN_BYTES", 1000)
     running = start()
@@ -256,9 +255,15 @@ def test_a_fetch_that_lacks_landmarks_waits_until_they_are_built(
         last = running.produce(acks_all=True)
     running.turn()
     running.until("the answers", lambda: last.heard)
-    log = running.broker.partition("t", 0).log
-    log._files.segments[0].landmarks = Landmarks()  # as an older Millrace left it
-    answers = running.fetch(("t", 0, last.base_offset - 1))
+    running.broker.partition("t", 0).log._files.segments[0].landmarks = Landmarks()
+    return running, last.base_offset - 1
+
+
+def test_a_fetch_that_lacks_landmarks_waits_until_they_are_built(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, offset = without_landmarks(start, monkeypatch)
+    answers = running.fetch(("t", 0, offset))
     assert answers == []
     running.until("the answer", lambda: answers)
     assert answers[0][0][1][0].records is not None
@@ -270,19 +275,12 @@ def test_landmarks_for_which_no_thread_was_left_are_built_for_a_later_fetch(
     def no_thread(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(landmarks, "WALKED_HEADERS", 10)
-    monkeypatch.setattr(landmarks, "SPAN_BYTES", 1000)
-    running = start()
-    for _ in range(50):
-        last = running.produce(acks_all=True)
-    running.turn()
-    running.until("the answers", lambda: last.heard)
-    running.broker.partition("t", 0).log._files.segments[0].landmarks = Landmarks()
+    running, offset = without_landmarks(start, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", no_thread)
-        (refused,) = running.fetch(("t", 0, last.base_offset - 1))
+        (refused,) = running.fetch(("t", 0, offset))
     assert refused[0][1][0].error == ErrorCode.STORAGE_ERROR
-    answers = running.fetch(("t", 0, last.base_offset - 1))
+    answers = running.fetch(("t", 0, offset))
     running.until("the answer", lambda: answers)
     assert answers[0][0][1][0].records is not None
 
