@@ -2,7 +2,7 @@
 
 A file that a load wrote counts as its manifest says, once its SHA-256 is proven; of any other file the column
 `_load` is read. So the proof holds after compaction and expiry by whichever program. A rollback, deleted rows
-and rows of others are told apart.
+and rows of others are told apart; columns of others are named.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import DataFile, Publication
 from millrace_warehouse.history.rewritten import KnownFiles
+from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.contents import RowsByLoad, count_loads, edition_in, path_in_topic
-from millrace_warehouse.publish.table import PATH, properties_of, snapshot_left_out
+from millrace_warehouse.publish.table import (
+    PATH,
+    TableChanged,
+    check_columns,
+    properties_of,
+    snapshot_left_out,
+)
 from millrace_warehouse.storage import measure
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.publications import Replay
@@ -72,6 +79,7 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
         if (stated := head.table.properties.get(key)) != value:
             check.problem(f"{name} has {stated!r} as its property {key}, its publication states {value!r}")
     _check_line(check, head.table, replay.record)
+    _check_columns(check, head.table, replay.record)
     counted = _Counted()
     known = KnownFiles(check.storage, check.topic)
     for file in head.files:
@@ -106,6 +114,16 @@ def _check_line(check: Check, table: Table, newest: Publication) -> None:
             f"{'.'.join(table.name())} was rolled back: main is at snapshot {at}, publication"
             f" {newest.number} made snapshot {left_out}; set main to that one"
         )
+
+
+def _check_columns(check: Check, table: Table, newest: Publication) -> None:
+    """Report columns or partitions of others: readers look for the rows' values by them."""
+    try:
+        check_columns(table, read_record(check.storage, check.topic, newest.schema).schema)
+    except TableChanged as error:
+        check.problem(str(error))
+    except MillraceError:
+        return  # a record that is gone is named with history
 
 
 def _count(

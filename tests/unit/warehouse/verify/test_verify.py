@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table.update.schema import UpdateSchema
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.entries import data_file
@@ -234,6 +235,18 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     ),
     "rows are put in": (lambda w: put_in(w, 99), r"2 rows of load 99 in 2015-05-17T11, published were 0"),
     "rows of no load are put in": (lambda w: put_in(w, None), r"2 rows of no load in 2015-05-17T11"),
+    "a column is dropped": (
+        lambda w: change_columns(w, lambda update: update.delete_column("url")),
+        r"somebody has changed the columns of the table of PageView",
+    ),
+    "a column is renamed": (
+        lambda w: change_columns(w, lambda update: update.rename_column("url", "address")),
+        r"somebody has changed the columns of the table of PageView",
+    ),
+    "the table is partitioned otherwise": (
+        lambda w: partition_otherwise(w),
+        r"somebody has changed the partitions of the table of PageView",
+    ),
     "rows that wait are put in": (lambda w: put_in(w, 4), r"2 rows of load 4 in 2015-05-17T11, published w"),
     "a property is set": (
         lambda w: set_property(w, "millrace.complete-until", "2015-05-18T00"),
@@ -259,6 +272,16 @@ FAULTS: dict[str, tuple[Damage, str]] = {
 def set_property(w: Warehouse, key: str, value: str) -> None:
     with w.table.transaction() as transaction:
         transaction.set_properties({key: value})
+
+
+def change_columns(w: Warehouse, change: Callable[[UpdateSchema], object]) -> None:
+    with w.table.update_schema(allow_incompatible_changes=True) as update:
+        change(update)
+
+
+def partition_otherwise(w: Warehouse) -> None:
+    with w.table.update_spec() as update:
+        update.add_identity("_topic_partition")
 
 
 def judged_incomplete(record: Publication) -> Publication:
