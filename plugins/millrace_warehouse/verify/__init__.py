@@ -169,7 +169,11 @@ def _note_waiting(check: Check, history: History, replay: Replay | None) -> None
     old = {
         hour: sum(part.rows for part in parts.values())
         for hour, parts in replay.waiting.items()
-        if any(datetime.fromisoformat(history.manifests[load, 1].created) <= since for load in parts)
+        if any(
+            datetime.fromisoformat(first.created) <= since
+            for load in parts
+            if (first := history.manifests.get((load, 1))) is not None  # else it is named with history
+        )
     }
     if old:
         hours = ", ".join(sorted(old)[:3]) + (", …" if len(old) > 3 else "")

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from pyiceberg.catalog import Catalog
 
+from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.catalog import load_table
@@ -24,19 +25,29 @@ COLUMNS = ("hour", "publication", "kind", "verdict", "added", "removed", "sha256
 def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) -> None:
     """Hold the rows of a topic's table of hours against its publications."""
     stated = list(records)
-    table = load_table(catalog, hours_identifier(check.topic))
     name = ".".join(hours_identifier(check.topic))
+    try:
+        table = load_table(catalog, hours_identifier(check.topic))
+        found = [] if table is None else table.scan(selected_fields=COLUMNS).to_arrow().to_pylist()
+    except MillraceError as error:
+        check.problem(f"{name} cannot be read: {error}")
+        return
+    except Exception as error:  # whatever pyiceberg says of files that are gone or broken
+        check.problem(
+            f"{name} cannot be read: {type(error).__name__}: {error}; drop the table, the next publication"
+            " makes it again"
+        )
+        return
     through = int(table.properties.get(NUMBER, "0")) if table is not None else 0
     if stated and through < stated[-1].number:
         check.note(f"{name} ends at publication {through}: the next `millrace publish` brings it up to date")
     if table is None:
         return
-    rows = table.scan(selected_fields=COLUMNS).to_arrow().select(list(COLUMNS)).to_pylist()
     # What was published since the records were read is none of this check's; its property says how far.
     since = range(stated[-1].number + 1 if stated else 1, through + 1)
     there = Counter(
         (_hour(row["hour"]), *(row[column] for column in COLUMNS[1:]))
-        for row in rows
+        for row in found
         if row["publication"] not in since
     )
     expected = Counter(

@@ -262,6 +262,23 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         lambda w: w.catalog.load_table(HOURS).delete("publication = 2"),
         r"PageView_hours has \d rows missing, the first: publication 2",
     ),
+    "a file of the table of hours is gone": (
+        lambda w: each(*(path.unlink for path in (w.topic / "hours" / "data").iterdir())),
+        r"PageView_hours cannot be read",
+    ),
+    "metadata of the table of hours is gone": (
+        lambda w: each(*(path.unlink for path in (w.topic / "hours" / "metadata").iterdir())),
+        r"PageView_hours cannot be read",
+    ),
+    "the first edition of rows that wait is cut": (
+        lambda w: each(
+            lambda: w.read_again(4, {ELEVEN: 2}),
+            lambda: w.load({TEN: 1}),
+            w.publish,
+            lambda: load_path(w, 4).write_bytes(load_path(w, 4).read_bytes()[:99]),
+        ),
+        r"loads/0000000004\.json is not JSON",
+    ),
     "metadata is gone": (
         lambda w: each(*(path.unlink for path in (w.topic / "table" / "metadata").glob("*-m0.avro"))),
         r"metadata of PageView's table cannot be read",
