@@ -346,6 +346,19 @@ def test_each_fault_is_named(w: Warehouse, fault: str) -> None:
     )
 
 
+def test_a_copy_of_a_warehouse_whose_table_names_files_elsewhere_is_right_only_while_they_are_there(
+    w: Warehouse,
+) -> None:
+    copy = w.folder.with_name("copy")
+    shutil.copytree(w.folder, copy)
+    with warehouse(copy) as copied:
+        assert copied.problems(rows=True) == []
+        file_of(w, 3, NINE).unlink()
+        assert any(
+            "rows/0000000003-" in problem and "cannot be read" in problem for problem in copied.problems()
+        )
+
+
 def without_eleven(previous: str, record: Publication) -> Publication:
     """The record as if nothing of 11 waited, behind a record with that hash."""
     before = dataclasses.replace(record.previous, sha256=previous) if record.previous else None
