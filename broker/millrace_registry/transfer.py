@@ -2,7 +2,8 @@
 
 Subjects, versions, ids, deleted versions and subjects' levels are kept, so data with those ids stays
 readable. Works between any registries that speak Confluent's interface. What is there already is left as it
-is, so an import that ended halfway is run again. Does not carry modes, nor schemas of other types than Avro.
+is, so an import that ended halfway is run again. Carries neither modes nor schemas of other types than Avro,
+and into a registry of Millrace none with data rules or tags, which it does not keep.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Version:
     schema_type: str = "AVRO"
     references: list[dict[str, Any]] = field(default_factory=list)
     metadata: dict[str, Any] | None = None
+    rule_set: dict[str, Any] | None = None
     deleted: bool = False
 
 
@@ -77,6 +79,7 @@ def read_registry(client: SchemaRegistryClient) -> Contents:
             schema_type=found.get("schemaType") or "AVRO",
             references=found.get("references") or [],
             metadata=found.get("metadata"),
+            rule_set=found.get("ruleSet"),
             deleted=number not in live[subject],
         )
         for (subject, number), found in sorted(everything.items())
@@ -143,7 +146,8 @@ def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Tra
     Raises SchemaRefused before anything is changed when an id or a version means something else there.
     """
     there = read_registry(client)
-    wanted = [version for version in contents.versions if version.schema_type == "AVRO"]
+    left_out = _left_out(contents.versions, client.is_millrace())
+    wanted = [version for version in contents.versions if (version.subject, version.version) not in left_out]
     _check_no_conflict(wanted, there.versions)
     known = {(version.subject, version.version): version for version in there.versions}
     with _importing(client, {version.subject for version in wanted}):
@@ -157,14 +161,36 @@ def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Tra
     for subject, level in contents.levels.items():
         if there.levels.get(subject) != level:
             client.ask(f"/config/{quoted(subject)}", {"compatibility": level}, method="PUT")
-    return [_transfer(version, known) for version in contents.versions]
+    return [_transfer(version, known, left_out) for version in contents.versions]
 
 
-def _transfer(version: Version, known: Mapping[tuple[str, int], Version]) -> Transfer:
+def _transfer(
+    version: Version, known: Mapping[tuple[str, int], Version], left_out: Mapping[tuple[str, int], str]
+) -> Transfer:
     of = version.subject, version.version, version.id
-    if version.schema_type != "AVRO":
-        return Transfer(*of, "left out", f"it is of type {version.schema_type}; only Avro is carried")
+    if (reason := left_out.get(of[:2])) is not None:
+        return Transfer(*of, "left out", reason)
     return Transfer(*of, "unchanged" if of[:2] in known else "imported")
+
+
+def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str, int], str]:
+    """Why versions are not carried, by subject and number, those that refer to such a one as well."""
+    reasons: dict[tuple[str, int], str] = {}
+    for version in _referenced_first(versions):
+        more = {f"metadata.{key}": value for key, value in (version.metadata or {}).items()}
+        more |= {f"ruleSet.{key}": value for key, value in (version.rule_set or {}).items()}
+        lost = sorted(key for key, value in more.items() if value and key != "metadata.properties")
+        used = [(reference["subject"], reference["version"]) for reference in version.references]
+        if version.schema_type != "AVRO":
+            reason = f"it is of type {version.schema_type}; only Avro is carried"
+        elif to_millrace and lost:
+            reason = f"its {', '.join(lost)} would have no effect there"
+        elif missing := next((each for each in used if each in reasons), None):
+            reason = f"it refers to subject {missing[0]} version {missing[1]}, which is left out"
+        else:
+            continue
+        reasons[version.subject, version.version] = reason
+    return reasons
 
 
 @contextmanager
@@ -197,6 +223,8 @@ def _register(client: SchemaRegistryClient, version: Version) -> None:
         body["references"] = version.references
     if version.metadata:
         body["metadata"] = version.metadata
+    if version.rule_set:
+        body["ruleSet"] = version.rule_set
     client.ask(f"/subjects/{quoted(version.subject)}/versions", body, expected=("id",))
 
 

@@ -151,6 +151,47 @@ def test_what_is_no_avro_is_left_out_and_named(start: Start, tmp_path: Path) -> 
     assert target("GET", "/subjects") == ["a"]
 
 
+RULES = {"domainRules": [{"name": "encrypt", "kind": "TRANSFORM", "type": "ENCRYPT", "tags": ["PII"]}]}
+TOLD: list[dict[str, Any]] = [
+    {"schema": '"int"', "ruleSet": RULES},
+    {"schema": '"long"', "metadata": {"tags": {"User.name": ["PII"]}, "properties": {"owner": "x"}}},
+    {"schema": '"bytes"', "references": [{"name": "x", "subject": "a", "version": 1}]},
+    {"schema": '"string"', "metadata": {"tags": None, "properties": {"owner": "x"}}, "ruleSet": None},
+]
+"""What Confluent's registry answers for four versions of the subject `a`."""
+
+
+def confluent(request: httpx.Request) -> httpx.Response:
+    """A registry of Confluent's that holds TOLD."""
+    match request.url.path:
+        case "/schemas":
+            versions = [{"subject": "a", "version": i, "id": i, **more} for i, more in enumerate(TOLD, 1)]
+            return httpx.Response(200, json=versions[int(request.url.params["offset"]) :])
+        case "/subjects/a/versions":
+            return httpx.Response(200, json=[1, 2, 3, 4])
+        case "/config":
+            return httpx.Response(200, json={"compatibilityLevel": "BACKWARD"})
+    return httpx.Response(404, json={"error_code": 40408})
+
+
+def test_what_would_lose_its_rules_or_tags_is_left_out_and_named(start: Start, tmp_path: Path) -> None:
+    """A field that a rule encrypts would else be written in clear by whoever takes its schema from here."""
+    with SchemaRegistryClient("http://source") as source:
+        source._http.close()
+        source._http = httpx.Client(transport=httpx.MockTransport(confluent), base_url="http://source")
+        transfer.write_folder(transfer.read_registry(source), tmp_path / "export")
+    target = Registry(start, tmp_path / "target")
+    with SchemaRegistryClient(target.url) as client:
+        done = transfer.write_registry(transfer.read_folder(tmp_path / "export"), client)
+    assert [(each.state, each.reason) for each in done] == [
+        ("left out", "its ruleSet.domainRules would have no effect there"),
+        ("left out", "its metadata.tags would have no effect there"),
+        ("left out", "it refers to subject a version 1, which is left out"),
+        ("imported", ""),
+    ]
+    assert target("GET", "/subjects/a/versions") == [4]
+
+
 def test_a_folder_that_is_no_whole_export_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MillraceError, match="holds no whole export"):
         transfer.read_folder(tmp_path / "none")
