@@ -399,7 +399,10 @@ def _next(last: int, none_left: str) -> int:
 def _matching(query: sa.Select[Any], columns: Mapping[Any, Any], prefix: str = "") -> sa.Select[Any]:
     """The rows that have these values, where they are not None, and subjects that begin with the prefix."""
     query = query.where(*(column == value for column, value in columns.items() if value is not None))
-    return query.where(_versions.c.subject.startswith(prefix, autoescape=True)) if prefix else query
+    if not prefix:
+        return query
+    # No LIKE: in SQLite that takes `orders` for a subject that begins with `Order`.
+    return query.where(sa.func.substr(_versions.c.subject, 1, len(prefix)) == prefix)
 
 
 def _cut(query: sa.Select[Any], page: slice) -> sa.Select[Any]:

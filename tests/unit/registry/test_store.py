@@ -159,12 +159,13 @@ def test_two_registries_opening_an_empty_database_at_once_both_succeed(database_
 def test_subjects_are_found_by_prefix_taken_literally(store: Store) -> None:
     with store.write() as rows:
         schema = rows.add_schema("f", '"int"')
-        for name in ("a_b", "aXb", "a%", "b"):
+        for name in ("a_b", "A_b", "aXb", "a%", "b", "é_b"):
             rows.add_version(name, schema)
     with store.read() as rows:
         assert rows.subjects(prefix="a_") == ["a_b"]
         assert rows.subjects(prefix="a%") == ["a%"]
-        assert rows.subjects() == ["a%", "aXb", "a_b", "b"]
+        assert rows.subjects(prefix="é_") == ["é_b"]
+        assert rows.subjects() == ["A_b", "a%", "aXb", "a_b", "b", "é_b"]
 
 
 @pytest.mark.parametrize(
