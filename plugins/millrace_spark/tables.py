@@ -113,12 +113,15 @@ def _literal(uri: str) -> str:
 
 
 def _ambiguous(table: Table) -> str | None:
-    """A column that files of the table may have under another name, or another column under its name."""
+    """A column that files of the table may have under another name, or another column under its name.
+
+    Spark's names have no case.
+    """
     now = {field_id: path for path, field_id in _paths(table.schema())}
-    names = {path: field_id for field_id, path in now.items()}
+    names = {path.casefold(): field_id for field_id, path in now.items()}
     for schema in table.schemas().values():
         for path, field_id in _paths(schema):
-            if now.get(field_id, path) != path or names.get(path, field_id) != field_id:
+            if now.get(field_id, path) != path or names.get(path.casefold(), field_id) != field_id:
                 return now.get(field_id, path)
     return None
 

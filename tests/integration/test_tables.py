@@ -173,6 +173,25 @@ def test_a_column_that_was_renamed_or_made_anew_is_read_by_its_id_or_refused(
         spark.conf.unset(tables.FIELD_IDS)
 
 
+def test_a_column_that_took_the_place_of_one_in_another_case_is_read_by_its_id_or_refused(
+    make_table: MakeTable, spark: SparkSession
+) -> None:
+    """Spark's names have no case: by name it would find the values of the column that is gone."""
+    table = make_table()
+    append(table, ("/old", 1, TEN))
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("count")
+    with table.update_schema() as update:
+        update.add_column("Count", IntegerType())
+    with pytest.raises(MillraceError, match=r"column count of .* was renamed, or dropped and added again"):
+        tables.read_table(spark, table)
+    spark.conf.set(tables.FIELD_IDS, "true")
+    try:
+        assert [row["Count"] for row in tables.read_table(spark, table).collect()] == [None]
+    finally:
+        spark.conf.unset(tables.FIELD_IDS)
+
+
 def test_folders_that_another_engine_names_after_the_partition_become_no_columns(
     make_table: MakeTable, spark: SparkSession
 ) -> None:
