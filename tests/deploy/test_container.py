@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -20,6 +21,7 @@ import yaml
 
 from millrace.cli import cli
 from millrace.config import BrokerConfig, load
+from millrace.coordination.embedded import find_jars, find_java
 from tests.brokers import free_port
 from tests.support import REPOSITORY, START_S, start_for_the_test_run, wait_until
 from tests.unit.deploy.files import DEPLOY
@@ -75,6 +77,47 @@ def test_each_broker_of_the_compose_file_is_where_the_others_look_for_it() -> No
         assert words[words.index("--bootstrap") + 1] == brokers[broker].listen
         assert environment["MILLRACE_ZOOKEEPER"] == brokers[broker].zookeeper
     assert brokers["offline"].mirror["dc1"].bootstrap == brokers["dc1"].listen
+
+
+# What the entry point of the image zookeeper:3.9 writes, before ZOO_SERVERS and ZOO_CFG_EXTRA.
+ZOO_CFG = """\
+dataDir={folder}
+dataLogDir={folder}
+tickTime=2000
+initLimit=5
+syncLimit=2
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=0
+maxClientCnxns=60
+standaloneEnabled=true
+admin.enableServer={admin}
+"""
+
+
+def test_the_zookeeper_of_the_compose_file_answers_on_this_machine_and_to_no_other(tmp_path: Path) -> None:
+    variables, port = services()["zookeeper"]["environment"], free_port()
+    config = ZOO_CFG.format(folder=tmp_path, admin=variables.get("ZOO_ADMINSERVER_ENABLED", "true"))
+    words = variables.get("ZOO_SERVERS", "server.1=localhost:2888:3888;2181").replace("2181", str(port))
+    config += "\n".join([words, *variables.get("ZOO_CFG_EXTRA", "").split()])
+    (tmp_path / "zoo.cfg").write_text(config)
+    (tmp_path / "myid").write_text("1")
+    command = [find_java(), "-cp", os.pathsep.join(map(str, find_jars()))]
+    command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(tmp_path / "zoo.cfg")]
+    process = start_for_the_test_run(lambda ends_with_us: subprocess.Popen(command, preexec_fn=ends_with_us))
+
+    def answers() -> bool:
+        assert process.poll() is None
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+            return True
+        return False
+
+    try:
+        wait_until("ZooKeeper answers", answers, timeout_s=START_S)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+    finally:
+        process.terminate()
+        process.wait(START_S)
 
 
 def why_not() -> str:
