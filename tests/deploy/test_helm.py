@@ -113,6 +113,20 @@ def test_every_other_container_has_arguments_that_its_command_takes(
     assert sorted(started) == (offline if release == "offline" else ["audit-reader"])
 
 
+def test_the_reader_of_the_warehouse_names_the_catalog_that_an_object_store_needs() -> None:
+    """Without one it ends at once: only a local warehouse has a catalog of its own."""
+    (container,) = dict(pods(rendered("offline")))["millrace-audit-warehouse"]["spec"]["containers"]
+    command, *words = container["args"]
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    given = found.make_context(command, words).params
+    assert given["warehouse"].startswith("s3://")
+    assert given["catalog"]
+    words = ["--values", "values-offline.yaml", "--kube-version", VERSIONS[-1]]
+    refused = run("helm", "template", "millrace", "millrace", *words, "--set=auditWarehouse.catalog=")
+    assert "auditWarehouse.catalog: name the catalog of the tables" in refused.stderr
+
+
 def _selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     return selector.items() <= labels.items()
 
