@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,7 @@ def test_a_long_type_that_many_fields_share_is_not_written_out_for_each() -> Non
 
 
 CI = SCHEMAS.parent / "deploy" / "ci"
+ROLE = CI.parent / "ansible" / "roles" / "millrace" / "defaults" / "main.yml"
 
 
 @pytest.mark.parametrize("file", ["github-actions.yml", "gitlab-ci.yml", "pre-commit-config.yaml"])
@@ -228,6 +230,13 @@ def test_the_ready_made_checks_call_commands_that_there_are(committed: Path, fil
         )
         result = CliRunner().invoke(cli, words)
         assert result.exit_code == 0, (words, result.output, result.exception)
+
+
+@pytest.mark.parametrize("file", ["github-actions.yml", "gitlab-ci.yml"])
+def test_the_ready_made_checks_install_the_wheel_by_a_name_that_it_has(file: str) -> None:
+    (pattern,) = re.findall(r"pip install (\S+)", (CI / file).read_text())
+    (wheel,) = re.findall(r"^millrace_package: (\S+)$", ROLE.read_text(), re.MULTILINE)
+    assert fnmatch(wheel, pattern)
 
 
 @pytest.mark.parametrize("file", ["github-actions.yml", "gitlab-ci.yml", "pre-commit-config.yaml"])
