@@ -19,6 +19,7 @@ from typing import Any, Literal
 from millrace.errors import MillraceError
 from millrace_registry.avro_schema import parse
 from millrace_registry.client import SchemaRefused, SchemaRegistryClient, UnknownSchema, quoted
+from millrace_registry.errors import InvalidSchema
 
 _PAGE = 1000
 _WHOLE = "_registry.json"
@@ -146,9 +147,10 @@ def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Tra
     Raises SchemaRefused before anything is changed when an id or a version means something else there.
     """
     there = read_registry(client)
-    left_out = _left_out(contents.versions, client.is_millrace())
+    to_millrace = client.is_millrace()
+    left_out = _left_out(contents.versions, to_millrace)
     wanted = [version for version in contents.versions if (version.subject, version.version) not in left_out]
-    _check_no_conflict(wanted, there.versions)
+    _check_no_conflict(wanted, there.versions, to_millrace)
     known = {(version.subject, version.version): version for version in there.versions}
     with _importing(client, {version.subject for version in wanted}):
         for version in _referenced_first(wanted):
@@ -228,21 +230,38 @@ def _register(client: SchemaRegistryClient, version: Version) -> None:
     client.ask(f"/subjects/{quoted(version.subject)}/versions", body, expected=("id",))
 
 
-def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version]) -> None:
+def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version], to_millrace: bool) -> None:
     ids = {version.id: version for version in there}
     numbers = {(version.subject, version.version): version for version in there}
+    # Millrace's gives one id to whatever means the same.
+    ids_of = {_meaning(version): version.id for version in there} if to_millrace else {}
     conflicts = []
     for version in wanted:
+        what = f"subject {version.subject} version {version.version}"
         same_number = numbers.get((version.subject, version.version))
         same_id = ids.get(version.id)
+        other_id = ids_of.setdefault(_meaning(version), version.id) if to_millrace else version.id
         if same_number is not None and same_number.id != version.id:
-            what = f"subject {version.subject} version {version.version}"
             conflicts.append(f"{what} has id {same_number.id} there, {version.id} here")
+        elif other_id != version.id:
+            conflicts.append(f"the schema of {what} has id {other_id} there, {version.id} here")
         elif same_id is not None and not _same_schema(same_id, version):
             conflicts.append(f"id {version.id} is another schema there than in subject {version.subject}")
     if conflicts:
         more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
         raise SchemaRefused(f"nothing was imported: {'; '.join(conflicts[:5])}{more}")
+
+
+def _meaning(version: Version) -> str:
+    """What a registry of Millrace knows a schema by; a text with references counts as it is written."""
+    try:
+        text = version.schema if version.references else parse(version.schema, flawed_too=True).text
+        tree = json.loads(text)
+    except (InvalidSchema, ValueError):  # the registry says what is wrong with it
+        tree = version.schema
+    used = sorted((each["name"], each["subject"], each["version"]) for each in version.references)
+    properties = (version.metadata or {}).get("properties") or None
+    return json.dumps([tree, used, properties], sort_keys=True)
 
 
 def _same_schema(one: Version, other: Version) -> bool:

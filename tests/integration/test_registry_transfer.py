@@ -139,6 +139,25 @@ def test_nothing_is_imported_when_an_id_or_a_version_means_something_else_there(
     assert target.held() == before
 
 
+def test_nothing_is_imported_when_a_schema_has_another_id_there(start: Start, tmp_path: Path) -> None:
+    """Also not what comes before it: such an import could never be finished."""
+    target = Registry(start, tmp_path / "target")
+    target.register("theirs", record("A", "int"))
+    used = [{"name": "A", "subject": "theirs", "version": 1}]
+    target.register("users", {"type": "array", "items": "A"}, references=used)
+    before = target.held()
+    first = transfer.Version(subject="a", version=1, id=8, schema='"int"')
+    same = dataclasses.replace(first, subject="b", id=9, schema=json.dumps(record("A", "int"), indent=1))
+    user = dataclasses.replace(same, schema='{"type": "array", "items": "A"}', references=used)
+    for version, there in ((same, 1), (user, 2)):
+        with (
+            SchemaRegistryClient(target.url) as client,
+            pytest.raises(SchemaRefused, match=f"of subject b version 1 has id {there} there, 9 here"),
+        ):
+            transfer.write_registry(transfer.Contents([first, version], {}, ""), client)
+    assert target.held() == before
+
+
 def test_what_is_no_avro_is_left_out_and_named(start: Start, tmp_path: Path) -> None:
     target = Registry(start, tmp_path / "target")
     versions = [
