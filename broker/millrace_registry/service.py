@@ -124,7 +124,7 @@ class Candidate:
     schema_id: int | None = None
     """Only to import: the id it has elsewhere."""
     version: int | None = None
-    """Only to import: the version it has elsewhere."""
+    """To import the version that it has elsewhere, else the one that it must become."""
 
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
         """The schema, and the fingerprint of its text and references."""
@@ -313,6 +313,8 @@ def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candi
         stored = rows.add_schema(content, schema.text, candidate.references, properties, candidate.schema_id)
     imported = candidate.version if candidate.schema_id is not None else None
     version = rows.add_version(subject, stored, imported)
+    if candidate.version not in (None, version.version):  # somebody else has registered since it was read
+        raise InvalidSchema(f"it would be version {version.version}, not {candidate.version} as asked for")
     _log.info("subject %s version %d is schema %d", subject, version.version, stored.id)
     return version
 

@@ -151,6 +151,17 @@ def test_fields_of_newer_clients_do_not_hinder_a_registration(ask: Client) -> No
     assert ask.register("s", V1, metadata={"tags": None, "properties": None, "sensitive": []}) == 1
 
 
+def test_of_two_who_ask_for_the_next_version_one_gets_it(ask: Client) -> None:
+    assert ask.register("s", V1, version=2) == (422, 42201)
+    assert ask("GET", "/subjects") == []
+    assert ask.register("s", V1, version=1) == 1
+    assert ask.register("s", V2, version=2) == 2
+    assert ask.register("s", V3, version=2) == (422, 42201)
+    assert ask.register("s", V2, version=7) == 2  # it is there: nothing is asked for
+    assert ask("GET", "/subjects/s/versions") == [1, 2]
+    assert ask.register("s", V3, version=3) == 3
+
+
 @pytest.mark.parametrize("subject", ["a/b", "a%2Fb", "a b", "ünï", "a.b-value", "?#", "%", "..", "versions"])
 def test_a_subject_may_have_any_printable_name(ask: Client, subject: str) -> None:
     from urllib.parse import quote
