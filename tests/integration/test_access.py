@@ -56,11 +56,14 @@ def test_a_registry_with_tokens_and_https_serves_its_clients_by_their_urls(
     for stranger in (f"https://{address}", f"https://web:{reader}@{address}"):
         with SchemaRegistryClient(stranger) as client, pytest.raises(MillraceError, match="token"):
             client.schema(schema_id)
+    shown = {b"authorization": b"Basic \xe9"}
+    assert httpx.get(f"https://{address}/subjects", headers=shown).status_code == 401
     assert httpx.get(f"https://{address}/healthz").status_code == 200
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://{address}/healthz")
     assert web not in process.output
     assert reader not in process.output
+    assert "Traceback" not in process.output
 
 
 def test_strangers_who_say_nothing_do_not_keep_a_services_clients_out(start: Start, tmp_path: Path) -> None:
