@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import ssl
 import subprocess
 import sys
@@ -54,11 +56,36 @@ def test_a_registry_with_tokens_and_https_serves_its_clients_by_their_urls(
     for stranger in (f"https://{address}", f"https://web:{reader}@{address}"):
         with SchemaRegistryClient(stranger) as client, pytest.raises(MillraceError, match="token"):
             client.schema(schema_id)
+    shown = {b"authorization": b"Basic \xe9"}
+    assert httpx.get(f"https://{address}/subjects", headers=shown).status_code == 401
     assert httpx.get(f"https://{address}/healthz").status_code == 200
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"http://{address}/healthz")
     assert web not in process.output
     assert reader not in process.output
+    assert "Traceback" not in process.output
+
+
+def test_strangers_who_say_nothing_do_not_keep_a_services_clients_out(start: Start, tmp_path: Path) -> None:
+    registry = start(
+        "registry", *("--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/registry.db")
+    )
+    address = registry.ready()
+    resource.prlimit(registry.pid, resource.RLIMIT_NOFILE, (100, 100))
+    host, _, port = address.rpartition(":")
+    strangers = [socket.create_connection((host, int(port))) for _ in range(150)]
+    for stranger in strangers[::2]:
+        stranger.sendall(b"GET /subjects HTTP/1.1\r\nHost: ")
+
+    def is_served() -> bool:
+        try:
+            return httpx.get(f"http://{address}/subjects", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    wait_until("an answer to who asks", is_served)
+    for stranger in strangers:
+        stranger.close()
 
 
 def served(url: str, token: str, ca: str) -> tuple[int, int, object]:

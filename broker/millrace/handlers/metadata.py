@@ -25,10 +25,18 @@ from millrace.broker.topic_changes import create_topic
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState, TopicState, check_topic_name
 from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
-from millrace.handlers.table import Api, Services, send
+from millrace.handlers.table import Api, Services, send, write_down
 from millrace.handlers.topic_ids import TopicIds
 from millrace.security import rights
-from millrace.security.rights import Access, Need, Operation, Refused, ResourceType, open_to_all
+from millrace.security.rights import (
+    NOTHING_REFUSED,
+    Access,
+    Need,
+    Operation,
+    Refused,
+    ResourceType,
+    open_to_all,
+)
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode, encode_error
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
@@ -84,7 +92,7 @@ class Metadata:
         if answer is None:
             response = self._describe(broker, asked, request, refused)
             answer = encode(response, ApiKey.METADATA, version)
-            created = self._create_missing(broker, response)
+            created = self._create_missing(broker, response, request)
             keep = len(self._answers) < _CACHED_ANSWERS and len(key[1]) <= _CACHED_REQUEST_BYTES
             if keep and not created:
                 self._answers[key] = answer
@@ -141,7 +149,7 @@ class Metadata:
             self._topics[version, listener, topic.name] = kept
         return kept.encoded
 
-    def _create_missing(self, broker: Broker, response: MetadataResponse) -> bool:
+    def _create_missing(self, broker: Broker, response: MetadataResponse, request: Request) -> bool:
         """Begin to create what the response says is coming; True if there is anything."""
         names = {
             topic.name
@@ -150,6 +158,7 @@ class Metadata:
             if topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE and topic.name
         }
         for name in names - self._creating:
+            write_down(request, [rights.may_create(name)], NOTHING_REFUSED)
             self._create(broker, name)
         return bool(names)
 

@@ -32,7 +32,7 @@ from millrace.errors import BrokerError, ErrorCode
 from millrace.groups import Groups
 from millrace.mirror.states import MirrorStates
 from millrace.security import rights
-from millrace.security.journal import Asker, Journal
+from millrace.security.journal import Asker
 from millrace.security.login import LoginThread
 from millrace.security.quotas import Kind
 from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
@@ -336,16 +336,18 @@ def _refused(api: Api[A], request: Request, asked: A) -> Refused:
     access = request.client.access
     needs = list(api.needs(asked))
     refused = access.refused(needs)
-    if access.journal is not None:
-        _write_down(access.journal, request, needs, refused)
+    write_down(request, needs, refused)
     for resource in refused:
         if resource.type not in api.by_item:
             raise rights.refusal(resource)
     return refused
 
 
-def _write_down(journal: Journal, request: Request, needs: Sequence[Need], refused: Refused) -> None:
-    """Keep a record of what is refused, and of what is allowed where it changes something."""
+def write_down(request: Request, needs: Sequence[Need], refused: Refused) -> None:
+    """Record what is refused, and what is allowed where it changes something. From any thread."""
+    journal = request.client.access.journal
+    if journal is None:
+        return
     kept: dict[tuple[bool, Operation], list[str]] = {}
     for need in needs:
         if (no := need.resource in refused) or need.operation in rights.CHANGES:

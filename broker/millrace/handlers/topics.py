@@ -24,7 +24,7 @@ from uuid import UUID
 from millrace import errors
 from millrace.broker.topic_changes import add_partitions, create_topic, delete_topic
 from millrace.broker.topic_settings import describe_topic
-from millrace.handlers.table import Call, in_thread, outcome_of, serves
+from millrace.handlers.table import Call, in_thread, outcome_of, serves, write_down
 from millrace.security import rights
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import admin_messages as admin
@@ -188,8 +188,11 @@ def _delete_by_id(
     def delete() -> None:
         if name is None or not access.allows(Need(Operation.DESCRIBE, rights.topic(name))):
             raise errors.UnknownTopicId(f"no topic has the id {topic_id}")
-        if not access.allows(Need(Operation.DELETE, rights.topic(name))):
-            raise rights.refusal(rights.topic(name))
+        need = Need(Operation.DELETE, rights.topic(name))
+        refused = access.refused([need])
+        write_down(call.received, [need], refused)
+        if refused:
+            raise rights.refusal(need.resource)
         delete_topic(call.broker, name)
 
     code, reason, _ = outcome_of(delete, f"deleting the topic with the id {topic_id}")

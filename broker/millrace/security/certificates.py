@@ -95,7 +95,8 @@ def _expires(certificate: str) -> datetime:
     """When the first certificate of a PEM file expires."""
     from asn1crypto import pem, x509  # only who uses TLS needs it
 
-    _, _, encoded = pem.unarmor(Path(certificate).read_bytes(), multiple=False)
+    parts = pem.unarmor(Path(certificate).read_bytes(), multiple=True)  # the key may stand before it
+    encoded = next(data for kind, _, data in parts if kind.endswith("CERTIFICATE"))
     expires: datetime = x509.Certificate.load(encoded).not_valid_after
     return expires
 

@@ -1,7 +1,7 @@
 """What is written down of rights: who was refused what, and who changed what, a line of JSON each.
 
 Logger `millrace.security`. A refusal that is repeated is counted, and told again after REPEAT_S with its
-count. Changes are all told. Knows no requests.
+count. Changes are all told, with all that they are about. Knows no requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPEAT_S = 10.0
 """How soon the same refusal is told again; the command line's own filter bounds all of them together."""
 MAX_KINDS = 10_000
 MAX_NAMED = 10
-"""Resources in one line; the others are counted."""
+"""Resources in one line of what is refused; the others are counted."""
 MAX_CHARACTERS = 300
 """Of what a client calls itself."""
 
@@ -63,19 +63,28 @@ class Journal:
 
     def allowed(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
         """A client that has the right to it asks for a change; whether it can be made is another matter."""
-        log.info("allowed: %s", _line("allowed", asker, operation, resources))
+        line = _line("allowed", asker, operation, resources, named=len(resources))
+        log.info("allowed: %s", line, extra={"always": True})
 
     def changed(self, asker: Asker, change: str) -> None:
         log.info("changed: %s", _line("changed", asker, change, ()), extra={"always": True})
 
 
-def _line(what: str, asker: Asker, operation: str, resources: Sequence[str], *, repeated: int = 0) -> str:
+def _line(
+    what: str,
+    asker: Asker,
+    operation: str,
+    resources: Sequence[str],
+    *,
+    named: int = MAX_NAMED,
+    repeated: int = 0,
+) -> str:
     line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "what": what}
     line |= asker._asdict() | {"client_id": asker.client_id[:MAX_CHARACTERS], "operation": operation}
     if resources:
-        line["resources"] = [name[:MAX_CHARACTERS] for name in resources[:MAX_NAMED]]
-    if len(resources) > MAX_NAMED:
-        line["more_resources"] = len(resources) - MAX_NAMED
+        line["resources"] = [name[:MAX_CHARACTERS] for name in resources[:named]]
+    if len(resources) > named:
+        line["more_resources"] = len(resources) - named
     if repeated:
         line["not_told_before"] = repeated
     return json.dumps(line)  # which escapes whatever is no plain character

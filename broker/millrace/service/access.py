@@ -8,7 +8,6 @@ is read again when it changes. Knows no routes.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import logging
 import re
@@ -78,7 +77,7 @@ class AccessList:
         if kind.lower() == "basic":
             try:
                 claimed, _, token = base64.b64decode(token, validate=True).decode().partition(":")
-            except (binascii.Error, UnicodeDecodeError):
+            except ValueError:  # of base64 or of UTF-8
                 token = ""
         elif kind.lower() != "bearer":
             token = ""

@@ -5,8 +5,10 @@ A service keeps what it knows in its database alone, so it may be killed at any 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import resource
 import socket
 import ssl
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 
 import click
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millrace.config import TlsConfig, parse_address
 from millrace.errors import MillraceError
@@ -25,6 +28,29 @@ from millrace.signals import end_soon, stop_on_signals
 
 log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
+HEAD_TIMEOUT_S = 10.0
+"""A connection on which no request has begun by then, its head whole, is closed: a stranger can hold many."""
+
+
+class _Protocol(H11Protocol):
+    """HTTP for who asks in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._end_if_late)
+
+    def on_response_complete(self) -> None:
+        self._late.cancel()
+        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._end_if_late)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        super().connection_lost(exc)
+
+    def _end_if_late(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
 
 
 class WebServer(uvicorn.Server):
@@ -33,6 +59,8 @@ class WebServer(uvicorn.Server):
     def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
         """With `tls` every connection uses it; ConfigError when its files cannot be used."""
         context = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
         host, port = parse_address(listen, "--listen")
         shown_host = f"[{host}]" if ":" in host else host
         try:
@@ -52,7 +80,7 @@ class WebServer(uvicorn.Server):
             app,
             loop="asyncio",
             # httptools is faster, and loses the body of a request that offers HTTP/2, as Java's client does.
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -5,6 +5,7 @@ What is refused has had no effect, and a name that a client may not know is answ
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import struct
@@ -753,6 +754,28 @@ def test_a_topic_is_deleted_by_its_id_by_who_may_and_an_id_tells_no_name(
     told = secured.ask(limited, ApiKey.DELETE_TOPICS, 6, asked).responses
     assert [(one.name, one.error_code) for one in told] == [("t", 0), (None, unknown), (None, unknown)]
     assert set(secured.cluster.topics) == {"u", "copy"}
+
+
+def test_what_is_deleted_by_an_id_or_created_for_who_asks_of_it_is_written_down_by_its_name(
+    secured: Secured, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "millrace.security")
+    object.__setattr__(secured.broker.config, "auto_create_topics", True)
+    guard = Guard(secured.granted, frozenset(), Journal(), Meters(secured.book))
+
+    def ask(user: str, right: Operation, api: ApiKey, version: int, asked: Values) -> tuple[str, str, str]:
+        secured.granted.grant(f"User:{user}", {(right, TOPIC), (DESCRIBE, TOPIC)})
+        caplog.clear()
+        secured.ask(guard.access(f"User:{user}", "127.0.0.1"), api, version, asked)
+        (line,) = (json.loads(text.partition(": ")[2]) for text in caplog.messages)
+        (name,) = line["resources"]
+        return line["what"], line["principal"], name
+
+    by_id: Values = {"topics": [{"topic_id": secured.cluster.topics["t"].topic_id}], "timeout": 1}
+    assert ask("reader", READ, ApiKey.DELETE_TOPICS, 6, by_id) == ("refused", "User:reader", "topic t")
+    assert ask("deleter", DELETE, ApiKey.DELETE_TOPICS, 6, by_id) == ("allowed", "User:deleter", "topic t")
+    asked: Values = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}
+    assert ask("creator", CREATE, ApiKey.METADATA, 8, asked) == ("allowed", "User:creator", "topic new")
 
 
 def test_a_topic_that_may_not_be_described_is_answered_as_one_that_is_not_there(

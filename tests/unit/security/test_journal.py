@@ -65,4 +65,12 @@ def test_changes_are_all_told(caplog: pytest.LogCaptureFixture) -> None:
     flood = RepeatedLines()
     for _ in range(2 * BURST):
         Journal().changed(ALICE, "created: a rule")
+        Journal().allowed(ALICE, "DELETE", ["topic t"])
     assert all(map(flood.filter, caplog.records))
+
+
+def test_a_change_is_told_with_all_that_it_is_about(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    topics = [f"topic {number}" for number in range(1_000)]
+    Journal().allowed(ALICE, "DELETE", topics)
+    assert lines(caplog)[0]["resources"] == topics

@@ -15,6 +15,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -519,6 +520,13 @@ def test_a_key_with_a_password_is_read_with_it_and_never_asked_for(
     password.touch(mode=0o600)
     password.write_text("open sesame\n")
     server_context(dataclasses.replace(config, key_password_file=str(password)), "none")
+
+
+def test_a_certificate_may_stand_behind_its_key_in_their_file(authority: Authority, tmp_path: Path) -> None:
+    issued, both = authority.issue("behind"), tmp_path / "both.pem"
+    both.touch(mode=0o600)
+    both.write_text(Path(issued.key).read_text() + Path(issued.certificate).read_text())
+    assert ServerCertificates(TlsConfig(certificate=str(both)), ["none"]).expires > time.time()
 
 
 def test_what_cannot_be_a_certificate_is_one_line_that_says_what_to_do(

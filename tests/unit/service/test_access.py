@@ -44,6 +44,7 @@ def test_a_token_is_shown_as_bearer_or_as_the_password_of_its_name(file: Path) -
         "Digest x",
         basic("loads", ""),
         "Bearer é",
+        "Basic é",
     ],
 )
 def test_what_is_no_token_is_nobody(file: Path, shown: str | None) -> None:
