@@ -30,7 +30,7 @@ def broker(
     return start_broker(start_for_module, zookeeper, tmp_path_factory.mktemp("broker"), "commands")
 
 
-def run(broker: RunningBroker, *arguments: str, stdin: str | None = None) -> str:
+def run(broker: RunningBroker, *arguments: str, stdin: str | bytes | None = None) -> str:
     """Run a command in this process, which saves its start; what it prints on standard output."""
     done = CliRunner().invoke(cli, [*arguments, "--bootstrap", broker.bootstrap], input=stdin)
     assert done.exception is None, done.exception
@@ -58,6 +58,15 @@ def test_a_consumer_that_waits_says_so_and_how_it_ends(
     waiting.signal(number)  # SIGINT also where a shell in the background had it ignored
     assert waiting.wait() == 0
     assert waiting.lines[-1] == "now"
+
+
+def test_a_line_that_is_no_text_is_sent_as_its_bytes_are(broker: RunningBroker) -> None:
+    run(broker, "topics", "create", "bytes", "--partitions", "1")
+    run(broker, "produce", "bytes", "--key-separator", ":", stdin=b"k:caf\xe9\r\nplain\n")
+    read = ("consume", "bytes", "--from-beginning", "--until-end", "--json")
+    records = [json.loads(line) for line in run(broker, *read).splitlines()]
+    value = {"base64": base64.b64encode(b"caf\xe9").decode()}
+    assert [(r["key"], r["value"]) for r in records] == [("k", value), (None, "plain")]
 
 
 def test_lines_go_in_and_come_out(broker: RunningBroker) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import closing, nullcontext, suppress
 from io import BytesIO
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import click
 import fastavro
@@ -66,7 +66,7 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
     producer = connected(Producer, {"bootstrap.servers": bootstrap, "on_delivery": delivered, **settings})
     options = {} if partition is None else {"partition": partition}
     sent = 0
-    for key, value in _messages(_with_progress(sys.stdin), key_separator):
+    for key, value in _messages(_with_progress(sys.stdin.buffer), key_separator):
         _send(producer, topic, key, value, options)
         sent += 1
         if failures:
@@ -94,14 +94,14 @@ def _send(producer: Any, topic: str, key: bytes | None, value: bytes, options: d
             return
 
 
-def _messages(lines: Iterable[str], separator: str | None) -> Iterator[tuple[bytes | None, bytes]]:
+def _messages(lines: Iterable[bytes], separator: str | None) -> Iterator[tuple[bytes | None, bytes]]:
     for line in lines:
-        text = line.rstrip("\n").encode()
+        text = line.rstrip(b"\r\n")
         key, separated, value = text.partition(separator.encode()) if separator else (text, b"", b"")
         yield (key, value) if separated else (None, text)
 
 
-def _with_progress(lines: TextIO) -> Iterator[str]:
+def _with_progress(lines: BinaryIO) -> Iterator[bytes]:
     """The lines; with a counter on the terminal when they do not come from one."""
     if sys.stdin.isatty() or not sys.stderr.isatty():
         yield from lines

@@ -72,7 +72,9 @@ class Condition:
                 "--where has too many parts: erase with fewer of them at a time, or with IN (...)"
             ) from None
         except (ParseBaseException, ValidationError, ValueError, TypeError) as error:
-            reason = "true and false stand alone" if isinstance(error, ValidationError) else error
+            reason = "true and false stand alone" if isinstance(error, ValidationError) else str(error)
+            if isinstance(error, ParseBaseException):  # it says the whole grammar
+                reason = f"it cannot be read from letter {error.loc + 1} on"
             raise ConfigError(
                 f"--where {text[:200]!r} is no condition ({reason}): write one like memberId = 42, or"
                 " header.server IN ('a', 'b') AND url IS NOT NULL"
