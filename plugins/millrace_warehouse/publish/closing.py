@@ -7,6 +7,7 @@ state. Asks no auditor, and says nothing of rows without a header.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -57,12 +58,26 @@ def _differences(
                 yield f"{path} cannot be read: {str(error).splitlines()[0]}; run `millrace verify`"
                 return
     expected, there = _of_hour(stated, hour), _of_hour(found, hour)
-    lacking, more = expected.without(there).total, there.without(expected).total
-    if lacking or more:
+    lacking, more = expected.without(there), there.without(expected).total
+    if lacking.total and not more and not lacking.without(_unfiled(storage, manifest)).total:
         yield (
-            f"the rows of load {manifest.load} are not those that it counted: {lacking} missing, {more} too"
-            " many; run `millrace verify --rows`"
+            f"{lacking.total} rows of load {manifest.load} are of this hour by a clock that was more than a"
+            " day ahead: they have no hour"
         )
+    elif lacking.total or more:
+        yield (
+            f"the rows of load {manifest.load} are not those that it counted: {lacking.total} missing,"
+            f" {more} too many; run `millrace verify --rows`"
+        )
+
+
+def _unfiled(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
+    found = SequenceCounts()
+    with suppress(pa.ArrowException, OSError):  # then its rows are missing
+        for file in manifest.files:
+            if file.hour == UNFILED:
+                found.merge(count_file(open_file(storage, f"{manifest.topic}/{file.path}")))
+    return found
 
 
 def _of_hour(counts: SequenceCounts, hour: str) -> SequenceCounts:

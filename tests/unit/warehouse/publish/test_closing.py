@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import read_load
 from millrace_warehouse.load import task
 from millrace_warehouse.publish.catalog import connect
@@ -72,6 +73,21 @@ def test_an_hour_whose_rows_do_not_close_waits_although_the_auditor_calls_it_com
     assert waits.verdict is not None
     (reason,) = waits.verdict.reasons
     assert reason.startswith("the rows of load 1 are not those that it counted: 1 missing, 1 too many;")
+
+
+def test_rows_that_a_clock_a_day_ahead_kept_out_of_an_hour_are_told_from_rows_that_are_gone(
+    mended: Mended, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is filed under no hour is not missing: nothing is to be verified."""
+    monkeypatch.setattr("millrace_warehouse.load.load.now", lambda: "2015-05-16T10:30:00.000Z")
+    mended.log.append_events(0, [START + HOUR // 2])
+    mended.load()
+    result = run()
+    assert outcome(result) == {H10: "waits incomplete", UNFILED: "waits unknown"}
+    reasons = [each.verdict.reasons for each in result.waiting if each.hour == H10 and each.verdict]
+    assert reasons == [
+        ["1 rows of load 1 are of this hour by a clock that was more than a day ahead: they have no hour"]
+    ]
 
 
 @pytest.mark.usefixtures("miscounting")
