@@ -333,6 +333,18 @@ def test_a_partition_without_a_record_at_its_origin_has_nothing_left_to_mirror(c
     assert mirrored in page[page.index("<h2>Mirrors</h2>") :]
 
 
+def test_of_a_topic_that_was_never_loaded_all_is_not_loaded(console: Console) -> None:
+    console.story.report(0, (0, 9))
+    console.story.count("dc1", found((0, 9)))
+    console.story.apply()
+    topics = console.get().text.split("<h2>Topics</h2>")[1]
+    assert '<td class="n">all</td><td class="n">all</td></tr>' in topics, "nor mirrored"
+    console.story.count(OFFLINE, found((0, 9)))
+    console.story.apply()
+    topics = console.get().text.split("<h2>Topics</h2>")[1]
+    assert '<td class="n">0</td><td class="n">all</td></tr>' in topics
+
+
 def test_a_database_from_before_the_console_gets_what_it_reads_by(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/audit.db"
     AuditStore(url).close()
