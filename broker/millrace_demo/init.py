@@ -102,9 +102,16 @@ def event(name: str, folder: Path) -> None:
         _add_to_environment(environment, name)
     click.echo(f"Edit its fields in {folder / 'schemas' / name}.avsc. Then, while `millrace up` runs:")
     click.echo(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
-    for cluster, bootstrap in bootstraps.items():
-        click.echo(f"  millrace topics create {name} --partitions {PARTITIONS} --bootstrap {bootstrap}")
-        click.echo(f"  python {producer} {cluster} {bootstrap}")
+    create = [
+        f"  millrace topics create {name} --partitions {PARTITIONS} --bootstrap {bootstrap}"
+        for bootstrap in bootstraps.values()
+    ]
+    send = [f"  python {producer} {cluster} {bootstrap}" for cluster, bootstrap in bootstraps.items()]
+    if deployment.exists():
+        send.append("`millrace up` makes the topic when it starts. Where it runs already, first:")
+        click.echo("\n".join(send + create))
+    else:
+        click.echo("\n".join(create + send))
 
 
 @init.command()

@@ -376,7 +376,10 @@ def _identity_json(schema: StoredSchema) -> dict[str, Any]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """`{"error_code": N, "message": "..."}`; the first three digits of the code are the status."""
+    """`{"error_code": N, "message": "..."}`; the first three digits of the code are the status.
+
+    A browser at the page gets a page.
+    """
     code: int
     match error:
         case InvalidSchema():
@@ -398,5 +401,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     # A browser at the page asks for name and token then.
     headers = {"WWW-Authenticate": 'Basic realm="millrace"'} if code == ErrorCode.UNAUTHENTICATED else None
+    status = int(str(code)[:3])
+    if request.url.path.startswith("/ui") and "text/html" in request.headers.get("accept", ""):
+        return page.failure(message, status, headers or {})
     content = json.dumps({"error_code": code, "message": message})
-    return Response(content, status_code=int(str(code)[:3]), headers=headers)
+    return Response(content, status_code=status, headers=headers)

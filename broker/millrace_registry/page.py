@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -164,6 +164,12 @@ def _pretty(version: StoredVersion) -> str:
 def _store(request: Request) -> Store:
     store: Store = request.app.state.store
     return store
+
+
+def failure(message: str, status: int, headers: Mapping[str, str]) -> HTMLResponse:
+    """A page that says why there is no other."""
+    text = _templates.get_template("error.html").render(message=message)
+    return HTMLResponse(text, status, {**_HEADERS, **headers})
 
 
 def _page(name: str, **values: Any) -> HTMLResponse:

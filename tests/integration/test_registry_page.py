@@ -92,3 +92,28 @@ def test_somebody_looks_at_subjects_and_a_difference_and_nothing_that_clients_wr
     assert "+ country: null | string = null" in difference
     assert '<tr class="added">' in difference
     assert "&lt;script&gt;document.title='broken'" in difference
+
+
+def test_a_phone_shows_the_registry_in_its_width_and_cuts_no_word_that_fits(
+    start: Start, tmp_path: Path
+) -> None:
+    from playwright.sync_api import sync_playwright
+
+    database = ("--database-url", f"sqlite:///{tmp_path}/r.db")
+    url = f"http://{start('registry', '--listen', '127.0.0.1:0', *database).ready()}"
+    subject = f"shop.{'orders' * 20}-value"
+    with SchemaRegistryClient(url) as schemas:
+        schemas.register("OrderPlaced", "string")
+        schemas.register(subject, "int")
+        schemas.register(subject, "long")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 400, "height": 800})
+        for path in ("/ui", f"/ui/subjects/{subject}", f"/ui/subjects/{subject}/diff?old=1&new=2"):
+            page.goto(url + path)
+            assert page.evaluate("document.documentElement.scrollWidth") == 400, path
+        page.goto(f"{url}/ui")
+        lines = "e => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight)"
+        assert page.locator("td:has-text('BACKWARD')").first.evaluate(lines) < 2
+        assert page.locator("td:has-text('OrderPlaced')").evaluate(lines) < 2
+        browser.close()

@@ -380,7 +380,8 @@ def _partitions(progress: Progress) -> Iterator[PartitionLine]:
             if name.startswith(NO_ID.hex):
                 name = names_by_number(of_topic[cluster, row.topic]).get(name, name)
             there = ends.get((cluster, name))
-            line.lag = None if there is None or at is None else max(there - at, 0)  # before its first append
+            if there is not None and (at is not None or not there):  # no position before the first append
+                line.lag = max(there - (at or 0), 0)
         elif row.tier == WAREHOUSE:
             there = ends.get((OFFLINE, f"{row.topic_id}-{row.partition}"))
             line.source, line.lag = OFFLINE, None if there is None else max(there - row.end, 0)

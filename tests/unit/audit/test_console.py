@@ -320,6 +320,31 @@ def test_a_mirror_whose_position_is_not_known_yet_has_no_lag(console: Console) -
     assert '<td>dc1-0</td><td class="n">not known</td>' in answer.text
 
 
+def test_a_partition_without_a_record_at_its_origin_has_nothing_left_to_mirror(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    with console.store.writing() as session:
+        session.execute(update(CoverageRow).where(CoverageRow.tier == "dc1").values(end=0))
+        here = update(CoverageRow).where(CoverageRow.tier == OFFLINE)
+        session.execute(here.values(end=0, origin=["dc1", "dc1-PageView-0", None]))
+    page = " ".join(console.get(topic=TOPIC, at=AT).text.split())
+    assert '<td>dc1-0</td><td class="n">0</td>' in page
+    mirrored = '<td>dc1</td><td class="n">1</td><td class="n">0</td><td class="n">0</td><td class="n">0</td>'
+    assert mirrored in page[page.index("<h2>Mirrors</h2>") :]
+
+
+def test_of_a_topic_that_was_never_loaded_all_is_not_loaded(console: Console) -> None:
+    console.story.report(0, (0, 9))
+    console.story.count("dc1", found((0, 9)))
+    console.story.apply()
+    topics = console.get().text.split("<h2>Topics</h2>")[1]
+    assert '<td class="n">all</td><td class="n">all</td></tr>' in topics, "nor mirrored"
+    console.story.count(OFFLINE, found((0, 9)))
+    console.story.apply()
+    topics = console.get().text.split("<h2>Topics</h2>")[1]
+    assert '<td class="n">0</td><td class="n">all</td></tr>' in topics
+
+
 def test_a_database_from_before_the_console_gets_what_it_reads_by(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/audit.db"
     AuditStore(url).close()

@@ -47,6 +47,21 @@ def test_a_deployment_mirrors_every_topic_and_gets_the_topic_of_a_new_event(tmp_
     assert [cluster.topics for cluster in deployment.clusters.values()] == [both, both, {}]
 
 
+def test_a_topic_that_the_deployment_makes_is_to_be_created_only_where_that_runs_already(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path, "deployment")
+    first, _, running = run(tmp_path, "event", "Signup").partition("Where it runs already, first:\n")
+    assert "topics create" not in first
+    assert first.endswith(
+        f"  millrace schemas apply {tmp_path}/schemas --registry http://127.0.0.1:8081\n"
+        f"  python {tmp_path}/signup.py dc1 127.0.0.1:9192\n"
+        f"  python {tmp_path}/signup.py dc2 127.0.0.1:9292\n"
+        "`millrace up` makes the topic when it starts. "
+    )
+    assert running.count("millrace topics create Signup --partitions 2 --bootstrap 127.0.0.1:9") == 2
+
+
 def test_a_mirror_that_names_its_topics_gets_the_new_one(tmp_path: Path) -> None:
     run(tmp_path, "deployment")
     file = tmp_path / "millrace.toml"

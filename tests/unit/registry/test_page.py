@@ -137,6 +137,21 @@ def test_a_page_that_is_not_there_says_so(site: Site, path: str, status: int, co
     assert (answer.status_code, answer.json()["error_code"]) == (status, code)
 
 
+def test_a_browser_is_told_on_a_page_what_is_not_there(site: Site) -> None:
+    site.register("s", "int")
+    for path, status, says in (
+        (f"/ui/subjects/{quote(EVIL, safe='')}", 404, f"Subject '{EVIL}' not found."),
+        ("/ui/subjects/s/diff?old=1&new=7", 404, "Version 7 not found."),
+        ("/ui?offset=-1", 400, "parameter offset"),
+    ):
+        answer = site("GET", path, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+        assert answer.status_code == status
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert seen(answer.text).startswith(f"Schemas All subjects {says}")
+        assert "<script" not in answer.text
+
+
 def test_a_difference_of_large_or_many_sided_schemas_costs_little(site: Site) -> None:
     site("PUT", "/config", json={"compatibility": "NONE"})
     site.register("large", record(*(f"f{n}" for n in range(5000))))
