@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -60,6 +61,8 @@ def create(
     """
     if password_file:
         password = read_secret(password_file, "the password")
+    elif not sys.stdin.isatty():
+        raise MillraceError("there is no terminal to ask for the password: name a --password-file")
     else:
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
     with open_users(zookeeper, cluster) as registry:
