@@ -15,14 +15,19 @@ import confluent_kafka.admin
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from millrace.client.connection import Connection
+from millrace.config import ClientSecurity
 from millrace.coordination.acls import AclStore
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError
+from millrace.records import Message, build_batch
 from millrace.security.acls import Pattern, Rule
 from millrace.security.rights import Operation
 from millrace.security.rights import ResourceType as Types
+from millrace.wire.messages import ApiKey
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
+from tests.integration.faults.wire import produce_body
 from tests.support import Process, wait_until
 
 _admin: Any = confluent_kafka.admin  # it does not say which of its names are public
@@ -287,6 +292,21 @@ def test_refusals_and_changes_are_in_the_log_a_line_of_json_each(guarded: Guarde
     assert any(
         line["resources"] == ["any topic"] or line["api"] == "CREATE_TOPICS" for line in told("allowed")
     )
+
+
+def test_a_name_that_a_client_makes_up_begins_no_line_of_the_log(guarded: Guarded, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.touch(mode=0o600)
+    password.write_text(PASSWORD)
+    security = ClientSecurity(protocol="SASL_PLAINTEXT", user="stranger", password_file=str(password))
+    host, _, port = guarded.logins.rpartition(":")
+    body = produce_body("t\nforged: changed: rights\x1b[2J", 0, build_batch([Message(1, None, b"x")]), acks=0)
+    with Connection(host, int(port), client_id="test", timeout_s=20, security=security) as connection:
+        connection.send(ApiKey.PRODUCE, 7, body, timeout_s=20, answered=False)
+        told = r"topic t\nforged: changed: rights\x1b[2J: ask an operator"
+        wait_until("a line on it", lambda: "forged: " in guarded.broker.process.output)
+    assert told in guarded.broker.process.output
+    assert not [line for line in guarded.broker.process.output.splitlines() if line.startswith("forged")]
 
 
 def test_rules_that_cannot_be_read_change_nothing_and_let_no_broker_start(
