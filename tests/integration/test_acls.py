@@ -15,7 +15,7 @@ import confluent_kafka.admin
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from millrace.client.connection import Connection
+from millrace.client.connection import Connection, ConnectionFailed
 from millrace.config import ClientSecurity
 from millrace.coordination.acls import AclStore
 from millrace.coordination.session import Session
@@ -29,6 +29,7 @@ from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.wire import produce_body
 from tests.support import Process, wait_until
+from tests.unit.broker.asking import request_body
 
 _admin: Any = confluent_kafka.admin  # it does not say which of its names are public
 AclBinding, AclBindingFilter, AclOperation = _admin.AclBinding, _admin.AclBindingFilter, _admin.AclOperation
@@ -294,19 +295,35 @@ def test_refusals_and_changes_are_in_the_log_a_line_of_json_each(guarded: Guarde
     )
 
 
-def test_a_name_that_a_client_makes_up_begins_no_line_of_the_log(guarded: Guarded, tmp_path: Path) -> None:
-    password = tmp_path / "password"
+def log_of(guarded: Guarded, folder: Path, version: int, body: bytes) -> str:
+    """What the broker logs when a stranger writes, without waiting for an answer, where it may not."""
+    password, before = folder / "password", len(guarded.broker.process.output)
     password.touch(mode=0o600)
     password.write_text(PASSWORD)
     security = ClientSecurity(protocol="SASL_PLAINTEXT", user="stranger", password_file=str(password))
     host, _, port = guarded.logins.rpartition(":")
+
+    behind = produce_body("behind", 0, b"", acks=0)
+    for number, sent in ((version, body), (7, behind)):
+        connection = Connection(host, int(port), client_id="test", timeout_s=20, security=security)
+        with connection, pytest.raises(ConnectionFailed):
+            connection.request(ApiKey.PRODUCE, number, sent, timeout_s=20)
+    wait_until("what is behind it", lambda: "topic behind: ask" in guarded.broker.process.output[before:])
+    return guarded.broker.process.output[before:]
+
+
+def test_a_name_that_a_client_makes_up_begins_no_line_of_the_log(guarded: Guarded, tmp_path: Path) -> None:
     body = produce_body("t\nforged: changed: rights\x1b[2J", 0, build_batch([Message(1, None, b"x")]), acks=0)
-    with Connection(host, int(port), client_id="test", timeout_s=20, security=security) as connection:
-        connection.send(ApiKey.PRODUCE, 7, body, timeout_s=20, answered=False)
-        told = r"topic t\nforged: changed: rights\x1b[2J: ask an operator"
-        wait_until("a line on it", lambda: "forged: " in guarded.broker.process.output)
-    assert told in guarded.broker.process.output
-    assert not [line for line in guarded.broker.process.output.splitlines() if line.startswith("forged")]
+    log = log_of(guarded, tmp_path, 7, body)
+    assert r"topic t\nforged: changed: rights\x1b[2J: ask an operator" in log
+    assert not [line for line in log.splitlines() if line.startswith("forged")]
+
+
+def test_a_name_of_megabytes_is_not_written_into_the_log(guarded: Guarded, tmp_path: Path) -> None:
+    partition = {"index": 0, "records": build_batch([Message(1, None, b"x")])}
+    data = [{"name": "n" * 5_000_000, "partition_data": [partition]}]
+    body = request_body(ApiKey.PRODUCE, 9, {"acks": 0, "topic_data": data})
+    assert len(log_of(guarded, tmp_path, 9, body)) < 10_000
 
 
 def test_rules_that_cannot_be_read_change_nothing_and_let_no_broker_start(
