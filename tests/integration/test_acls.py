@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -295,18 +296,21 @@ def test_refusals_and_changes_are_in_the_log_a_line_of_json_each(guarded: Guarde
     )
 
 
-def log_of(guarded: Guarded, folder: Path, version: int, body: bytes) -> str:
-    """What the broker logs when a stranger writes, without waiting for an answer, where it may not."""
-    password, before = folder / "password", len(guarded.broker.process.output)
+def stranger(guarded: Guarded, folder: Path) -> Connection:
+    password = folder / "password"
     password.touch(mode=0o600)
     password.write_text(PASSWORD)
     security = ClientSecurity(protocol="SASL_PLAINTEXT", user="stranger", password_file=str(password))
     host, _, port = guarded.logins.rpartition(":")
+    return Connection(host, int(port), client_id="test", timeout_s=20, security=security)
 
+
+def log_of(guarded: Guarded, folder: Path, version: int, body: bytes) -> str:
+    """What the broker logs when a stranger writes, without waiting for an answer, where it may not."""
+    before = len(guarded.broker.process.output)
     behind = produce_body("behind", 0, b"", acks=0)
     for number, sent in ((version, body), (7, behind)):
-        connection = Connection(host, int(port), client_id="test", timeout_s=20, security=security)
-        with connection, pytest.raises(ConnectionFailed):
+        with stranger(guarded, folder) as connection, pytest.raises(ConnectionFailed):
             connection.request(ApiKey.PRODUCE, number, sent, timeout_s=20)
     wait_until("what is behind it", lambda: "topic behind: ask" in guarded.broker.process.output[before:])
     return guarded.broker.process.output[before:]
@@ -324,6 +328,28 @@ def test_a_name_of_megabytes_is_not_written_into_the_log(guarded: Guarded, tmp_p
     data = [{"name": "n" * 5_000_000, "partition_data": [partition]}]
     body = request_body(ApiKey.PRODUCE, 9, {"acks": 0, "topic_data": data})
     assert len(log_of(guarded, tmp_path, 9, body)) < 10_000
+
+
+@pytest.mark.parametrize("api", [ApiKey.PRODUCE, ApiKey.DESCRIBE_PRODUCERS])
+def test_a_long_name_with_many_partitions_takes_little_memory(
+    guarded: Guarded, tmp_path: Path, api: ApiKey
+) -> None:
+    name, numbers = "n" * 900_000, range(400)
+    produced = [{"name": name, "partition_data": [{"index": number, "records": b""} for number in numbers]}]
+    if api is ApiKey.PRODUCE:
+        version, body = 9, request_body(api, 9, {"acks": 1, "topic_data": produced})
+    else:
+        topics = [{"name": name, "partition_indexes": list(numbers)}]
+        version, body = 0, request_body(api, 0, {"topics": topics})
+    status = Path(f"/proc/{guarded.broker.process.pid}/status")
+
+    def most_kib() -> int:
+        return int(status.read_text().partition("VmHWM:")[2].split()[0])
+
+    before = most_kib()
+    with stranger(guarded, tmp_path) as connection, suppress(ConnectionFailed):
+        connection.request(api, version, body, timeout_s=60)
+    assert most_kib() - before < 100_000
 
 
 def test_rules_that_cannot_be_read_change_nothing_and_let_no_broker_start(

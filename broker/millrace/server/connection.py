@@ -34,9 +34,6 @@ MIN_UNJOINED_BYTES = 64 << 10
 PROGRESS_BYTES = 16 << 10
 """A request that is not whole goes on when so much of it comes: who sends a byte now and then stalls."""
 
-MAX_REASON_CHARACTERS = 1_000
-"""Of why a connection was closed, in the log: it may hold names, which are as long as a client likes."""
-
 
 class Loop(Protocol):
     """What a connection needs of the server that it belongs to."""
@@ -157,7 +154,7 @@ class ClientConnection:
 
     def abort(self, reason: str) -> None:
         if not self.closed:
-            log.warning("closed the connection of %s: %s", self.address, reason[:MAX_REASON_CHARACTERS])
+            log.warning("closed the connection of %s: %s", self.address, reason)
         self.loop.drop(self)
 
     def forget(self) -> None:
