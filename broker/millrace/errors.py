@@ -92,10 +92,18 @@ ERRORS: dict[int, type[BrokerError]] = {}
 BrokerError itself for any other."""
 
 
+MAX_TEXT_CHARACTERS = 1_000
+"""Of what a client is told about an error."""
+
+
 class BrokerError(MillraceError):
     """A request the broker refuses; `code` is what the client is answered with."""
 
     code = ErrorCode.UNKNOWN_SERVER_ERROR
+
+    def __init__(self, text: str = "") -> None:
+        # It may hold names, as long as a client likes, and one request may meet it thousands of times.
+        super().__init__(text[:MAX_TEXT_CHARACTERS])
 
     def __init_subclass__(cls, code: ErrorCode | None = None) -> None:
         if code is not None:

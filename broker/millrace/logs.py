@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -13,6 +14,15 @@ FORMATS = ("text", "json")
 VERBOSE = "MILLRACE_VERBOSE"
 """Set while `millrace --verbose` runs, also for the processes that it starts."""
 LINE = "%(asctime)s %(name)s %(message)s"
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class TextLines(logging.Formatter):
+    """A line for each message, its traceback behind it: no name that a client makes up begins another."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), line)
 
 
 class JsonLines(logging.Formatter):
@@ -36,5 +46,5 @@ def start_logging(line: str = LINE) -> None:
     context = click.get_current_context(silent=True)
     chosen = context.find_root().params.get("log_format") if context is not None else None
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if chosen == "json" else logging.Formatter(line))
+    handler.setFormatter(JsonLines() if chosen == "json" else TextLines(line))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,21 @@ import confluent_kafka.admin
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from millrace.client.connection import Connection, ConnectionFailed
+from millrace.config import ClientSecurity
 from millrace.coordination.acls import AclStore
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError
+from millrace.records import Message, build_batch
 from millrace.security.acls import Pattern, Rule
 from millrace.security.rights import Operation
 from millrace.security.rights import ResourceType as Types
+from millrace.wire.messages import ApiKey
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
+from tests.integration.faults.wire import produce_body
 from tests.support import Process, wait_until
+from tests.unit.broker.asking import request_body
 
 _admin: Any = confluent_kafka.admin  # it does not say which of its names are public
 AclBinding, AclBindingFilter, AclOperation = _admin.AclBinding, _admin.AclBindingFilter, _admin.AclOperation
@@ -287,6 +294,62 @@ def test_refusals_and_changes_are_in_the_log_a_line_of_json_each(guarded: Guarde
     assert any(
         line["resources"] == ["any topic"] or line["api"] == "CREATE_TOPICS" for line in told("allowed")
     )
+
+
+def stranger(guarded: Guarded, folder: Path) -> Connection:
+    password = folder / "password"
+    password.touch(mode=0o600)
+    password.write_text(PASSWORD)
+    security = ClientSecurity(protocol="SASL_PLAINTEXT", user="stranger", password_file=str(password))
+    host, _, port = guarded.logins.rpartition(":")
+    return Connection(host, int(port), client_id="test", timeout_s=20, security=security)
+
+
+def log_of(guarded: Guarded, folder: Path, version: int, body: bytes) -> str:
+    """What the broker logs when a stranger writes, without waiting for an answer, where it may not."""
+    before = len(guarded.broker.process.output)
+    behind = produce_body("behind", 0, b"", acks=0)
+    for number, sent in ((version, body), (7, behind)):
+        with stranger(guarded, folder) as connection, pytest.raises(ConnectionFailed):
+            connection.request(ApiKey.PRODUCE, number, sent, timeout_s=20)
+    wait_until("what is behind it", lambda: "topic behind: ask" in guarded.broker.process.output[before:])
+    return guarded.broker.process.output[before:]
+
+
+def test_a_name_that_a_client_makes_up_begins_no_line_of_the_log(guarded: Guarded, tmp_path: Path) -> None:
+    body = produce_body("t\nforged: changed: rights\x1b[2J", 0, build_batch([Message(1, None, b"x")]), acks=0)
+    log = log_of(guarded, tmp_path, 7, body)
+    assert r"topic t\nforged: changed: rights\x1b[2J: ask an operator" in log
+    assert not [line for line in log.splitlines() if line.startswith("forged")]
+
+
+def test_a_name_of_megabytes_is_not_written_into_the_log(guarded: Guarded, tmp_path: Path) -> None:
+    partition = {"index": 0, "records": build_batch([Message(1, None, b"x")])}
+    data = [{"name": "n" * 5_000_000, "partition_data": [partition]}]
+    body = request_body(ApiKey.PRODUCE, 9, {"acks": 0, "topic_data": data})
+    assert len(log_of(guarded, tmp_path, 9, body)) < 10_000
+
+
+@pytest.mark.parametrize("api", [ApiKey.PRODUCE, ApiKey.DESCRIBE_PRODUCERS])
+def test_a_long_name_with_many_partitions_takes_little_memory(
+    guarded: Guarded, tmp_path: Path, api: ApiKey
+) -> None:
+    name, numbers = "n" * 900_000, range(400)
+    produced = [{"name": name, "partition_data": [{"index": number, "records": b""} for number in numbers]}]
+    if api is ApiKey.PRODUCE:
+        version, body = 9, request_body(api, 9, {"acks": 1, "topic_data": produced})
+    else:
+        topics = [{"name": name, "partition_indexes": list(numbers)}]
+        version, body = 0, request_body(api, 0, {"topics": topics})
+    status = Path(f"/proc/{guarded.broker.process.pid}/status")
+
+    def most_kib() -> int:
+        return int(status.read_text().partition("VmHWM:")[2].split()[0])
+
+    before = most_kib()
+    with stranger(guarded, tmp_path) as connection, suppress(ConnectionFailed):
+        connection.request(api, version, body, timeout_s=60)
+    assert most_kib() - before < 100_000
 
 
 def test_rules_that_cannot_be_read_change_nothing_and_let_no_broker_start(

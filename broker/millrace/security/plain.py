@@ -1,7 +1,7 @@
 """PLAIN (RFC 4616): the client tells its password, which is held against what SCRAM keeps of it.
 
 For TLS only. The password is hashed as often as the user's record says, in a thread, and kept nowhere. A
-user that is not there costs the same.
+user that is not there costs as much as one with ITERATIONS.
 """
 
 from __future__ import annotations

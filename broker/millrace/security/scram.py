@@ -1,7 +1,8 @@
 """SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677): what is kept of a password, and the server's side.
 
 No password is kept, and nothing kept here lets anybody log in. An unknown user is challenged like any other
-and fails at the proof, so that names cannot be found out. The exchange itself is scramp's.
+and fails at the proof, so that names cannot be found out of users with ITERATIONS and a salt of our length.
+The exchange itself is scramp's.
 """
 
 from __future__ import annotations

@@ -137,6 +137,8 @@ def add_entry(path: Path, name: str, roles: Sequence[str]) -> str:
     token = secrets.token_urlsafe(32)
     entry = Entry(token_sha256=hashlib.sha256(token.encode()).hexdigest(), roles=roles)
     listed = ", ".join(f'"{role}"' for role in entry.roles)
+    begun = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a") as file:
+        file.write("\n" if begun else "")
         file.write(f'[{name}]\ntoken_sha256 = "{entry.token_sha256}"\nroles = [{listed}]\n')
     return token

@@ -24,6 +24,8 @@ INT64 = struct.Struct(">q")
 MAX_DECODED_ITEMS = 2_000
 """Most items in all lists of a request. Each takes up to 8 us of the event loop, its answer included: 1,000
 topics of one partition each fit, and cost less than 20 ms."""
+MAX_STRING_BYTES = 0x7FFF
+"""Of a string in every version, as in Kafka: flexible ones have no other bound."""
 MAX_MESSAGE_CHARACTERS = 1000
 """Most of an error's text in a response."""
 _MAX_VARINT_BITS = 35
@@ -109,13 +111,18 @@ class Reader(Generic[B]):
         return items
 
     def string(self) -> str | None:
-        size = self.varint() - 1 if self.flexible else self.number(INT16)
+        size = self._string_bytes()
         return str(self.part(size), "utf-8") if size >= 0 else None
 
     def text(self) -> str:
         """A string that is not null."""
+        return str(self.part(self._string_bytes()), "utf-8")
+
+    def _string_bytes(self) -> int:
         size = self.varint() - 1 if self.flexible else self.number(INT16)
-        return str(self.part(size), "utf-8")
+        if size > MAX_STRING_BYTES:
+            raise ValueError(f"a string of {size} bytes; {MAX_STRING_BYTES} are allowed")
+        return size
 
     def data(self) -> B | None:
         size = self.length()

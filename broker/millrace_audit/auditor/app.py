@@ -11,7 +11,8 @@
     POST /v1/instances/{instance}/accept     {"reason": "...", "who": "...", "disown": false}
     POST /v1/accept                          the same and {"service": "...", "server": ..., "before": ...}
 
-An error is {"error": "one line"} with status 400, or 503 when the database fails. Knows no verdict by itself.
+An error is {"error": "one line"} with status 400, 413 for a body that is too large, or 503 when the database
+fails. Knows no verdict by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace import __version__
 from millrace.config import parse_time
@@ -47,6 +50,9 @@ MOST_WINDOWS = 10_000
 """In one answer: about 69 days."""
 BEHIND_S = 60.0
 """A tier that was not counted for longer makes the auditor unhealthy."""
+
+MAX_BODY_BYTES = 64 << 10
+"""Of what an operator says."""
 
 
 class Reason(BaseModel):
@@ -203,8 +209,30 @@ def build_app(
         instances = take(request, said, service=said.service, server=said.server, before=before)
         return {"instances": instances, "accepted": said.reason.strip()}
 
+    app.add_middleware(_SmallBodies)
     admit(app, role_of, access)
     return app
+
+
+class _SmallBodies:
+    """Refuses a body that is too large before it is kept."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def receive_small() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY_BYTES:
+                too_large = f"a body of more than {MAX_BODY_BYTES} bytes: say it in fewer words"
+                raise HTTPException(413, too_large, {"Connection": "close"})
+            return message
+
+        await self._app(scope, receive_small, send)
 
 
 def _span(start: str, end: str) -> tuple[int, int]:
@@ -218,6 +246,10 @@ def _say_errors_in_one_line(app: FastAPI) -> None:
     @app.exception_handler(MillraceError)
     def _refuse(_: Request, error: MillraceError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, status_code=400)
+
+    @app.exception_handler(HTTPException)
+    def _refuse_request(_: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(SQLAlchemyError)
     def _database_failed(_: Request, error: SQLAlchemyError) -> JSONResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from millrace_audit.auditor import ledger
-from millrace_audit.auditor.app import build_app
+from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore
@@ -118,6 +118,21 @@ def test_an_acceptance_is_in_the_answer_at_once_and_in_the_history_with_who_said
     assert "accepted: rack gone" in answer["windows"][0]["reasons"][0]
     (entry,) = service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()
     assert (entry["who"], entry["what"]) == ("me@host", "accepted 1 of service shop: rack gone")
+
+
+def test_a_body_of_any_size_is_not_read_to_its_end(service: Service) -> None:
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(1_000):
+            read += 1 << 16
+            yield b" " * (1 << 16)
+
+    json = {"content-type": "application/json"}
+    refused = service.client.post("/v1/accept", content=endless(), headers=json)
+    assert (refused.status_code, refused.headers["connection"]) == (413, "close")
+    assert read <= 3 * MAX_BODY_BYTES
 
 
 def test_an_instance_that_was_nobody_is_disowned_with_all_it_said(service: Service) -> None:

@@ -113,6 +113,14 @@ def test_a_file_that_cannot_be_used_is_one_line(file: Path, text: str, says: str
         AccessList(str(file))
 
 
+def test_a_name_is_added_behind_a_last_line_without_its_end(file: Path) -> None:
+    tokens = [add_entry(file, "loads", ["read"])]
+    file.write_text(file.read_text().rstrip("\n"))
+    tokens.append(add_entry(file, "web", ["register"]))
+    known = AccessList(str(file))
+    assert [known.name_of(f"Bearer {token}") for token in tokens] == ["loads", "web"]
+
+
 def test_a_name_is_added_once(file: Path) -> None:
     add_entry(file, "one", ["read"])
     with pytest.raises(ConfigError, match="has a one already"):
