@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from millrace.config import TlsConfig
 from millrace.errors import ConfigError
@@ -13,19 +14,35 @@ from millrace.errors import ConfigError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _named(context: click.Context, option: click.Parameter, file: str) -> str:
+    """The file; refused where its name is given and empty: a variable that is not set opens no door."""
+    if not file and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+        raise click.BadParameter("the name of the file is empty")
+    return file
+
+
 def door_options(command: F) -> F:
     """The options of a service that say who may ask it what, and with which certificate it speaks TLS."""
     for option in (
         click.option(
-            "--key", default="", metavar="FILE", help="Its key, if that is another file; mode 0600."
+            "--key",
+            default="",
+            callback=_named,
+            metavar="FILE",
+            help="Its key, if that is another file; mode 0600.",
         ),
         click.option(
-            "--certificate", default="", metavar="FILE", help="Speak HTTPS with this certificate, a PEM file."
+            "--certificate",
+            default="",
+            callback=_named,
+            metavar="FILE",
+            help="Speak HTTPS with this certificate, a PEM file.",
         ),
         click.option(
             "--access",
             "access_file",
             default="",
+            callback=_named,
             metavar="FILE",
             help="Answer only who shows a token of this file (`millrace access`); without it everybody.",
         ),
