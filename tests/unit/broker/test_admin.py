@@ -122,6 +122,10 @@ def test_only_the_settings_asked_for_are_told(running: Setup, version: int) -> N
     assert list(running.settings(version=version, configuration_keys=keys)) == ["flush.ms"]
 
 
+def test_an_empty_list_of_settings_asks_for_all_of_them_as_with_kafka(running: Setup) -> None:
+    assert running.settings(configuration_keys=()) == running.settings()
+
+
 def test_a_mirrored_topic_tells_its_origins(running: Setup) -> None:
     found = running.settings("copy")["mirror.origins"]
     assert (found.value, found.read_only) == ("0=dc1/t-0", True)
