@@ -6,7 +6,7 @@ import dataclasses
 import struct
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -625,17 +625,22 @@ def test_producers_are_described_with_their_last_sequence(running: Setup) -> Non
     assert (one.producer_id, one.producer_epoch, one.last_sequence) == (7, 2, 6)
 
 
+def describe_partitions(running: Setup, names: Sequence[str], cursor: Any, limit: int) -> Any:
+    """What is said of the topics (none: of all), from the place on at which another answer ended."""
+    asked = {"topics": [{"name": name} for name in names], "response_partition_limit": limit}
+    body = request_body(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked)
+    if cursor is not None:  # the request with a cursor
+        name = cursor.topic_name.encode()
+        place = struct.pack(">i", cursor.partition_index)
+        body = body[:-2] + b"\1" + bytes([len(name) + 1]) + name + place + b"\0\0"
+    return ask(running, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
+
+
 def test_partitions_are_described_in_parts_that_go_on_where_they_ended(running: Setup) -> None:
     seen: list[tuple[str, int]] = []
     cursor: Any = None
     for _ in range(20):
-        asked = {"topics": [], "response_partition_limit": 1}
-        body = request_body(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked)
-        if cursor is not None:  # the request with a cursor
-            name = cursor.topic_name.encode()
-            place = struct.pack(">i", cursor.partition_index)
-            body = body[:-2] + b"\1" + bytes([len(name) + 1]) + name + place + b"\0\0"
-        answer = ask(running, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
+        answer = describe_partitions(running, [], cursor, 1)
         seen += [(topic.name, one.partition_index) for topic in answer.topics for one in topic.partitions]
         for one in (one for each in answer.topics for one in each.partitions):
             assert (one.eligible_leader_replicas, one.last_known_elr) == ((), ()), "Java does not take null"
@@ -644,6 +649,18 @@ def test_partitions_are_described_in_parts_that_go_on_where_they_ended(running: 
             break
     topics = running.cluster.topics
     assert seen == [(name, number) for name in sorted(topics) for number in sorted(topics[name].partitions)]
+
+
+def test_a_topic_behind_one_that_was_deleted_meanwhile_is_described_from_its_first_partition(
+    running: Setup,
+) -> None:
+    running.cluster.topics = {name: topic(name, 1, 1, 1) for name in ("a", "b")}
+    cursor = describe_partitions(running, ["a", "b"], None, 2).next_cursor
+    assert (cursor.topic_name, cursor.partition_index) == ("a", 2)
+    del running.cluster.topics["a"]
+    deleted, rest = describe_partitions(running, ["a", "b"], cursor, 10).topics
+    assert deleted.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [one.partition_index for one in rest.partitions] == [0, 1, 2]
 
 
 def test_a_cluster_tells_its_brokers_and_its_resources(running: Setup) -> None:
