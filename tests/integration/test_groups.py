@@ -106,8 +106,12 @@ class Asking:
         )
         return ErrorCode(self.ask(ApiKey.HEARTBEAT, request).error_code)
 
-    def commit(self, group: str, offset: int, joined: Any = None, topic: str = "t") -> ErrorCode:
-        partition = gm.OffsetCommitRequest.Partition(partition_index=0, committed_offset=offset)
+    def commit(
+        self, group: str, offset: int, joined: Any = None, topic: str = "t", epoch: int = -1
+    ) -> ErrorCode:
+        partition = gm.OffsetCommitRequest.Partition(
+            partition_index=0, committed_offset=offset, committed_leader_epoch=epoch
+        )
         request = gm.OffsetCommitRequest(
             group_id=group,
             topics=(Topic(name=topic, partitions=(partition,)),),
@@ -117,12 +121,16 @@ class Asking:
         return ErrorCode(self.ask(ApiKey.OFFSET_COMMIT, request).topics[0].partitions[0].error_code)
 
     def committed(self, group: str) -> int:
+        return int(self.committed_partition(group).committed_offset)
+
+    def committed_partition(self, group: str) -> gm.FetchedOffset:
+        """What is told of partition 0 of topic t."""
         topics = (TopicPartitions(name="t", partition_indexes=(0,)),)
         groups = (OffsetFetchRequest.Group(group_id=group, topics=topics),)
         asked = OffsetFetchRequest(group_id=group, topics=topics, groups=groups)
         answer = self.ask(ApiKey.OFFSET_FETCH, asked)
-        of_group = answer if self.lowest else answer.groups[0]
-        return int(of_group.topics[0].partitions[0].committed_offset)
+        found: gm.FetchedOffset = (answer if self.lowest else answer.groups[0]).topics[0].partitions[0]
+        return found
 
     def coordinator(self, group: str) -> int:
         """Its id, or minus the error."""
@@ -181,6 +189,16 @@ def group_of(broker_id: int, name: str) -> str:
     """A group's name such that the choice falls on this broker."""
     names = (f"{name} {number}" for number in range(1000))
     return next(each for each in names if coordinator_of(each, (1, 2)) == broker_id)
+
+
+def test_a_consumer_that_comes_back_is_told_the_leader_epoch_of_what_it_read_last(
+    client: ClusterClient,
+) -> None:
+    asking, group = Asking(client, 1), group_of(1, "epoch")
+    assert asking.commit(group, 5, epoch=3) is NONE
+    assert asking.committed_partition(group).committed_leader_epoch == 3
+    assert asking.commit(group, 6) is NONE
+    assert asking.committed_partition(group).committed_leader_epoch == -1
 
 
 @pytest.mark.parametrize("lowest", [True, False])
