@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,10 @@ class Asking:
         raw = self.client.ask(self.broker_id, key, version, encode(message, key, version))
         return decode(response, key, version, raw)
 
-    def join(self, group: str, member_id: str = "") -> Any:
+    def join(self, group: str, member_id: str = "", session_ms: int = 10_000) -> Any:
         request = gm.JoinGroupRequest(
             group_id=group,
-            session_timeout=10_000,
+            session_timeout=session_ms,
             rebalance_timeout=10_000,
             member_id=member_id,
             protocol_type="consumer",
@@ -77,11 +78,11 @@ class Asking:
         )
         return self.ask(ApiKey.JOIN_GROUP, request)
 
-    def joined(self, group: str) -> Any:
+    def joined(self, group: str, session_ms: int = 10_000) -> Any:
         """In the group, alone, as its leader; an id is asked for first where the version does that."""
-        answer = self.join(group)
+        answer = self.join(group, session_ms=session_ms)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            answer = self.join(group, answer.member_id)
+            answer = self.join(group, answer.member_id, session_ms)
         assert answer.error_code == NONE
         assert answer.leader == answer.member_id
         return answer
@@ -377,6 +378,22 @@ def test_a_coordinator_that_stalls_is_replaced_and_fenced(
     )
     assert other.committed(group) == stalled.committed(group) == 6
     assert other.heartbeat(group, again) is NONE
+
+
+def test_a_coordinator_that_stood_still_for_longer_than_a_session_hears_the_heartbeat_that_came(
+    client: ClusterClient, cluster: TestCluster
+) -> None:
+    group, asking = group_of(1, "stood still"), Asking(client, 1)
+    joined = asking.joined(group, session_ms=2_500)
+    asking.sync(group, joined)
+    cluster.brokers[1].process.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as beside:
+        try:
+            heartbeat = beside.submit(asking.heartbeat, group, joined)
+            time.sleep(3.5)
+        finally:
+            cluster.brokers[1].process.signal(signal.SIGCONT)
+        assert heartbeat.result(timeout=20) is NONE
 
 
 @pytest.mark.long
