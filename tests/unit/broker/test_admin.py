@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import struct
 import threading
 import uuid
@@ -577,6 +578,21 @@ def test_sizes_on_the_disk_are_told_of_what_is_stored_here(running: Setup) -> No
     assert told(None) == {"copy": {0: 0}, "t": {0: 0, 1: len(batch)}}
     asked = [{"topic": "t", "partitions": (1, 2, 7)}, {"topic": "nope", "partitions": (0,)}]
     assert told(asked) == {"t": {1: len(batch)}}
+
+
+def test_log_directories_are_described_apart_from_the_loop_which_a_disk_that_hangs_must_not_stop(
+    running: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[threading.Thread] = []
+
+    def disk_usage(path: str) -> None:
+        asked.append(threading.current_thread())
+        raise OSError(f"nobody knows the room of {path}")
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    (directory,) = ask(running, ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}).results
+    assert (directory.total_bytes, directory.usable_bytes) == (-1, -1)
+    assert [thread is threading.current_thread() for thread in asked] == [False]
 
 
 # Records
