@@ -559,6 +559,13 @@ def test_a_topic_that_many_ask_for_is_created_once(running: Setup, monkeypatch: 
     assert begun == ["new"]
 
 
+def test_metadata_says_of_an_id_that_no_topic_has_that_the_id_is_unknown(running: Setup) -> None:
+    topic_id = uuid.uuid4()
+    asked = {"topics": [{"name": None, "topic_id": topic_id}], "allow_auto_topic_creation": True}
+    (told,) = ask(running, ApiKey.METADATA, 12, asked).topics
+    assert (told.error_code, told.topic_id) == (ErrorCode.UNKNOWN_TOPIC_ID, topic_id)
+
+
 # Sizes
 
 
