@@ -123,6 +123,12 @@ def test_only_the_settings_asked_for_are_told(running: Setup, version: int) -> N
     assert list(running.settings(version=version, configuration_keys=keys)) == ["flush.ms"]
 
 
+def test_a_value_too_long_to_be_repeated_in_the_answer_is_refused_like_any_other(running: Setup) -> None:
+    code, message = running.alter(("retention.ms", SET, "x" * 32_760))
+    assert code == ErrorCode.INVALID_CONFIG
+    assert message.startswith("retention.ms='xxx")
+
+
 def test_an_empty_list_of_settings_asks_for_all_of_them_as_with_kafka(running: Setup) -> None:
     assert running.settings(configuration_keys=()) == running.settings()
 
