@@ -729,6 +729,9 @@ def test_a_broker_without_an_authorizer_has_no_quotas_and_no_users_and_takes_non
     assert nobody.error_code == ErrorCode.RESOURCE_NOT_FOUND
     told = ask(running, ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, {"components": (), "strict": False})
     assert (told.error_code, told.entries) == (ErrorCode.NONE, ())
+    twice = ({"entity_type": "user", "match_type": 2, "match": None},) * 2
+    asked = {"components": twice, "strict": False}
+    assert ask(running, ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, asked).error_code == ErrorCode.INVALID_REQUEST
     entry = {"entity": [{"entity_type": "user", "entity_name": "u"}], "ops": []}
     (refused,) = ask(running, ApiKey.ALTER_CLIENT_QUOTAS, 1, {"entries": [entry]}).entries
     assert refused.error_code == ErrorCode.SECURITY_DISABLED
