@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,10 @@ class Asking:
         raw = self.client.ask(self.broker_id, key, version, encode(message, key, version))
         return decode(response, key, version, raw)
 
-    def join(self, group: str, member_id: str = "") -> Any:
+    def join(self, group: str, member_id: str = "", session_ms: int = 10_000) -> Any:
         request = gm.JoinGroupRequest(
             group_id=group,
-            session_timeout=10_000,
+            session_timeout=session_ms,
             rebalance_timeout=10_000,
             member_id=member_id,
             protocol_type="consumer",
@@ -77,11 +78,11 @@ class Asking:
         )
         return self.ask(ApiKey.JOIN_GROUP, request)
 
-    def joined(self, group: str) -> Any:
+    def joined(self, group: str, session_ms: int = 10_000) -> Any:
         """In the group, alone, as its leader; an id is asked for first where the version does that."""
-        answer = self.join(group)
+        answer = self.join(group, session_ms=session_ms)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            answer = self.join(group, answer.member_id)
+            answer = self.join(group, answer.member_id, session_ms)
         assert answer.error_code == NONE
         assert answer.leader == answer.member_id
         return answer
@@ -106,8 +107,12 @@ class Asking:
         )
         return ErrorCode(self.ask(ApiKey.HEARTBEAT, request).error_code)
 
-    def commit(self, group: str, offset: int, joined: Any = None, topic: str = "t") -> ErrorCode:
-        partition = gm.OffsetCommitRequest.Partition(partition_index=0, committed_offset=offset)
+    def commit(
+        self, group: str, offset: int, joined: Any = None, topic: str = "t", epoch: int = -1
+    ) -> ErrorCode:
+        partition = gm.OffsetCommitRequest.Partition(
+            partition_index=0, committed_offset=offset, committed_leader_epoch=epoch
+        )
         request = gm.OffsetCommitRequest(
             group_id=group,
             topics=(Topic(name=topic, partitions=(partition,)),),
@@ -117,12 +122,16 @@ class Asking:
         return ErrorCode(self.ask(ApiKey.OFFSET_COMMIT, request).topics[0].partitions[0].error_code)
 
     def committed(self, group: str) -> int:
+        return int(self.committed_partition(group).committed_offset)
+
+    def committed_partition(self, group: str) -> gm.FetchedOffset:
+        """What is told of partition 0 of topic t."""
         topics = (TopicPartitions(name="t", partition_indexes=(0,)),)
         groups = (OffsetFetchRequest.Group(group_id=group, topics=topics),)
         asked = OffsetFetchRequest(group_id=group, topics=topics, groups=groups)
         answer = self.ask(ApiKey.OFFSET_FETCH, asked)
-        of_group = answer if self.lowest else answer.groups[0]
-        return int(of_group.topics[0].partitions[0].committed_offset)
+        found: gm.FetchedOffset = (answer if self.lowest else answer.groups[0]).topics[0].partitions[0]
+        return found
 
     def coordinator(self, group: str) -> int:
         """Its id, or minus the error."""
@@ -181,6 +190,16 @@ def group_of(broker_id: int, name: str) -> str:
     """A group's name such that the choice falls on this broker."""
     names = (f"{name} {number}" for number in range(1000))
     return next(each for each in names if coordinator_of(each, (1, 2)) == broker_id)
+
+
+def test_a_consumer_that_comes_back_is_told_the_leader_epoch_of_what_it_read_last(
+    client: ClusterClient,
+) -> None:
+    asking, group = Asking(client, 1), group_of(1, "epoch")
+    assert asking.commit(group, 5, epoch=3) is NONE
+    assert asking.committed_partition(group).committed_leader_epoch == 3
+    assert asking.commit(group, 6) is NONE
+    assert asking.committed_partition(group).committed_leader_epoch == -1
 
 
 @pytest.mark.parametrize("lowest", [True, False])
@@ -359,6 +378,22 @@ def test_a_coordinator_that_stalls_is_replaced_and_fenced(
     )
     assert other.committed(group) == stalled.committed(group) == 6
     assert other.heartbeat(group, again) is NONE
+
+
+def test_a_coordinator_that_stood_still_for_longer_than_a_session_hears_the_heartbeat_that_came(
+    client: ClusterClient, cluster: TestCluster
+) -> None:
+    group, asking = group_of(1, "stood still"), Asking(client, 1)
+    joined = asking.joined(group, session_ms=2_500)
+    asking.sync(group, joined)
+    cluster.brokers[1].process.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as beside:
+        try:
+            heartbeat = beside.submit(asking.heartbeat, group, joined)
+            time.sleep(3.5)
+        finally:
+            cluster.brokers[1].process.signal(signal.SIGCONT)
+        assert heartbeat.result(timeout=20) is NONE
 
 
 @pytest.mark.long

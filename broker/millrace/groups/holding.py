@@ -79,8 +79,17 @@ class CoordinatedGroup:
     def idle(self) -> bool:
         return self.group.idle and not self.commits.busy
 
+    def doubt(self) -> None:
+        """Answer nobody for now. Members cannot be heard of meanwhile, so no session ends."""
+        self.doubtful = True
+        for member in self.group.members:
+            member.session.cancel()
+
     def trust(self) -> None:
         """Nobody else has coordinated it: answer who waits."""
+        if self.doubtful:
+            for member in self.group.members:
+                member.alive()
         self.doubtful = False
         all_waiting, self.waiting = self.waiting, deque()
         for waiting in all_waiting:
@@ -215,7 +224,7 @@ class GroupOwnership:
             return
         self._standstills = count
         for held in self._held.values():
-            held.doubtful = True
+            held.doubt()
         self.check()
 
     def _make_sure(self) -> None:
@@ -244,6 +253,7 @@ class GroupOwnership:
         self.work.run(partial(self._take, name), done, failed)
 
     def _sweep(self) -> None:
+        self._notice_standstill()  # before sessions end that began before it
         self._make_sure()
         long_ago = self._mailbox.now() - IDLE_S
         idle = [name for name, held in self._held.items() if held.idle and held.used_at < long_ago]

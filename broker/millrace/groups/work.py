@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from millrace.errors import BrokerError, ErrorCode
-from millrace.mailbox import Mailbox
+from millrace.mailbox import Mailbox, started_threads
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Work:
 
     def __init__(self, mailbox: Mailbox, threads: int) -> None:
         self._mailbox = mailbox
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="groups")
+        self._pool = started_threads(threads, "groups")
         self._under_way: set[Future[None]] = set()
 
     @property

@@ -100,6 +100,7 @@ def describe_topic_partitions(
     live = live_brokers(call.broker.cluster, call.received.client.listener_name)
     topics, cursor = [], None
     for name in names:
+        start, first = first, 0
         if room == 0:
             cursor = Cursor(topic_name=name, partition_index=0)
             break
@@ -109,7 +110,7 @@ def describe_topic_partitions(
         if (topic := there.get(name)) is None:
             topics.append(_Topic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name))
             continue
-        described = list(islice(_partitions(topic, live, first), room + 1))
+        described = list(islice(_partitions(topic, live, start), room + 1))
         partitions = tuple(described[:room])
         topics.append(
             _Topic(error_code=ErrorCode.NONE, name=name, topic_id=topic.topic_id, partitions=partitions)
@@ -117,7 +118,7 @@ def describe_topic_partitions(
         if len(described) > room:
             cursor = Cursor(topic_name=name, partition_index=described[room].partition_index)
             break
-        room, first = room - len(described), 0
+        room -= len(described)
     return messages.DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=cursor)
 
 

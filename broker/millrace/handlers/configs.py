@@ -62,7 +62,7 @@ def describe_configs(call: Call[messages.DescribeConfigsRequest]) -> messages.De
                 documentation=setting.documentation if request.include_documentation else None,
             )
             for setting in settings
-            if names is None or setting.name in names
+            if not names or setting.name in names
         ]
 
     def result(resource: messages.DescribeConfigsRequest.Resource) -> messages.DescribeConfigsResponse.Result:

@@ -218,8 +218,9 @@ def _unauthorized(name: str) -> MetadataResponse.Topic:
 def _missing(
     broker: Broker, wanted: MetadataRequest.Topic, may_create: bool, access: Access
 ) -> MetadataResponse.Topic:
-    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    error = ErrorCode.UNKNOWN_TOPIC_ID
     if wanted.name is not None:
+        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         try:
             check_topic_name(wanted.name)
         except InvalidTopic as illegal:

@@ -203,9 +203,7 @@ def translate_offsets(
     call: Call[translation.TranslateOffsetsRequest],
 ) -> translation.TranslateOffsetsResponse:
     code, reason, results = outcome_of(lambda: _translate(call), "TranslateOffsets")
-    return translation.TranslateOffsetsResponse(
-        error_code=code, message=(reason or "")[:MAX_MESSAGE_CHARACTERS], results=results or ()
-    )
+    return translation.TranslateOffsetsResponse(error_code=code, message=reason or "", results=results or ())
 
 
 def _translate(

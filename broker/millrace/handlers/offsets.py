@@ -26,6 +26,7 @@ from functools import partial
 from typing import TypeAlias
 
 from millrace.broker.broker import Broker
+from millrace.coordination.groups import CommittedOffset
 from millrace.errors import (
     BrokerError,
     ErrorCode,
@@ -54,6 +55,7 @@ from millrace.wire.messages import (
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
 _MANY_GROUPS = 8
 _UNKNOWN_END = EpochEnd(NO_EPOCH, -1)
+_NOT_COMMITTED = CommittedOffset(offset=-1, time_ms=-1, topic_id=None)
 
 
 _BY_TOPIC = (ResourceType.TOPIC,)
@@ -262,11 +264,12 @@ def _told(
     refused = _refused(wanted or (), call.refused)
 
     def describe(partition: TopicPartition) -> messages.FetchedOffset:
-        offset = committed.get(partition)
+        offset = committed.get(partition, _NOT_COMMITTED)
         return messages.FetchedOffset(
             partition_index=partition[1],
-            committed_offset=-1 if offset is None else offset.offset,
-            metadata="" if offset is None else offset.metadata,
+            committed_offset=offset.offset,
+            committed_leader_epoch=offset.leader_epoch,
+            metadata=offset.metadata,
             error_code=code or refused.get(partition, ErrorCode.NONE),
         )
 

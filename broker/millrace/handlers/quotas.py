@@ -42,6 +42,8 @@ def describe_quotas(
 ) -> messages.DescribeClientQuotasResponse:
     request, quotas = call.request, {} if call.quotas is None else call.quotas.limits
     Entry = messages.DescribeClientQuotasResponse.Entry
+    if len({one.entity_type for one in request.components}) < len(request.components):
+        raise InvalidRequest("a type of entity is named twice")  # each name would cost a look at every user
     for one in request.components:
         if one.match_type not in (EXACT, DEFAULT, ANY):
             raise InvalidRequest(f"match type {one.match_type} is none of 0, 1 and 2")

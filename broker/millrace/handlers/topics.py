@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from millrace import errors
+from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import add_partitions, create_topic, delete_topic
 from millrace.broker.topic_settings import describe_topic
 from millrace.handlers.table import Call, in_thread, outcome_of, serves, write_down
@@ -206,6 +207,7 @@ def _delete_by_id(
     admin.DescribeLogDirsResponse,
     needs=lambda asked: [Need(Operation.DESCRIBE, CLUSTER)],
     by_item=(ResourceType.CLUSTER,),
+    thread=Broker.in_look_up_thread,
 )
 def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.DescribeLogDirsResponse:
     Result = admin.DescribeLogDirsResponse.Result

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Protocol
 
+from millrace.mailbox import started_threads
 from millrace.security.rights import ANONYMOUS
 
 MAX_REQUESTS = 8
@@ -139,7 +140,7 @@ class LoginThread:
         self._post = post
         self._waiting: Counter[str] = Counter()
         """By host."""
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="login")
+        self._threads = started_threads(1, "login")
 
     def answer(
         self, host: str, exchange: Exchange, message: bytes, then: Callable[[Future[bytes]], None]

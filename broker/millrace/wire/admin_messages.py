@@ -62,7 +62,7 @@ class DescribeConfigsRequest(Message):
     class Resource(Message):
         resource_type: int = i8()
         resource_name: str = string()
-        configuration_keys: tuple[str, ...] | None = array(string(), null_since=0)  # None: every setting
+        configuration_keys: tuple[str, ...] | None = array(string(), null_since=0)  # none: every setting
 
     resources: tuple[Resource, ...] = array(Resource)
     include_synonyms: bool = boolean(since=1, default=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import struct
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_a_topics_settings_say_where_they_come_from(running: Setup) -> None:
 def test_only_the_settings_asked_for_are_told(running: Setup, version: int) -> None:
     keys = ("flush.ms", "no.such.setting")
     assert list(running.settings(version=version, configuration_keys=keys)) == ["flush.ms"]
+
+
+def test_a_value_too_long_to_be_repeated_in_the_answer_is_refused_like_any_other(running: Setup) -> None:
+    code, message = running.alter(("retention.ms", SET, "x" * 32_760))
+    assert code == ErrorCode.INVALID_CONFIG
+    assert message.startswith("retention.ms='xxx")
+
+
+def test_an_empty_list_of_settings_asks_for_all_of_them_as_with_kafka(running: Setup) -> None:
+    assert running.settings(configuration_keys=()) == running.settings()
 
 
 def test_a_mirrored_topic_tells_its_origins(running: Setup) -> None:
@@ -554,6 +565,13 @@ def test_a_topic_that_many_ask_for_is_created_once(running: Setup, monkeypatch: 
     assert begun == ["new"]
 
 
+def test_metadata_says_of_an_id_that_no_topic_has_that_the_id_is_unknown(running: Setup) -> None:
+    topic_id = uuid.uuid4()
+    asked = {"topics": [{"name": None, "topic_id": topic_id}], "allow_auto_topic_creation": True}
+    (told,) = ask(running, ApiKey.METADATA, 12, asked).topics
+    assert (told.error_code, told.topic_id) == (ErrorCode.UNKNOWN_TOPIC_ID, topic_id)
+
+
 # Sizes
 
 
@@ -573,6 +591,21 @@ def test_sizes_on_the_disk_are_told_of_what_is_stored_here(running: Setup) -> No
     assert told(None) == {"copy": {0: 0}, "t": {0: 0, 1: len(batch)}}
     asked = [{"topic": "t", "partitions": (1, 2, 7)}, {"topic": "nope", "partitions": (0,)}]
     assert told(asked) == {"t": {1: len(batch)}}
+
+
+def test_log_directories_are_described_apart_from_the_loop_which_a_disk_that_hangs_must_not_stop(
+    running: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[threading.Thread] = []
+
+    def disk_usage(path: str) -> None:
+        asked.append(threading.current_thread())
+        raise OSError(f"nobody knows the room of {path}")
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    (directory,) = ask(running, ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}).results
+    assert (directory.total_bytes, directory.usable_bytes) == (-1, -1)
+    assert [thread is threading.current_thread() for thread in asked] == [False]
 
 
 # Records
@@ -621,17 +654,22 @@ def test_producers_are_described_with_their_last_sequence(running: Setup) -> Non
     assert (one.producer_id, one.producer_epoch, one.last_sequence) == (7, 2, 6)
 
 
+def describe_partitions(running: Setup, names: Sequence[str], cursor: Any, limit: int) -> Any:
+    """What is said of the topics (none: of all), from the place on at which another answer ended."""
+    asked = {"topics": [{"name": name} for name in names], "response_partition_limit": limit}
+    body = request_body(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked)
+    if cursor is not None:  # the request with a cursor
+        name = cursor.topic_name.encode()
+        place = struct.pack(">i", cursor.partition_index)
+        body = body[:-2] + b"\1" + bytes([len(name) + 1]) + name + place + b"\0\0"
+    return ask(running, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
+
+
 def test_partitions_are_described_in_parts_that_go_on_where_they_ended(running: Setup) -> None:
     seen: list[tuple[str, int]] = []
     cursor: Any = None
     for _ in range(20):
-        asked = {"topics": [], "response_partition_limit": 1}
-        body = request_body(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked)
-        if cursor is not None:  # the request with a cursor
-            name = cursor.topic_name.encode()
-            place = struct.pack(">i", cursor.partition_index)
-            body = body[:-2] + b"\1" + bytes([len(name) + 1]) + name + place + b"\0\0"
-        answer = ask(running, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, body)
+        answer = describe_partitions(running, [], cursor, 1)
         seen += [(topic.name, one.partition_index) for topic in answer.topics for one in topic.partitions]
         for one in (one for each in answer.topics for one in each.partitions):
             assert (one.eligible_leader_replicas, one.last_known_elr) == ((), ()), "Java does not take null"
@@ -640,6 +678,18 @@ def test_partitions_are_described_in_parts_that_go_on_where_they_ended(running: 
             break
     topics = running.cluster.topics
     assert seen == [(name, number) for name in sorted(topics) for number in sorted(topics[name].partitions)]
+
+
+def test_a_topic_behind_one_that_was_deleted_meanwhile_is_described_from_its_first_partition(
+    running: Setup,
+) -> None:
+    running.cluster.topics = {name: topic(name, 1, 1, 1) for name in ("a", "b")}
+    cursor = describe_partitions(running, ["a", "b"], None, 2).next_cursor
+    assert (cursor.topic_name, cursor.partition_index) == ("a", 2)
+    del running.cluster.topics["a"]
+    deleted, rest = describe_partitions(running, ["a", "b"], cursor, 10).topics
+    assert deleted.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [one.partition_index for one in rest.partitions] == [0, 1, 2]
 
 
 def test_a_cluster_tells_its_brokers_and_its_resources(running: Setup) -> None:
@@ -679,6 +729,9 @@ def test_a_broker_without_an_authorizer_has_no_quotas_and_no_users_and_takes_non
     assert nobody.error_code == ErrorCode.RESOURCE_NOT_FOUND
     told = ask(running, ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, {"components": (), "strict": False})
     assert (told.error_code, told.entries) == (ErrorCode.NONE, ())
+    twice = ({"entity_type": "user", "match_type": 2, "match": None},) * 2
+    asked = {"components": twice, "strict": False}
+    assert ask(running, ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, asked).error_code == ErrorCode.INVALID_REQUEST
     entry = {"entity": [{"entity_type": "user", "entity_name": "u"}], "ops": []}
     (refused,) = ask(running, ApiKey.ALTER_CLIENT_QUOTAS, 1, {"entries": [entry]}).entries
     assert refused.error_code == ErrorCode.SECURITY_DISABLED

@@ -15,6 +15,8 @@ from tests.unit.groups.registry import Entry, MemoryRegistry
 NONE, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
 NOT_AVAILABLE = ErrorCode.COORDINATOR_NOT_AVAILABLE
 MINE, THEIRS = name_for(1), name_for(2)
+SESSION_S = 30.0
+"""Of a member that `Broker.stable` makes."""
 
 
 # The choice
@@ -342,6 +344,28 @@ def test_without_zookeeper_nobody_is_answered_after_a_standstill(
     registry.away = False
     one.passes(SWEEP_S)
     assert one.use(MINE) is group
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["its heartbeat has come", "nothing has come yet"])
+def test_a_standstill_longer_than_their_sessions_does_not_cost_a_groups_members_their_places(
+    one: Broker, registry: MemoryRegistry, asks: bool
+) -> None:
+    group, member = one.stable(MINE)
+    identity = member["member_id"], None, member["generation_id_or_member_epoch"]
+    registry.away = True
+    one.standstills += 1
+    one.now += 2 * SESSION_S
+    answers = Answers()
+    if asks:
+        one.groups.use(MINE, answers, answers)
+    one.passes(2 * SESSION_S)  # for which ZooKeeper is away, too
+    one.until("no question is under way", lambda: one.groups._work.room == MAX_QUEUED)
+    registry.away = False
+    one.passes(SWEEP_S)
+    assert one.use(MINE) is group
+    assert group.heartbeat(*identity) is NONE
+    one.passes(SESSION_S + 1)
+    assert not len(group.members), "a session ends as ever"
 
 
 def test_who_has_waited_too_long_for_a_group_is_forgotten(one: Broker, registry: MemoryRegistry) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
+import pytest
+
 from millrace.groups.work import Work
 from millrace.mailbox import Mailbox
+from tests.unit.groups.coordinating import Broker, Cluster, name_for
+from tests.unit.groups.registry import MemoryRegistry
 
 
 class SlowMailbox(Mailbox):
@@ -31,3 +36,17 @@ def test_nothing_is_posted_after_the_threads_are_closed() -> None:
     taken = mailbox.taken
     mailbox.close()
     assert taken == 4
+
+
+def test_a_group_is_coordinated_and_its_offsets_are_written_though_the_system_has_no_thread_left(
+    cluster: Cluster, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    broker = Broker(1, cluster, registry)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        assert broker.commit(name_for(1)) == {("t", 0): 0}
+    broker.groups.close()
+    broker.mailbox.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -171,3 +172,15 @@ def test_proofs_that_wait_for_the_thread_are_bounded_and_all_are_answered_on_the
     assert [answer.result() for answer in answers] == [str(number).encode() for number in range(MAX_WAITING)]
     for _ in range(MAX_WAITING_OF_HOST):
         thread.answer("10.0.0.1", exchange, b"again", answers.append)
+
+
+def test_a_proof_is_looked_at_though_the_system_has_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    came, answers = queue.SimpleQueue[Callable[[], None]](), list[Future[bytes]]()
+    thread = LoginThread(came.put)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    thread.answer("10.0.0.1", Named(), b"alice", answers.append)
+    came.get(timeout=20)()
+    assert answers[0].result() == b""
