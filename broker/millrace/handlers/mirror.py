@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from millrace import errors
 from millrace.broker.broker import Broker
 from millrace.broker.partition import Outcomes, Partition
-from millrace.errors import BrokerError, ErrorCode, InvalidRequest
+from millrace.errors import MAX_TEXT_CHARACTERS, BrokerError, ErrorCode, InvalidRequest
 from millrace.handlers.table import Api, Call, Services, outcome_of, send, serves
 from millrace.mirror import translation
 from millrace.mirror.offset_search import translate
@@ -32,7 +32,6 @@ from millrace.server.request import Request
 from millrace.wire import mirror_append
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
-from millrace.wire.primitives import MAX_MESSAGE_CHARACTERS
 
 log = logging.getLogger(__name__)
 _V0 = range(1)
@@ -150,7 +149,7 @@ class _Append:
         if not isinstance(error, BrokerError):
             log.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
-        answer = dataclasses.replace(self._answer, error=code, message=str(error)[:MAX_MESSAGE_CHARACTERS])
+        answer = dataclasses.replace(self._answer, error=code, message=str(error)[:MAX_TEXT_CHARACTERS])
         send(self._request, mirror_append.encode_response(answer), [code])
 
 
@@ -178,7 +177,7 @@ def _handle(services: Services, request: Request, asked: tuple[str, MirrorAppend
 
 
 def _refusal(_: int, code: ErrorCode, reason: str) -> bytes:
-    return mirror_append.encode_response(MirrorAppended(error=code, message=reason[:MAX_MESSAGE_CHARACTERS]))
+    return mirror_append.encode_response(MirrorAppended(error=code, message=reason))
 
 
 MIRROR_APPEND = Api(

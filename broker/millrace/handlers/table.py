@@ -28,7 +28,7 @@ from millrace.broker.broker import Broker
 from millrace.coordination.acls import AclStore
 from millrace.coordination.quotas import QuotaStore
 from millrace.coordination.users import Users
-from millrace.errors import BrokerError, ErrorCode
+from millrace.errors import MAX_TEXT_CHARACTERS, BrokerError, ErrorCode
 from millrace.groups import Groups
 from millrace.mirror.states import MirrorStates
 from millrace.security import rights
@@ -41,7 +41,7 @@ from millrace.wire.codec import decode, encode, encode_error, is_flexible
 from millrace.wire.fields import fields_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
 from millrace.wire.messages import ApiKey, api_of
-from millrace.wire.primitives import MAX_MESSAGE_CHARACTERS, RequestTooLarge
+from millrace.wire.primitives import RequestTooLarge
 
 log = logging.getLogger(__name__)
 _COPYING = frozenset({ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK})
@@ -376,15 +376,15 @@ def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:
 def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None, T | None]:
     """Do `work` for one item of a request; NONE and the result, or the code and the reason of what it raised.
 
-    The reason may repeat what the client sent, so it is cut. `what` names the work in the log.
+    `what` names the work in the log.
     """
     try:
         return ErrorCode.NONE, None, work()
     except BrokerError as error:
-        return error.code, str(error)[:MAX_MESSAGE_CHARACTERS], None
+        return error.code, str(error), None
     except Exception as error:
         log.exception("%s failed", what)
-        return ErrorCode.UNKNOWN_SERVER_ERROR, str(error)[:MAX_MESSAGE_CHARACTERS], None
+        return ErrorCode.UNKNOWN_SERVER_ERROR, str(error)[:MAX_TEXT_CHARACTERS], None
 
 
 def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:

@@ -26,8 +26,6 @@ MAX_DECODED_ITEMS = 2_000
 topics of one partition each fit, and cost less than 20 ms."""
 MAX_STRING_BYTES = 0x7FFF
 """Of a string in every version, as in Kafka: flexible ones have no other bound."""
-MAX_MESSAGE_CHARACTERS = 1000
-"""Most of an error's text in a response."""
 _MAX_VARINT_BITS = 35
 _NO_UUID = bytes(16)
 
