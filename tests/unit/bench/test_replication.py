@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.bench.replication import bare, cells, report
@@ -19,7 +20,8 @@ def test_a_cell_counts_the_cpu_of_leader_and_followers_apart(tmp_path: Path) -> 
         assert run.rate > 0
         assert run.leader > 0
         assert run.followers > 0
-        assert run.leader_thread <= run.leader + 1e-9
+        tick = 1 / os.sysconf("SC_CLK_TCK") / run.units  # what both are counted in, each by itself
+        assert 0 < run.leader_thread <= run.leader + 1.5 * tick
         late = cells.latency(system, 2, share=0.02)
         assert 0 < late.p50 <= late.p99
     finally:

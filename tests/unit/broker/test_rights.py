@@ -767,7 +767,8 @@ def test_what_is_deleted_by_an_id_or_created_for_who_asks_of_it_is_written_down_
         secured.granted.grant(f"User:{user}", {(right, TOPIC), (DESCRIBE, TOPIC)})
         caplog.clear()
         secured.ask(guard.access(f"User:{user}", "127.0.0.1"), api, version, asked)
-        (line,) = (json.loads(text.partition(": ")[2]) for text in caplog.messages)
+        told = (record.getMessage() for record in caplog.records if record.name == "millrace.security")
+        (line,) = (json.loads(text.partition(": ")[2]) for text in told)
         (name,) = line["resources"]
         return line["what"], line["principal"], name
 
