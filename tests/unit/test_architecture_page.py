@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and functions that are there."""
+"""docs/architecture.md names files that are there, and every folder of the broker."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Any broker takes changes; ZooKeeper decides who was first, and each broker deletes its own logs when it sees a
 topic gone. Partitions go round the live brokers, new ones also to those that joined later; leaders of the
 others do not move. A client may pick the brokers of each partition's replicas itself. A mirrored topic gets
-no partitions: its own stand for those of its origins.
+no partitions: its own stand for those of its origins. Topics also come to be by Metadata (`metadata`) and by
+the batch mirror (`mirror`).
 
 From v5 on CreateTopics tells a client that may see them a new topic's settings (KIP-525), from v7 on its id.
 DeleteTopics v6 takes names or ids (KIP-516); to a client that may not describe a topic its id tells no name.

@@ -6,7 +6,7 @@ Three snapshots say what there is, each a part of the one before: as appended, a
 Readers see the visible one; where its records end is the high watermark of Kafka's clients. Appends and
 changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
 
-    the loop        append, append_mirrored, append_copied, read,          (one thread; waits for no sync)
+    the loop        lead, append, append_mirrored, append_copied, read,    (one thread; waits for no sync)
                     read_raw, publish
     a flush thread  flush, then write_due_checkpoint                       (waits for the disk)
     any thread      apply_retention, delete_records, look-ups by time, build_landmarks, cut, begin_anew,

@@ -1,4 +1,4 @@
-"""Recovery is one rule: above the checkpoint keep the longest valid prefix, below it never cut.
+"""Recovery keeps the longest valid prefix above the checkpoint, and never cuts below it.
 
 Reads a partition's directory, cuts what a crash left behind, and gives back what the log continues with.
 Refuses, with one line that says what is missing, a log that lost bytes which were on disk.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from millrace_airflow.settings import MillraceSettings
 
 
-BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
+LOAD_OPTIONS = ("topics_matching", "max_bytes", "until", "max_rejected")
 """Parameters of a load that are options of the same name."""
 
 
@@ -59,7 +59,7 @@ class LoadTopicOperator(SparkJobOperator):
     """
 
     verb = "load"
-    template_fields = ("topics", *BOUNDS, "accept_rejected", "conn_id")
+    template_fields = ("topics", *LOAD_OPTIONS, "accept_rejected", "conn_id")
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class LoadTopicOperator(SparkJobOperator):
         return [self.topics] if isinstance(self.topics, str) else self.topics
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
-        bounds = {name: getattr(self, name) for name in BOUNDS}
+        bounds = {name: getattr(self, name) for name in LOAD_OPTIONS}
         return {**bounds, "accept_rejected": self._accepts_rejected()}
 
     def _accepts_rejected(self) -> bool:

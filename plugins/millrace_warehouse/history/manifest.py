@@ -232,7 +232,7 @@ class Verdict:
     """What the auditor said of the hour at the moment of publishing."""
 
     verdict: str
-    """complete, incomplete or unknown; UNASKED when no auditor was named."""
+    """What the auditor said; `complete` where that is enough for the topic; UNASKED when none was named."""
     watermark: str | None = None
     checked: str | None = None
     reasons: Sequence[str] = ()

@@ -2,7 +2,7 @@
 
     named                          published whatever the verdict, empty ones, too
     waits, complete                published with `proven`
-    waits, unknown                 published when the hour ended `unproven_after_s` ago
+    waits, unknown or carried      published when the hour ended `unproven_after_s` ago
     waits, incomplete              never, unless named
     published, gets rows           asked again: late rows may belong to more that is on its way
     published, not complete        asked again with `proven`, the newest RECHECKED

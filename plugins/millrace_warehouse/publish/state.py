@@ -1,7 +1,8 @@
 """What a table holds and what waits, hour by hour: the state that each publication's record carries on.
 
 A run reads one record and the manifests of newer loads, so it costs the same however long history is. An hour
-is published or it waits, never both: rows that come for a published hour are added to it at once. Pure: knows
+is published or it waits, never both: rows that come for a published hour are added to it at once. Whether an
+hour is complete is what it is told, by `due` and by the publisher, which may hold an hour back. Pure: knows
 manifests, no storage, no catalog and no auditor.
 """
 

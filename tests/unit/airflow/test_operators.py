@@ -48,7 +48,7 @@ from millrace_audit.answer import Completeness, Window
 from millrace_registry.client import RegistryUnavailable
 from tests.support import wait_until
 
-BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
+LOAD_OPTIONS = ("topics_matching", "max_bytes", "until", "max_rejected")
 MIRROR = ("topic", "origin", "max_bytes")
 PUBLISH = ("topic", "start", "end", "unproven_after")
 REASON, AGE = ("topic", "start", "end", "reason"), ("topic", "older_than")
@@ -208,12 +208,12 @@ def test_a_task_that_is_interrupted_takes_its_job_along(
     wait_until("the job has ended", Job(directory).ended)
 
 
-@pytest.mark.parametrize("fields", [("topics",), BOUNDS, MIRROR, PUBLISH, REASON, AGE, ("topic",)])
+@pytest.mark.parametrize("fields", [("topics",), LOAD_OPTIONS, MIRROR, PUBLISH, REASON, AGE, ("topic",)])
 def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]) -> None:
-    bounds: dict[str, Any] = dict.fromkeys(BOUNDS, "{{ x }}")
+    bounds: dict[str, Any] = dict.fromkeys(LOAD_OPTIONS, "{{ x }}")
     operators: dict[Sequence[str], BaseOperator] = {
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
-        BOUNDS: LoadTopicOperator(task_id="l", **bounds),
+        LOAD_OPTIONS: LoadTopicOperator(task_id="l", **bounds),
         MIRROR: MirrorTopicOperator(task_id="b", **dict.fromkeys(MIRROR, "{{ x }}")),
         PUBLISH: PublishOperator(
             task_id="c", topic="{{ x }}", start="{{ x }}", end="{{ x }}", unproven_after="{{ x }}"

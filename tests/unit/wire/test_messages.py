@@ -1,4 +1,7 @@
-"""Every message at every version that is served has the bytes that Kafka's schemas, as kio has them, give."""
+"""Every message at every version that is served has the bytes that Kafka's schemas, as kio has them, give.
+
+But Produce and Fetch, which are laid out by hand: see test_produce_and_fetch_bytes.
+"""
 
 from __future__ import annotations
 
