@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tests.bench.broker.report import table
 
 US = 1e-6
-PRODUCE_S = 0.25 * US
+PRODUCE_S = 0.36 * US
 """A broker's CPU for a message of 200 bytes in, 50 to a request (`make bench-broker`)."""
 CONSUME_S = 0.10 * US
 """The same for a message out to one reader (`make bench-broker`)."""
