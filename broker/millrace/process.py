@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, and what of a started one can be awaited.
+"""Child processes that end with their parent, what of one can be awaited, and this process's open files.
 
 Knows nothing of what the children do. Linux only where it says so.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import resource
 import signal
 import subprocess
 import threading
@@ -158,3 +159,9 @@ def end(process: subprocess.Popen[Any], timeout_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit of open files as far as it may itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -26,6 +26,7 @@ from millrace.handlers import Handlers, Services, all_apis
 from millrace.logs import start_logging
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
+from millrace.process import allow_open_files
 from millrace.records.runs import IS_COMPILED
 from millrace.repeated_lines import RepeatedLines
 from millrace.security.certificates import ServerCertificates
@@ -33,7 +34,6 @@ from millrace.security.journal import Journal
 from millrace.security.login import LoginThread
 from millrace.security.quotas import Meters
 from millrace.security.rights import ANONYMOUS, Guard
-from millrace.server.admission import allow_open_files
 from millrace.server.listener import Listener
 from millrace.server.loop import Server
 from millrace.signals import stop_on_signals

@@ -29,13 +29,6 @@ MAX_WORKING = 8
 """Requests of one client that threads work on, or will: others' wait behind them."""
 
 
-def allow_open_files() -> int:
-    """Raise this process's limit of open files as far as it may itself; the limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
-
-
 class Admission:
     """Counts the connections and what they hold, and knows who is one too many."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import socket
 import ssl
 import sys
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from millrace.config import TlsConfig, parse_address
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
+from millrace.process import allow_open_files
 from millrace.security.certificates import ServerCertificates
 from millrace.signals import end_soon, stop_on_signals
 
@@ -59,8 +59,7 @@ class WebServer(uvicorn.Server):
     def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
         """With `tls` every connection uses it; ConfigError when its files cannot be used."""
         context = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
-        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+        allow_open_files()
         host, port = parse_address(listen, "--listen")
         shown_host = f"[{host}]" if ":" in host else host
         try:

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar, cast
 
-from millrace.errors import MAX_TEXT_CHARACTERS, ErrorCode, InvalidRequest
+from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
 from millrace.wire import primitives
 from millrace.wire.fields import FIXED_SIZE, Field, fields_of
@@ -64,7 +64,7 @@ def encode_error(
     }
     values["error_code"] = code
     for name in {"error_message", "message"} & fields.keys() if reason else ():
-        values[name] = reason[:MAX_TEXT_CHARACTERS]
+        values[name] = reason
     return encode(response(**values), api_key, version)
 
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from millrace.errors import MAX_TEXT_CHARACTERS
 from millrace.records.header import crc32c
 from millrace.records.runs import scan
 from millrace.wire import primitives
@@ -337,7 +336,7 @@ def _encode_partition(version: int, partition: ProducedPartition) -> bytes:
     # -1 as append time: the batch keeps the times its producer gave.
     fixed = _RESULT.pack(number, error, base_offset, -1, log_start_offset)
     if version >= 8:
-        reason = _NULL_STRING if message is None else text(message[:MAX_TEXT_CHARACTERS])
+        reason = _NULL_STRING if message is None else text(message)
         return fixed + INT32.pack(0) + reason
     return fixed if version >= 5 else fixed[:22] if version >= 2 else fixed[:14]
 
@@ -347,4 +346,4 @@ def _encode_flexible_partition(partition: ProducedPartition) -> bytes:
     fixed = _RESULT.pack(number, error, base_offset, -1, log_start_offset) + compact_length(0)
     if message is None:
         return fixed + compact_length(-1) + b"\0"
-    return fixed + compact_text(message[:MAX_TEXT_CHARACTERS]) + b"\0"
+    return fixed + compact_text(message) + b"\0"
