@@ -480,11 +480,11 @@ class Broker:
             raise errors.MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
         self.stage(partition, [batch], producing, index)
 
-    def largest_batch(self, topic: str, number: int) -> int:
-        """The largest batch that producers may send to a partition; 0 when it takes none of theirs here."""
+    def open_to_producers(self, topic: str, number: int) -> Partition | None:
+        """The partition if it is led here and takes producers' batches, else None: `produce` says why."""
         hosted = self._hosted.get((topic, number))
         partition = None if hosted is None else hosted.partition
-        return 0 if partition is None or partition.mirrored else partition.log.config.max_message_bytes
+        return None if partition is None or partition.mirrored else partition
 
     def stage(
         self, partition: Partition, batches: Sequence[memoryview], producing: Producing, index: int = 0

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from functools import partial
 from operator import itemgetter
 
 from millrace import errors
-from millrace.broker.broker import Broker
 from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.table import Api, Call, Services, serves
 from millrace.security import rights
 from millrace.security.quotas import Kind
-from millrace.security.rights import ANY_TOPIC, CLUSTER, Access, Need, Operation, Refused, ResourceType
+from millrace.security.rights import ANY_TOPIC, CLUSTER, Need, Operation, Refused, ResourceType
 from millrace.server.request import NOTHING, Client, Request, response_frame, throttle_ms
 from millrace.wire import produce
 from millrace.wire.framing import RequestFramer
 from millrace.wire.messages import ApiKey, InitProducerIdRequest, InitProducerIdResponse
+
+_PRODUCE = int(ApiKey.PRODUCE)
 
 
 class _Answer:
@@ -68,16 +68,15 @@ class _Answer:
 
     def send(self) -> None:
         """Answer with what became of every batch; acks=0 gets no answer."""
-        request, frames = self._request, b""
-        bases: list[int] = []
-        if len(self._outcomes) == len(self._partitions) == 1:
-            _, outcomes, start = self._outcomes[0]
-            bases = [outcome for outcome in outcomes if isinstance(outcome, int)]
-        if len(bases) < len(self._ids) or self.throttle_ms:
+        request, frames = self._request, None
+        if len(self._partitions) == 1 and not self.throttle_ms:
+            # Nearly every request, and there is nearly always nothing to say but base offsets.
+            ((_, outcomes, start),), topic = self._outcomes, self._topics[0][0]
+            frames = produce.encode_successes(
+                request.api_version, topic, self._partitions[0], self._ids, outcomes, start
+            )
+        if frames is None:
             frames = self._results()
-        elif self._acks != 0:  # nearly every request
-            topic, partition = self._topics[0][0], self._partitions[0]
-            frames = produce.encode_successes(request.api_version, topic, partition, self._ids, bases, start)
         if self._acks == 0:
             request.answer_nothing()
         else:
@@ -108,29 +107,32 @@ class _Answer:
 
 
 def serve_run(services: Services, client: Client, framer: RequestFramer) -> Request | None:
-    """Serve the run that lies next in the received bytes as one request; None when there is none."""
-    broker, access, (data, position) = services.broker, client.access, framer.rest
-    largest_batch = broker.largest_batch
-    if not access.everything:  # asked anew for every run: a right that was taken away ends with the next
-        largest_batch = partial(_largest_allowed_batch, broker, access)
-    run = produce.next_run(data, position, framer.max_frame_bytes, largest_batch)
-    if run is None:
+    """Serve the run that lies next in the received bytes as one request; None when there is none.
+
+    What must be refused is in no run: `handle` says why.
+    """
+    data, position = framer.rest
+    target = produce.target_at(data, position)
+    if target is None:
         return None
-    target, correlation_ids, batches, end = run
+    broker, access, topic, number = services.broker, client.access, target.topic, target.partition
+    partition = broker.open_to_producers(topic, number)
+    if partition is None:
+        return None
+    # Asked anew for every run: a right that was taken away ends with the next.
+    if not (access.everything or access.allows(_write(topic))):
+        return None
+    largest = partition.log.config.max_message_bytes
+    ids, batches, end = produce.run_at(data, position, target, largest, framer.max_frame_bytes)
+    if not batches:
+        return None
     framer.skip_to(end)
-    topic, partition = target.topic, target.partition
-    request = Request(client, ApiKey.PRODUCE, target.version, correlation_ids[0], NOTHING)
-    request.count = len(correlation_ids)
-    answer = _Answer(request, target.acks, target.timeout_ms, correlation_ids, ((topic, 1),), (partition,))
+    request = Request(client, _PRODUCE, target.version, ids[0], NOTHING, count=len(ids))
+    answer = _Answer(request, target.acks, target.timeout_ms, ids, ((topic, 1),), (number,))
     if access.meter is not None:
         answer.throttle_ms = throttle_ms(client, Kind.WRITTEN, sum(map(len, batches)))
-    broker.stage(broker.partition(topic, partition), batches, answer)
+    broker.stage(partition, batches, answer)
     return request
-
-
-def _largest_allowed_batch(broker: Broker, access: Access, topic: str, number: int) -> int:
-    """As the broker says, but none for a client without the right to write: `handle` refuses it."""
-    return broker.largest_batch(topic, number) if access.allows(_write(topic)) else 0
 
 
 def _write(topic: str) -> Need:

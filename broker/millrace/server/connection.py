@@ -173,36 +173,31 @@ class ClientConnection:
             self.unanswered -= request.count
             self.kept_bytes -= request.kept
             self._out.extend(parts)
-        transport = self.transport
-        if self._out or transport.unsent:
-            with contextlib.suppress(BlockingIOError):
-                if transport.unsent:
-                    transport.flush()
-                self._send_queued()
-        return bool(self._out) or transport.unsent
+        try:
+            return self._send_queued()
+        except BlockingIOError:  # the socket takes no more now
+            return True
 
-    def _send_queued(self) -> None:
+    def _send_queued(self) -> bool:
+        if self.transport.unsent:
+            self.transport.flush()
         file_bytes = 0
         while self._out:
             part = self._out[0]
-            if isinstance(part, FileSlice):
-                if file_bytes >= FILE_BYTES_PER_TURN:
-                    return
-                file_bytes += self._send_file(part, FILE_BYTES_PER_TURN - file_bytes)
+            if not isinstance(part, FileSlice):
+                self._out.popleft()
+                self._send_bytes(part)
+            elif file_bytes >= FILE_BYTES_PER_TURN:
+                return True
             else:
-                self._send_bytes()
+                file_bytes += self._send_file(part, FILE_BYTES_PER_TURN - file_bytes)
+        return self.transport.unsent
 
-    def _send_bytes(self) -> None:
-        """Join the small parts in front and send them as one."""
-        joined: list[bytes | memoryview] = []
-        size = 0
-        while self._out and size < SEND_BYTES and not isinstance(part := self._out[0], FileSlice):
-            if joined and len(part) >= MIN_UNJOINED_BYTES:
-                break
-            self._out.popleft()
-            joined.append(part)
-            size += len(part)
-        data = joined[0] if len(joined) == 1 else b"".join(joined)
+    def _send_bytes(self, data: bytes | memoryview) -> None:
+        """Send bytes, and as one with them the small parts that come next."""
+        if self._out:
+            data = self._join(data)
+        size = len(data)
         sent = 0
         try:
             sent = self.transport.send(data, more=bool(self._out))
@@ -212,6 +207,17 @@ class ClientConnection:
                 self.took_at = self.loop.now
             if sent < size:
                 self._out.appendleft(memoryview(data)[sent:])
+
+    def _join(self, first: bytes | memoryview) -> bytes | memoryview:
+        joined, size = [first], len(first)
+        while self._out and size < SEND_BYTES:
+            part = self._out[0]
+            if isinstance(part, FileSlice) or len(part) >= MIN_UNJOINED_BYTES:
+                break
+            self._out.popleft()
+            joined.append(part)
+            size += len(part)
+        return b"".join(joined) if len(joined) > 1 else first
 
     def _send_file(self, part: FileSlice, limit: int) -> int:
         count = min(part.length, limit)

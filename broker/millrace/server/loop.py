@@ -447,9 +447,9 @@ class Server:
         framer, room = connection.framer, connection.framer.room
         if room is None and RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
             self._write_staged()
-        target = self._buffer[self._used :][: self._read_bytes] if room is None else room
-        self._frame_buffers.over_limit = self.admission.over_limit
-        if self.admission.over_limit:
+        target = self._buffer[self._used : self._used + self._read_bytes] if room is None else room
+        self._frame_buffers.over_limit = over_limit = self.admission.over_limit
+        if over_limit:
             target = target[: max(MIN_READ_BYTES, self.admission.share - connection.held)]
         try:
             count = connection.transport.receive_into(target)
@@ -468,17 +468,18 @@ class Server:
         if count < 0:
             self.touch(connection)
             return
-        connection.note_received(count)
         if room is None:
-            framer.receive_data(self._buffer[self._used : self._used + count])
+            framer.receive_data(target[:count])
             self._used += count
         else:
             framer.received(count)
         self._serve(connection)
+        if connection.served_at != self.now:
+            connection.note_received(count)
 
     def _serve(self, connection: ClientConnection) -> None:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
-        served = False
+        served, framer = False, connection.framer
         if (meter := connection.access.meter) is not None and meter.wait_s() > MAX_MUTE_S:
             # Not its own debt alone: who owes so much could else go on by ever new connections.
             self.mute(connection, MAX_MUTE_S)
@@ -486,7 +487,7 @@ class Server:
             while not (
                 connection.closed or connection.ending or connection.muted
             ) and not self.admission.is_full(connection):
-                request = self._serve_next(connection, connection.framer)
+                request = self._serve_next(connection, framer)
                 if request is None:
                     break
                 self.statistics.served(request, self.now)
@@ -497,11 +498,11 @@ class Server:
                 connection.kept_bytes += request.kept
                 late = served and time.monotonic() - self._looked_at > self._share_s
                 served = True
-                if late or not connection.framer.waiting:
+                if late or not framer.waiting:
                     break
         except FrameRefused as error:
             connection.abort(str(error))
-        connection.framer.release()
+        framer.release()
         if connection.closed:
             return
         if served:
@@ -511,9 +512,9 @@ class Server:
             self._send(connection)
         else:
             # What a few small requests hold can as well be noted at the end of the turn.
-            if connection.framer.held or connection.held or connection.unanswered > FEW_REQUESTS:
+            if framer.held or connection.held or connection.unanswered > FEW_REQUESTS:
                 self._measure(connection)
-            self.touch(connection)
+            self._touched[connection] = None
 
     def _serve_the_rest(self) -> None:
         """Go on with those that had more requests in their bytes than one turn serves."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from millrace.records.header import crc32c
 from millrace.records.runs import scan
@@ -56,6 +56,9 @@ _MAX_LENGTH_BYTES = 5
 CACHED_TARGETS = 2048
 """Most targets kept for all clients together: 1 to 2 KB each. One that is not kept costs 2 us a run."""
 RUN_VERSIONS = range(3, 13)
+Run: TypeAlias = tuple[list[int], list[memoryview], int]
+"""Requests of one client that lie behind each other, each with one batch for the same target: their
+correlation ids, their batches, and where the request behind them begins. Often it is one request."""
 MAX_COMMON_BYTES = 512
 """Requests with longer names than fit are read in the general way."""
 
@@ -157,37 +160,21 @@ class Target(NamedTuple):
     """How large the frame is beyond its batch."""
 
 
-class Run(NamedTuple):
-    """Requests of one client that lie behind each other, each with one batch for the same target.
+def run_at(
+    data: memoryview, position: int, target: Target, max_batch_bytes: int, max_frame_bytes: int
+) -> Run:
+    """The run for `target` at `position`, empty when the request there has to be read by `decode_request`.
 
-    Often it is one request.
-    """
-
-    target: Target
-    correlation_ids: list[int]
-    batches: list[memoryview]
-    end: int
-    """Where the request behind them begins."""
-
-
-def next_run(
-    data: memoryview, position: int, max_frame_bytes: int, max_batch_bytes: Callable[[str, int], int]
-) -> Run | None:
-    """The run that begins at `position`; None when the request there has to be read by `decode_request`.
-
-    `max_batch_bytes` says of a topic and a partition how large a batch may be, 0 when none can be taken. A
-    run ends before a request that is not whole, has a larger batch or one that `check_produced` does not
+    A run ends before a request that is not whole, has a larger batch or one that `check_produced` does not
     take: `decode_request` and the broker say why.
     """
-    target = _target_at(data, position)
-    if target is None:
-        return None
-    largest = min(max_batch_bytes(target.topic, target.partition), max_frame_bytes - target.around_batch)
-    correlation_ids, batches, end = scan(data, position, target.head, target.tail, largest, crc32c)
-    return Run(target, correlation_ids, batches, end) if batches else None
+    largest = max_frame_bytes - target.around_batch
+    if largest > max_batch_bytes:
+        largest = max_batch_bytes
+    return scan(data, position, target.head, target.tail, largest, crc32c)
 
 
-def _target_at(data: memoryview, position: int) -> Target | None:
+def target_at(data: memoryview, position: int) -> Target | None:
     """What the request at `position` asks for; None unless it brings one batch and its names are short."""
     if len(data) - position < _FRAME_HEAD.size:
         return None
@@ -282,13 +269,18 @@ def encode_successes(
     topic: str,
     partition: int,
     correlation_ids: Sequence[int],
-    bases: Sequence[int],
+    outcomes: Sequence[object],
     log_start_offset: int,
-) -> bytes:
-    """Whole responses to requests for one batch each, which came to stand at these base offsets."""
+) -> bytes | None:
+    """Whole responses to requests for one batch each, if every outcome is a base offset; else None."""
     pack, size, before, after = _success(version, topic, partition, log_start_offset)
-    pairs = zip(correlation_ids, bases, strict=True)
-    return b"".join([pack(size, number, before, base, after) for number, base in pairs])
+    try:
+        if len(correlation_ids) == 1:  # nearly always, and joining takes twice as long
+            return pack(size, correlation_ids[0], before, outcomes[0], after)
+        pairs = zip(correlation_ids, outcomes, strict=True)
+        return b"".join([pack(size, number, before, base, after) for number, base in pairs])
+    except struct.error:  # it packs nothing that is no number
+        return None
 
 
 @lru_cache(maxsize=CACHED_TARGETS)

@@ -1,4 +1,5 @@
-"""`next_run` reads of any stream what `decode_request` and `check_produced` read of each request in it."""
+"""`target_at` and `run_at` read of any stream what is read of each request in it by `decode_request` and
+`check_produced`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from millrace.records.compression import Codec
 from millrace.records.runs import scan_in_python
 from millrace.wire import produce
 from millrace.wire.framing import parse_header, skip_tagged_fields
-from millrace.wire.produce import MAX_COMMON_BYTES, Run, decode_request, next_run
+from millrace.wire.produce import MAX_COMMON_BYTES, Run, Target, decode_request, run_at, target_at
 
 MAX_FRAME_BYTES = 700
 MAX_BATCH_BYTES = 500
@@ -150,18 +151,28 @@ def general(data: memoryview, position: int) -> Single | None:
     return Single(topic, partition, version, asked.acks, correlation_id, bytes(batch), end)
 
 
-def check(data: bytes, position: int) -> Run | None:
-    """`next_run`'s answer, held against the other form of it and the general way for each request of it."""
+def next_run(data: memoryview, position: int) -> tuple[Target, Run] | None:
+    """What the broker serves as a run; None: it reads the request there in the general way."""
+    target = target_at(data, position)
+    if target is None:
+        return None
+    largest = max_batch_bytes(target.topic, target.partition)
+    run = run_at(data, position, target, largest, MAX_FRAME_BYTES)
+    return (target, run) if run[1] else None
+
+
+def check(data: bytes, position: int) -> tuple[list[int], int] | None:
+    """The correlation ids of the run and its end, held against the other form of it and the general way for
+    each of its requests."""
     view = memoryview(bytearray(data))
-    run = next_run(view, position, MAX_FRAME_BYTES, max_batch_bytes)
+    found = next_run(view, position)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(produce, "scan", scan_in_python)
-        assert next_run(view, position, MAX_FRAME_BYTES, max_batch_bytes) == run
-    if run is None:
+        assert next_run(view, position) == found
+    if found is None:
         return None
-    assert run.batches, "a run has a request"
-    asked = run.target
-    for correlation_id, batch in zip(run.correlation_ids, run.batches, strict=True):
+    asked, (correlation_ids, batches, end) = found
+    for correlation_id, batch in zip(correlation_ids, batches, strict=True):
         expected = general(view, position)
         assert expected is not None
         assert (asked.topic, asked.partition, asked.version, asked.acks) == (
@@ -172,8 +183,8 @@ def check(data: bytes, position: int) -> Run | None:
         )
         assert (correlation_id, bytes(batch)) == (expected.correlation_id, expected.batch)
         position = expected.end
-    assert position == run.end
-    return run
+    assert position == end
+    return correlation_ids, end
 
 
 @settings(deadline=None)
@@ -184,7 +195,7 @@ def test_a_stream_cut_anywhere_brings_the_same_batches_either_way(stream: bytes,
     while position + 4 <= len(cut):
         run = check(cut, position)
         if run is not None:
-            position = run.end
+            position = run[1]
         else:
             position += 4 + struct.unpack_from(">i", cut, position)[0]
 
@@ -208,8 +219,7 @@ def test_usual_requests_are_read_as_one_run_wherever_the_stream_is_cut(
         whole = cut // len(one)
         assert (run is None) == (whole == 0)
         if run is not None:
-            assert run.correlation_ids == list(range(whole))
-            assert run.end == whole * len(one)
+            assert run == (list(range(whole)), whole * len(one))
 
 
 @pytest.mark.parametrize("seal", [False, True])
@@ -234,7 +244,8 @@ def test_an_uncompressed_batch_that_states_too_many_records_is_in_no_run() -> No
 
 def test_views_are_of_the_received_bytes() -> None:
     data = bytearray(request(build_batch([Message(1, None, b"x")])))
-    run = next_run(memoryview(data), 0, MAX_FRAME_BYTES, max_batch_bytes)
-    assert run is not None
-    run.batches[0][-3:] = b"new"
+    found = next_run(memoryview(data), 0)
+    assert found is not None
+    _, (_, batches, _) = found
+    batches[0][-3:] = b"new"
     assert data.endswith(b"new")
