@@ -23,7 +23,7 @@ def load_topics(spark: SparkSession, request: Load) -> list[LoadResult]:
     """What `millrace load` runs; MillraceError with every failure, after all the other topics were tried."""
     from millrace_spark.jobs import load
 
-    results = load.load_topics(spark, request)
+    results = load.load_topics(spark.sparkContext, request)
     if failures := [result.error for result in results if isinstance(result, load.TopicFailure)]:
         raise MillraceError("; ".join(failures))
     return [result for result in results if not isinstance(result, load.TopicFailure)]

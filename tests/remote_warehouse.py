@@ -120,7 +120,7 @@ class RemoteWarehouse:
             reason="a test",
             loads=[load],
         )
-        (edition,) = reload_loads(self.spark, request)
+        (edition,) = reload_loads(self.spark.sparkContext, request)
         return edition
 
     def compact(self, topic: str) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from pyiceberg.catalog import Catalog
+from typing import TYPE_CHECKING
 
 from millrace_warehouse.storage import Storage
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
 
 Progress = Callable[[str], None]
 """Called with the name of each step when it is done: a progress line, or a test that ends the process."""

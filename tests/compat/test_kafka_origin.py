@@ -228,12 +228,12 @@ def test_the_batch_mirror_ends_behind_an_aborted_transaction(world: World, spark
         origin_bootstrap=world.kafka.address,
         bootstrap=world.aggregate.bootstrap,
     )
-    parts = mirror_topics(spark, settings)
+    parts = mirror_topics(spark.sparkContext, settings)
     assert [(part.start, part.end, part.records, part.dropped) for part in parts] == [
         (0, 14, 7, 7),
         (0, 0, 0, 0),
     ]
-    again = mirror_topics(spark, settings)
+    again = mirror_topics(spark.sparkContext, settings)
     assert [(part.start, part.end, part.records, part.dropped) for part in again] == [
         (14, 14, 0, 0),
         (0, 0, 0, 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -19,9 +20,9 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.jobs.executors import TIMEOUT
 from millrace_spark.jobs.submit import submit
+from millrace_spark.jobs.tasks import in_tasks
 from millrace_warehouse.history.layout import newest_load
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.load import LoadResult
@@ -192,7 +193,7 @@ def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
         for index, cut in enumerate(cuts)
     ]
     with pytest.raises(MillraceError) as error:
-        in_tasks(spark, write_cut, tasks)
+        in_tasks(spark.sparkContext, write_cut, tasks)
     assert str(error.value) == "no broker of dc1 answers: start one"
     assert storage.files("Unread/rows") == []
 
@@ -268,9 +269,24 @@ def test_a_jobs_driver_imports_neither_sparks_zip_nor_pandas(
     (answer,) = submit("load", {**settings, "topics": ["No"]}, master="local[1]", on_line=lines.append)
     assert "error" in answer
     imported = {line.split("'")[1]: line for line in lines if line.startswith("import '")}
-    assert "SourceFileLoader" in imported["pyspark.sql.session"]
+    assert "SourceFileLoader" in imported["pyspark.core.context"]
     assert not [line for line in imported.values() if "zipimporter" in line]
     assert "pandas" not in imported, "half a second of CPU, as is PySpark from its zip"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["pyspark.daemon", "millrace_spark.jobs.daemon"])
+def test_a_jobs_workers_import_the_installed_pyspark_and_not_its_zip(module: str) -> None:
+    script = """
+import sys
+from pyspark import SparkConf, SparkContext
+conf = SparkConf().setMaster("local[1]").set("spark.python.daemon.module", sys.argv[1])
+context = SparkContext(conf=conf)
+print(context.parallelize([0], 1).map(lambda _: sys.modules["pyspark"].__file__).first())
+"""
+    done = subprocess.run([sys.executable, "-c", script, module], capture_output=True, text=True, check=True)
+    (zipped,) = [".zip" in line for line in done.stdout.splitlines() if "pyspark" in line]
+    assert zipped == (module == "pyspark.daemon")
 
 
 def test_a_bound_on_the_wait_for_executors_that_is_no_time_is_refused(site: TestSite, tmp_path: Path) -> None:
@@ -281,7 +297,10 @@ def test_a_bound_on_the_wait_for_executors_that_is_no_time_is_refused(site: Test
 
 
 def test_a_worker_does_not_read_the_directories_of_zips_again_before_each_task(spark: SparkSession) -> None:
-    zips = in_tasks(spark, lambda _: sum(path.endswith(".zip") for path in sys.path_importer_cache), range(8))
+    def zips_known(_: int) -> int:
+        return sum(path.endswith(".zip") for path in sys.path_importer_cache)
+
+    zips = in_tasks(spark.sparkContext, zips_known, range(8))
     assert min(zips) == 0, "of the tasks of one worker all but the first begin without them"
 
 

@@ -114,14 +114,14 @@ def test_every_batch_arrives_as_it_was_and_a_second_run_has_nothing_to_do(
     topic = world.topic("Copied")
     for codec in CODECS:
         world.produce(topic, 300, codec=codec)
-    first = mirror_topics(spark, world.settings(topic))
+    first = mirror_topics(spark.sparkContext, world.settings(topic))
     assert copied(first) == (1_500, 0), first
     world.assert_equal(topic, 1_500)
-    second = mirror_topics(spark, world.settings(topic))
+    second = mirror_topics(spark.sparkContext, world.settings(topic))
     assert copied(second) == (0, 0)
     assert [part.start for part in second] == [part.end for part in second] == [part.end for part in first]
     world.produce(topic, 10)
-    assert copied(mirror_topics(spark, world.settings(topic))) == (10, 0)
+    assert copied(mirror_topics(spark.sparkContext, world.settings(topic))) == (10, 0)
     world.assert_equal(topic, 1_510)
 
 
@@ -129,12 +129,12 @@ def test_several_topics_in_one_run_and_as_much_as_is_allowed(spark: SparkSession
     topics = [world.topic("ManyA", 2), world.topic("ManyB", 1)]
     for topic in topics:
         world.produce(topic, 2_000, size=2_000)
-    first = mirror_topics(spark, world.settings(*topics, max_bytes=2_000_000))
+    first = mirror_topics(spark.sparkContext, world.settings(*topics, max_bytes=2_000_000))
     assert [(part.topic, part.partition) for part in first] == [("ManyA", 0), ("ManyA", 1), ("ManyB", 0)]
     assert all(part.bytes > 0 and part.lag > 0 for part in first)
     # Each partition passes its share by a batch at most.
     assert 1_900_000 <= sum(part.bytes for part in first) < 2_100_000
-    second = mirror_topics(spark, world.settings(*topics))
+    second = mirror_topics(spark.sparkContext, world.settings(*topics))
     assert copied(first)[0] + copied(second)[0] == 4_000
     assert [part.lag for part in second] == [0, 0, 0]
     for topic in topics:
@@ -181,7 +181,7 @@ def test_drivers_that_race_copy_no_batch_twice(spark: SparkSession, world: World
 
         def drive(found: list[list[MirroredPartition] | BaseException] = found) -> None:
             try:
-                found.append(mirror_topics(spark, world.settings(topic)))
+                found.append(mirror_topics(spark.sparkContext, world.settings(topic)))
             except BaseException as error:
                 found.append(error)
 
@@ -210,7 +210,7 @@ def test_killed_at_random_moments_and_run_again_the_copy_is_the_original(
         world.produce(topic, 3_000, size=5_000)
         kill_at_a_step(Process(world.command(topic)), steps=1, pause_s=chance.uniform(0, 1.5))
         if turn < turns:
-            assert copied(mirror_topics(spark, world.settings(topic)))[0] <= 3_000
+            assert copied(mirror_topics(spark.sparkContext, world.settings(topic)))[0] <= 3_000
         else:
             done = run_millrace(*world.command(topic))  # once all the way through spark-submit
             assert done.returncode == 0, done.stderr
@@ -254,20 +254,20 @@ def latest(client: ClusterClient, topic: str) -> dict[int, int]:
 
 def test_a_topic_the_origin_does_not_have_is_one_clear_line(spark: SparkSession, world: World) -> None:
     with pytest.raises(MillraceError, match="topic 'Nowhere' does not exist") as caught:
-        mirror_topics(spark, world.settings("Nowhere"))
+        mirror_topics(spark.sparkContext, world.settings("Nowhere"))
     assert "\n" not in str(caught.value)
 
 
 def test_an_origin_that_was_created_anew_stops_loudly(spark: SparkSession, world: World) -> None:
     topic = world.topic("Anew", 1)
     world.produce(topic, 10)
-    mirror_topics(spark, world.settings(topic))
+    mirror_topics(spark.sparkContext, world.settings(topic))
     with world.origin.client() as client:
         client.delete_topic(topic)
     world.topic(topic, 1)
     world.produce(topic, 5)
     with pytest.raises(MillraceError) as caught:
-        mirror_topics(spark, world.settings(topic))
+        mirror_topics(spark.sparkContext, world.settings(topic))
     assert "reset" in str(caught.value)
     with world.aggregate.client() as aggregate:
         assert sum(len(each.records) for each in read_topic(aggregate, topic).values()) == 10

@@ -59,7 +59,7 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
             origin_bootstrap=origin.bootstrap,
             bootstrap=offline.cluster.bootstrap,
         )
-        assert sum(part.records for part in mirror_topics(spark, settings)) == 100
+        assert sum(part.records for part in mirror_topics(spark.sparkContext, settings)) == 100
         (result,) = load_topics(
             spark,
             Load(

@@ -175,7 +175,10 @@ def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
     if job == "load":
         return [dataclasses.asdict(each) for each in load_topics(spark, verbs.Load(**settings))]
     if job == "mirror":
-        return [dataclasses.asdict(each) for each in mirror.mirror_topics(spark, verbs.Mirror(**settings))]
+        return [
+            dataclasses.asdict(each)
+            for each in mirror.mirror_topics(spark.sparkContext, verbs.Mirror(**settings))
+        ]
     assert job == "read", job
     return _read(spark, **settings)
 

@@ -1,4 +1,4 @@
-"""What `script.py` runs: a verb's job under a Spark session, one JSON line at the end.
+"""What `script.py` runs: a verb's job with a Spark context, one JSON line at the end.
 
 The line is `{"result": …}` with exit code 0, or `{"error": "one line that says what to do"}` with 1, and
 `"unforeseen": true` where the stack trace above it is needed. Steps go to standard error as they are done.
@@ -14,17 +14,15 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from py4j.protocol import INPUT_CONVERTER
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
 from millrace.config import from_mapping
@@ -38,15 +36,11 @@ JOBS: Mapping[str, tuple[type, str]] = {
     "reload": (Reload, "millrace_spark.jobs.load:reload_loads"),
     "mirror": (Mirror, "millrace_spark.jobs.mirror:mirror_topics"),
 }
-"""Name -> the verb that is read from JSON, and the function that is given a Spark session and it."""
+"""Name -> the verb that is read from JSON, and the function that is given a Spark context and it."""
 GATEWAY_S = 5.0
 """For a connection to the JVM on the same machine."""
 
-T = TypeVar("T")
-R = TypeVar("R")
 _PR_SET_PDEATHSIG = 1
-TASKS_PER_CORE = 4
-"""Short tasks are put together, so that scheduling them does not cost more than running them."""
 
 
 def main() -> None:
@@ -93,12 +87,12 @@ def _take_settings(conf: Mapping[str, str]) -> None:
 
 def _result(name: str, request: Any, give_up: Callable[[str], None]) -> Any:
     module, _, function = JOBS[name][1].partition(":")
-    spark: SparkSession | None = None
+    spark: SparkContext | None = None
     try:
-        # The JVM makes the session while Python imports the job.
+        # The JVM makes the context while Python imports the job.
         with ThreadPoolExecutor(1) as pool, ExecutorWatch(to_stderr(name), give_up) as executors:
             imported = pool.submit(import_module, module)
-            spark = executors.session = _session()
+            spark = executors.context = _context()
             return getattr(imported.result(), function)(spark, request)
     finally:
         if spark is not None:
@@ -111,9 +105,10 @@ def _give_up(reply: Callable[[str], None], reason: str) -> None:
     os._exit(1)
 
 
-def _session() -> SparkSession:
+def _context() -> SparkContext:
+    """Tasks are all that the jobs need: a session takes two more seconds of CPU, for Spark's SQL."""
     try:
-        return SparkSession.builder.getOrCreate()
+        return SparkContext.getOrCreate()
     except Exception as error:
         # No master there, or settings that Spark refuses: Java's own words say it, without their stack.
         lines = str(error).splitlines() or [""]
@@ -141,42 +136,3 @@ def jvm_has_ended() -> bool:
     except OSError:
         return True
     return False
-
-
-def in_tasks(
-    spark: SparkSession, function: Callable[[T], R], tasks: Sequence[T], together: int = 1
-) -> list[R]:
-    """`function` of every task, in order, spread over the executors; at most `together` in one Spark task.
-
-    A MillraceError in a task is raised here as it is, not as a stack of Java's; every task has run by then.
-    """
-    if not tasks:
-        return []
-    context = spark.sparkContext
-    slices = max(-(-len(tasks) // together), min(len(tasks), context.defaultParallelism * TASKS_PER_CORE))
-    done = context.parallelize(tasks, slices).map(partial(_attempt, function)).collect()
-    results = []
-    for result in done:
-        if isinstance(result, _Failed):
-            raise MillraceError(result.reason)
-        results.append(result)
-    return results
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A MillraceError on its way from a task to the driver."""
-
-    reason: str
-
-
-def _attempt(function: Callable[[T], R], task: T) -> R | _Failed:
-    try:
-        return function(task)
-    except MillraceError as error:
-        return _Failed(str(error))
-    finally:
-        # Before every task PySpark invalidates what finds modules, and a zip's finder then reads the
-        # directory of its zip: 56 ms of CPU for PySpark's own. A finder that is not there reads nothing.
-        for path in [path for path in sys.path_importer_cache if path.endswith(".zip")]:
-            del sys.path_importer_cache[path]

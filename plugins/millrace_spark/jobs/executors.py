@@ -10,15 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 
 from millrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 TIMEOUT = "spark.millrace.executors.timeout"
 """A Spark setting of ours, so that it can stand in spark-defaults.conf too; a time as Spark writes them."""
@@ -29,7 +25,7 @@ POLL_S = 1.0
 
 
 class ExecutorWatch:
-    """Looks for executors from before the session starts until the job is done. A context.
+    """Looks for executors from before Spark's context starts until the job is done. A context.
 
     `say` gets one sentence when the cluster has given none for SAY_AFTER_S, `give_up` one when TIMEOUT has
     passed; both are called in a thread of their own.
@@ -42,7 +38,7 @@ class ExecutorWatch:
         self._master = conf.get("spark.master", "")
         self._timeout_s = _timeout_s(conf)
         self._say, self._give_up = say, give_up
-        self.session: SparkSession | None = None
+        self.context: SparkContext | None = None
         """Set once it has started; YARN and Kubernetes let that wait, for a queue or for executors."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="executors", daemon=True)
@@ -80,10 +76,9 @@ class ExecutorWatch:
                 )
 
     def _look(self) -> tuple[bool, bool]:
-        """Whether something waits for executors, the session or tasks; and whether there are any."""
-        if self.session is None:
+        """Whether something waits for executors, the context or tasks; and whether there are any."""
+        if (context := self.context) is None:
             return True, False
-        context = self.session.sparkContext
         try:
             there = int(context._jsc.sc().getExecutorMemoryStatus().size()) > 1  # the driver counts too
             return bool(context.statusTracker().getActiveStageIds()), there

@@ -18,7 +18,9 @@ from millrace.security.client import of_process
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, ids_of_others, others_in_words
-from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, said
+from millrace_spark.jobs.entry import jvm_has_ended, said
+from millrace_spark.jobs.tasks import in_tasks
+from millrace_spark.load_cut import write_cut_in_task
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import read_load, unpublished_since
 from millrace_warehouse.history.manifest import now
@@ -26,15 +28,13 @@ from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
-from millrace_warehouse.load.task import CutResult, CutTask, write_cut
 from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.log.bounds import Bounds
 from millrace_warehouse.storage import Storage, open_storage
 from millrace_warehouse.verbs import Load, Reload
-from millrace_warehouse.without_pandas import keep_pandas_out
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 TOPICS_AT_A_TIME = 8
 """Loaded by as many threads of the driver, which mostly wait for tasks; the cores are shared fairly."""
@@ -50,7 +50,7 @@ class TopicFailure:
     error: str
 
 
-def load_topics(spark: SparkSession, request: Load) -> list[LoadResult | TopicFailure]:
+def load_topics(spark: SparkContext, request: Load) -> list[LoadResult | TopicFailure]:
     """Load every topic, a few at a time; what was loaded, then what failed, in the order of the topics."""
     storage = open_storage(request.warehouse)
     with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
@@ -58,11 +58,11 @@ def load_topics(spark: SparkSession, request: Load) -> list[LoadResult | TopicFa
     return sorted(results, key=lambda result: isinstance(result, TopicFailure))
 
 
-def _load_one(spark: SparkSession, storage: Storage, request: Load, topic: str) -> LoadResult | TopicFailure:
+def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) -> LoadResult | TopicFailure:
     """Load one topic in a thread of its own, with its own connections and its own share of the cores."""
     try:
         if len(request.topics) > 1:
-            spark.sparkContext.setLocalProperty("spark.scheduler.pool", topic)
+            spark.setLocalProperty("spark.scheduler.pool", topic)
         result = _load(spark, storage, request, topic)
         notes = [*result.notes, *_other_subjects(storage, request, result), *_unpublished(storage, result)]
         return dataclasses.replace(result, notes=notes)
@@ -75,7 +75,7 @@ def _load_one(spark: SparkSession, storage: Storage, request: Load, topic: str) 
         return TopicFailure(topic=topic, error=f"{topic}: {said(error)}")
 
 
-def _load(spark: SparkSession, storage: Storage, request: Load, topic: str) -> LoadResult:
+def _load(spark: SparkContext, storage: Storage, request: Load, topic: str) -> LoadResult:
     limit = RejectedLimit.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMIT
     with _writing(spark, storage, request, f"load {topic}") as writing:
         run = LoadRun(
@@ -120,7 +120,7 @@ def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
     return [f"{topic}: no load since {waiting.created} is published: run `millrace publish {topic}`"]
 
 
-def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
+def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
     """Read the loads of some hours again, or those that are named; MillraceError when none is concerned."""
     storage = open_storage(request.warehouse)
     loads = request.loads or loads_of(storage, request.topic, request.hours)
@@ -131,7 +131,7 @@ def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
 
 
 @contextmanager
-def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what: str) -> Iterator[Writing]:
+def _writing(spark: SparkContext, storage: Storage, request: Load | Reload, what: str) -> Iterator[Writing]:
     """What a run writes with, while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
@@ -139,18 +139,13 @@ def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what
         writing = Writing(
             storage=storage,
             client=client,
-            run=partial(in_tasks, spark, _write_cut),
+            run=partial(in_tasks, spark, write_cut_in_task),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, storage, registry, Subjects.parse(request.subjects), connect),
             progress=to_stderr(what),
         )
         yield writing
-
-
-def _write_cut(task: CutTask) -> CutResult:
-    keep_pandas_out()
-    return write_cut(task)
 
 
 def _pin(

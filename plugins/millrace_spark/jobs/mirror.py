@@ -10,16 +10,16 @@ from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin
 from millrace.security.client import load_client, of_process
-from millrace_spark.jobs.entry import in_tasks
+from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.verbs import Mirror
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 
-def mirror_topics(spark: SparkSession, request: Mirror) -> list[MirroredPartition]:
+def mirror_topics(spark: SparkContext, request: Mirror) -> list[MirroredPartition]:
     """Copy every partition of the topics up to where it ends now, or as much as is allowed."""
     tasks = tasks_of(request)
     progress = to_stderr(f"mirror {', '.join(request.topics)} from {request.origin}")

@@ -135,12 +135,13 @@ def _confs(job: str, master: str, archives: Sequence[str]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
         "spark.pyspark.driver.python": sys.executable,
         "spark.driver.extraJavaOptions": FAST_START,
     }
     if _on_this_machine(master):
         confs |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if master.startswith("local"):  # elsewhere the tasks' Python is not known to have it
+        confs["spark.python.daemon.module"] = "millrace_spark.jobs.daemon"
     if archives:
         paths = [_split(archive) for archive in archives]
         # Absolute, because spark-submit runs in another folder then.

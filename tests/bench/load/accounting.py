@@ -20,6 +20,8 @@ from tests.bench.broker.meter import TICKS, rss_bytes, tree
 EVERY_S = 0.1
 TASKS, COMPILER, COLLECTOR, REST = "JVM tasks", "JVM compiler", "JVM collector", "JVM rest"
 WORKERS, PYTHON, OTHER = "Python workers", "Python driver and command", "other"
+DAEMONS = ("pyspark.daemon", "millrace_spark.jobs.daemon")
+"""Modules of the parents of Python workers."""
 GROUPS = (TASKS, COMPILER, COLLECTOR, REST, WORKERS, PYTHON, OTHER)
 
 
@@ -30,7 +32,7 @@ def kind_of(arguments: list[str]) -> str:
         return "jvm"
     if not program.startswith("python"):
         return OTHER
-    return WORKERS if any(each.startswith("pyspark.daemon") for each in arguments) else PYTHON
+    return WORKERS if any(each in DAEMONS for each in arguments) else PYTHON
 
 
 def group_of_thread(name: str) -> str:

@@ -97,6 +97,7 @@ def test_a_process_that_becomes_another_program_is_counted_once() -> None:
     [
         (["/usr/lib/jvm/bin/java", "-cp", "jars"], "jvm"),
         (["/x/.venv/bin/python3", "-m", "pyspark.daemon", "pyspark.worker"], accounting.WORKERS),
+        (["/x/.venv/bin/python3", "-m", "millrace_spark.jobs.daemon", "pyspark.worker"], accounting.WORKERS),
         (["python3.11", "jobs/load.py"], accounting.PYTHON),
         (["bash", "spark-submit"], accounting.OTHER),
         ([], accounting.OTHER),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 from rich.console import Console
 
 from millrace.cli import cli
@@ -41,19 +41,19 @@ def test_files_that_may_hold_passwords_are_gone_before_the_job_begins_however_it
     assert there == []
 
 
-def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
+def test_a_context_that_spark_refuses_is_one_line_without_a_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     java = "An error occurred while calling X.\n: java.lang.IllegalStateException: no context\n\tat a.B.c"
 
-    def refuse(_: object) -> None:
+    def refuse() -> None:
         raise RuntimeError(java)
 
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps(SETTINGS))
     monkeypatch.setattr(sys, "argv", ["entry.py", "load", str(settings)])
     monkeypatch.setattr("ctypes.CDLL", lambda _: type("C", (), {"prctl": lambda *_: 0})())
-    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", refuse)
+    monkeypatch.setattr(SparkContext, "getOrCreate", refuse)
     with pytest.raises(SystemExit) as ended:
         entry.main()
     shown = capsys.readouterr()

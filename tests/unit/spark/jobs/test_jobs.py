@@ -80,7 +80,7 @@ def test_a_small_topic_does_not_wait_for_a_big_one_and_each_failure_is_told(
     assert [result.topic for result in results] == ["Big", "Small", "Broken"]
     error = "Broken: unexpected ZeroDivisionError: no such; see the job's output"
     assert results[2] == TopicFailure(topic="Broken", error=error)
-    pools = [call.args for call in spark.sparkContext.setLocalProperty.call_args_list]
+    pools = [call.args for call in spark.setLocalProperty.call_args_list]
     assert sorted(pools) == [("spark.scheduler.pool", topic) for topic in settings.topics]
 
 
@@ -104,7 +104,7 @@ def test_the_end_of_the_drivers_jvm_is_told_once_and_not_for_each_topic(
     monkeypatch.setattr(sys, "argv", ["entry.py", "load", str(tmp_path / "settings.json")])
     monkeypatch.setattr("ctypes.CDLL", MagicMock())
     monkeypatch.setattr(entry, "ExecutorWatch", MagicMock())
-    monkeypatch.setattr(entry, "_session", MagicMock())
+    monkeypatch.setattr(entry, "_context", MagicMock())
     with pytest.raises(SystemExit):
         entry.main()
     answer = json.loads(capsys.readouterr().out)

@@ -155,6 +155,8 @@ def test_a_driver_whose_master_is_on_this_machine_listens_on_the_loopback_addres
     spark_submit.write_text(SHOWS_ARGUMENTS)
     _, settings, _ = run([], master)
     assert settings["spark.driver.bindAddress"] == "127.0.0.1"
+    # On a cluster another Python may run the tasks, without this package.
+    assert ("spark.python.daemon.module" in settings) == (master == "local[2]")
 
 
 def test_a_packed_environment_is_the_python_of_the_tasks_and_has_a_stand_in_beside_the_driver(

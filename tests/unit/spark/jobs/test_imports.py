@@ -1,0 +1,21 @@
+"""What Spark's Python workers import for a job: each of every application does so anew."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FOREIGN = {"pandas", "pyiceberg", "httpx", "pydantic", "pyspark"}
+
+
+@pytest.mark.parametrize(
+    ("module", "foreign"),
+    [("millrace_spark.load_cut", FOREIGN), ("millrace_spark.mirror_batch", {*FOREIGN, "numpy", "pyarrow"})],
+)
+def test_a_task_imports_nothing_of_its_job(module: str, foreign: set[str]) -> None:
+    code = f"import json, sys, {module}, millrace_spark.jobs.tasks; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {name.partition(".")[0] for name in json.loads(done.stdout)} & foreign
