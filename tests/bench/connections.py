@@ -60,12 +60,12 @@ ABOUT_LEVELS = """\
 ## Levels
 
 With `acks=1` and one partition; rates in the median of the rounds. What is missed most is the CPU of a
-request that comes alone on its connection. The kernel's part of it is two fifths (perf, cpu-clock): a receive,
-a send with the client's wake-up, its share of the wait and of the write; a bare echo loop in Python took
-5.8 µs. The rest is the interpreter's, in some forty functions of 0.1 to 0.6 µs each: reading and sending a
-third of it, frame, rights and checks of the batch another, its place in the log and the answer the last. Only
-what requests that come together share is compiled. With `acks=all` and many connections Kafka is faster: it
-answers from memory.
+request that comes alone on its connection. The kernel's part of it is two fifths (perf, cpu-clock): a
+receive, a send with the client's wake-up, its share of the wait and of the write; a bare echo loop in Python
+took 5.8 µs. The rest is the interpreter's, in some forty functions of 0.1 to 0.6 µs each: reading and sending
+a third of it, frame, rights and checks of the batch another, its place in the log and the answer the last.
+Only what requests that come together share is compiled. With `acks=all` and many connections Kafka is faster:
+it answers from memory.
 """
 LEVELS_HEAD = ("messages a request", "connections x in flight", "what", "wanted", "measured", "met?")
 RATIOS = [(1, 32, 1, 1.4), (1, 256, 1, 1.4), (1, 8, 5, 4.0), (1, 32, 5, 4.0), (50, 8, 5, 2.5)]

@@ -69,7 +69,7 @@ class _Answer:
     def send(self) -> None:
         """Answer with what became of every batch; acks=0 gets no answer."""
         request, frames = self._request, None
-        if len(self._partitions) == 1 and not self.throttle_ms:
+        if len(self._partitions) == len(self._topics) == 1 and not self.throttle_ms:
             # Nearly every request, and there is nearly always nothing to say but base offsets.
             ((_, outcomes, start),), topic = self._outcomes, self._topics[0][0]
             frames = produce.encode_successes(

@@ -212,6 +212,18 @@ def test_a_topic_that_is_not_there_is_an_error_of_its_own(running: Running, api_
         assert set(error_codes(entity)) - {ErrorCode.NONE} == {code}
 
 
+@pytest.mark.parametrize("version", [8, 12])
+@pytest.mark.parametrize("empty", [[], ["u"], ["u", "v"]])
+def test_a_batch_is_answered_for_its_own_topic_beside_topics_without_one(
+    running: Running, version: int, empty: list[str]
+) -> None:
+    data = [{"name": name, "partition_data": []} for name in empty]
+    data.append({"name": "t", "partition_data": [{"index": 0, "records": BATCH}]})
+    answer = ask(running, ApiKey.PRODUCE, version, {"acks": 1, "topic_data": data})
+    answered = [(one.name, [part.index for part in one.partition_responses]) for one in answer.responses]
+    assert answered == [*((name, []) for name in empty), ("t", [0])]
+
+
 def test_a_topic_created_anew_is_not_fetched_by_the_id_it_had(running: Running) -> None:
     for version in range(13, 18):
         (answered,) = ask(running, ApiKey.FETCH, version, requests("t")[ApiKey.FETCH]).responses
