@@ -217,8 +217,8 @@ def test_a_topic_that_is_not_there_is_an_error_of_its_own(running: Running, api_
 def test_a_batch_is_answered_for_its_own_topic_beside_topics_without_one(
     running: Running, version: int, empty: list[str]
 ) -> None:
-    data = [{"name": name, "partition_data": []} for name in empty]
-    data.append({"name": "t", "partition_data": [{"index": 0, "records": BATCH}]})
+    batch = {"name": "t", "partition_data": [{"index": 0, "records": BATCH}]}
+    data = [*({"name": name, "partition_data": []} for name in empty), batch]
     answer = ask(running, ApiKey.PRODUCE, version, {"acks": 1, "topic_data": data})
     answered = [(one.name, [part.index for part in one.partition_responses]) for one in answer.responses]
     assert answered == [*((name, []) for name in empty), ("t", [0])]
