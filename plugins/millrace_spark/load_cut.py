@@ -1,4 +1,4 @@
-"""A load's part in Spark's tasks: all that their workers import of it, in a third of the whole job's time."""
+"""A load's part in Spark's tasks: of the job their workers import this and the registry's client."""
 
 from __future__ import annotations
 

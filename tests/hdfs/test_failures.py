@@ -94,7 +94,7 @@ def test_without_a_namenode_the_wait_is_bounded_and_the_next_load_is_whole(
     with monkeypatch.context() as impatient:
         find = hadoop_settings.find_webhdfs
         impatient.setattr(
-            "millrace_warehouse.storage.hadoop_settings.find_webhdfs",
+            "millrace_warehouse.storage.open.find_webhdfs",
             lambda address, settings: _patient_for(2.0, find(address, settings)),
         )
         hdfs.namenode.kill()

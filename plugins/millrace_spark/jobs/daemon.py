@@ -14,10 +14,10 @@ from pathlib import Path
 
 def main() -> None:
     """Start workers until Spark closes standard input."""
-    given = list(sys.path)
-    sys.path[:] = [path for path in given if not path.endswith(".zip")]
+    given, home = list(sys.path), os.environ["SPARK_HOME"]
+    sys.path[:] = [path for path in given if not path.startswith(f"{home}/python/lib/")]
     installed = find_spec("pyspark")
-    if installed is None or not Path(installed.origin or "").is_relative_to(os.environ["SPARK_HOME"]):
+    if installed is None or not Path(installed.origin or "").is_relative_to(home):
         sys.path[:] = given  # another Python was named for the tasks, with another PySpark or with none
     from pyspark.daemon import manager
 

@@ -4,7 +4,7 @@
     script.py VERB               the environment has it: see elsewhere.py
 
 Spark puts a zip of the same PySpark before it, and Python compiles what it imports from a zip anew each time:
-half a second of CPU before the session can begin.
+half a second of CPU before the job can begin.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from millrace.errors import ConfigError
+from millrace_warehouse.storage.hadoop_settings import find_webhdfs, read_settings
+from millrace_warehouse.storage.hdfs import HdfsStorage
 from millrace_warehouse.storage.local import LocalStorage
 from millrace_warehouse.storage.verbs import Storage
 
@@ -21,10 +23,6 @@ def open_storage(warehouse: str) -> Storage:
     if scheme in ("", "file"):
         return LocalStorage(_folder(warehouse))
     if scheme == "hdfs":
-        # Here, since they import an HTTP client: 0.1 s in every worker of a load.
-        from millrace_warehouse.storage.hadoop_settings import find_webhdfs, read_settings
-        from millrace_warehouse.storage.hdfs import HdfsStorage
-
         return HdfsStorage(*find_webhdfs(warehouse, read_settings()))
     if scheme in OBJECT_STORES:
         # Here, since obstore is an extra.
