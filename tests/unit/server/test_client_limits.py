@@ -409,6 +409,17 @@ def test_a_client_does_not_stall_when_it_is_the_broker_that_reads_slowly(
     assert not caplog.records
 
 
+def test_a_large_request_goes_on_with_a_part_of_it_that_is_no_trickle(start: Start, connect: Connect) -> None:
+    running = start()
+    client = connect(running)
+    client.socket.sendall(struct.pack(">i", 200 * KIB) + bytes(100 * KIB))
+    wait_until("it has begun", lambda: running.server.admission._unfinished)
+    (connection,) = running.server._connections.values()
+    before = connection.received_at
+    client.socket.sendall(bytes(20 * KIB))
+    wait_until("it has gone on", lambda: connection.received_at > before)
+
+
 def test_who_sends_large_requests_byte_by_byte_does_not_keep_others_waiting(
     start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,6 +251,25 @@ def test_a_client_that_takes_no_answers_is_not_read_any_more_and_holds_little(
     other.close()
 
 
+@pytest.mark.parametrize("size", [60_000, 200_000])  # sent at the end of a turn, and at once
+def test_the_end_of_an_answer_that_the_socket_did_not_take_follows_by_itself(
+    start: Callable[..., Running], size: int
+) -> None:
+    running = start()
+    client = running.client()
+    assert answers(client)
+
+    def narrow() -> None:
+        (connection,) = running.server._connections.values()
+        transport: Any = connection.transport
+        transport._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+    running.on_loop(narrow)
+    running.serve = lambda request, text: request.answer([bytes(size)])
+    client.send(7)
+    assert client.receive() == (7, bytes(size))
+
+
 def test_a_large_request_and_many_small_ones_are_read_to_the_end(start: Callable[..., Running]) -> None:
     running = start()
     running.serve = lambda request, text: request.answer([b"%d" % len(text)])
