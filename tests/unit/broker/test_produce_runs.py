@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import struct
 import tempfile
@@ -191,6 +192,7 @@ def test_what_is_remembered_of_all_clients_requests_is_little(
             client.send(Sent(name=name if is_missing else "t", client_id=name).frame(1))
             client.requests.clear()
         assert sum(client.answers for client in clients) == 3000
+        gc.collect()
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
