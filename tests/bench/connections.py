@@ -67,9 +67,9 @@ a third of it, frame, rights and checks of the batch another, its place in the l
 Only what requests that come together share is compiled. With `acks=all` and many connections Kafka is faster:
 it answers from memory.
 
-Where `_runs.c` could not be built, the first row has 162,472 requests a second (159,272 to 182,945) and 6.2 µs:
-the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 02:47 UTC. Wanted are
-430,000. Python then looks at each record of a batch before it takes it.
+Where `_runs.c` could not be built, the first row has 162,472 requests a second (159,272 to 182,945) and
+6.2 µs: the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 02:47 UTC.
+Wanted are 430,000. Python then looks at each record of a batch before it takes it.
 """
 LEVELS_HEAD = ("messages a request", "connections x in flight", "what", "wanted", "measured", "met?")
 RATIOS = [(1, 32, 1, 1.4), (1, 256, 1, 1.4), (1, 8, 5, 4.0), (1, 32, 5, 4.0), (50, 8, 5, 2.5)]
