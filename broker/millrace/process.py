@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, what of one can be awaited, and this process's open files.
+"""What a process asks of the system: children that end with it, news of one that was started, open files.
 
 Knows nothing of what the children do. Linux only where it says so.
 """

@@ -474,7 +474,7 @@ class Server:
         else:
             framer.received(count)
         self._serve(connection)
-        if connection.served_at != self.now:
+        if connection.served_at != self.now:  # else a whole request has come, which counts for more
             connection.note_received(count)
 
     def _serve(self, connection: ClientConnection) -> None:

@@ -56,9 +56,6 @@ _MAX_LENGTH_BYTES = 5
 CACHED_TARGETS = 2048
 """Most targets kept for all clients together: 1 to 2 KB each. One that is not kept costs 2 us a run."""
 RUN_VERSIONS = range(3, 13)
-Run: TypeAlias = tuple[list[int], list[memoryview], int]
-"""Requests of one client that lie behind each other, each with one batch for the same target: their
-correlation ids, their batches, and where the request behind them begins. Often it is one request."""
 MAX_COMMON_BYTES = 512
 """Requests with longer names than fit are read in the general way."""
 
@@ -158,6 +155,11 @@ class Target(NamedTuple):
     tail: bytes
     around_batch: int
     """How large the frame is beyond its batch."""
+
+
+Run: TypeAlias = tuple[list[int], list[memoryview], int]
+"""Requests of one client that lie behind each other, each with one batch for the same target: their
+correlation ids, their batches, and where the request behind them begins. Often it is one request."""
 
 
 def run_at(

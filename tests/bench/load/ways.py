@@ -31,7 +31,7 @@ _CONFS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-"""What `millrace load` gives Spark, for everyone."""
+"""As `millrace load` sets Spark, for everyone; the time zone is for those who need one."""
 _OURS = {"spark.driver.extraJavaOptions": FAST_START}
 _SPARK = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
 
