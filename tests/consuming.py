@@ -98,13 +98,10 @@ class ConsumerProcess:
         self.file = file
         arguments = [zookeeper, cluster, group, topic, str(streams), str(file)]
         self._process = start_for_the_test_run(
-            lambda ends_with_us: subprocess.Popen(
-                [sys.executable, "-m", "tests.consuming", *arguments],
-                cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'broker'}"},
-                stdin=subprocess.PIPE,
-                preexec_fn=ends_with_us,
-            )
+            [sys.executable, "-m", "tests.consuming", *arguments],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'broker'}"},
+            stdin=subprocess.PIPE,
         )
 
     def kill(self) -> None:

@@ -35,14 +35,17 @@ class Server:
     def __init__(self, folder: str) -> None:
         programs = _programs()
         assert programs is not None, "ask installed() first"
-        # The server refuses to run as root, so root starts it as the user that its package has made.
-        self._user = "postgres" if os.geteuid() == 0 else None
-        if self._user is not None:
-            shutil.chown(folder, self._user)
+        # The server refuses to run as root, so root starts it as the user that its package has made. Linux
+        # forgets on a change of the user what a process gets when its parent ends, so that is said again.
+        as_user: list[str] = []
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres")
+            as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--pdeathsig=KILL"]
         self.folder, self._port = folder, free_port()
         initdb = f"{programs}/initdb -D data -U millrace --auth=trust --no-sync --encoding=UTF8 --locale=C"
-        subprocess.run(initdb.split(), user=self._user, cwd=folder, check=True, capture_output=True)
-        self._command = f"{programs}/postgres -D data -k {folder} -h 127.0.0.1 -p {self._port}"
+        subprocess.run([*as_user, *initdb.split()], cwd=folder, check=True, capture_output=True)
+        server = f"{programs}/postgres -D data -k {folder} -h 127.0.0.1 -p {self._port}"
+        self._command = [*as_user, *server.split()]
         self.url = f"postgresql://millrace@127.0.0.1:{self._port}/postgres"
         self.start()
 
@@ -50,15 +53,7 @@ class Server:
         """Start it, again after a kill, and wait until it takes connections."""
         log = Path(self.folder, "log")
         with log.open("w") as output:
-            self._process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    self._command.split(),
-                    user=self._user,
-                    cwd=self.folder,
-                    stderr=output,
-                    preexec_fn=ends_with_us,
-                )
-            )
+            self._process = start_for_the_test_run(self._command, cwd=self.folder, stderr=output)
         wait_until("PostgreSQL's ready line", lambda: "ready to accept" in log.read_text())
 
     def kill(self) -> None:

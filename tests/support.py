@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from millrace.process import start_child
 
@@ -30,9 +30,9 @@ START_S = 180.0
 """How long a process may take to start or to stop: one that fails ends sooner."""
 
 
-def start_for_the_test_run(start: Callable[[Callable[[], None]], T]) -> T:
-    """Start a process that is killed when the test process ends; `start` gets the `preexec_fn` for it."""
-    return start_child(start, signal.SIGKILL)
+def start_for_the_test_run(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process that is killed when the test process ends; the options are those of `Popen`."""
+    return start_child(command, death_signal=signal.SIGKILL, **options)
 
 
 def wait_until(what: str, condition: Callable[[], T], *, timeout_s: float = WAIT_S) -> T:
@@ -87,15 +87,12 @@ class Process:
         self.arguments = list(arguments)
         command = [*(program or (sys.executable, "-m", module)), *self.arguments]
         self._process = start_for_the_test_run(
-            lambda ends_with_us: subprocess.Popen(
-                command,
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                preexec_fn=ends_with_us,
-            )
+            command,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         self.pid = self._process.pid
         self.lines: list[str] = []

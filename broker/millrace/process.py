@@ -5,43 +5,53 @@ Knows nothing of what the children do. Linux only where it says so.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
 
 T = TypeVar("T")
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+# Runs in the child and becomes the command. A `preexec_fn` would run in a copy of this process, where Python
+# begins by dropping what its other threads own: a socket that is shut down there is shut down here.
+_TIED = """
+import ctypes, os, signal, sys
+death_signal, parent, *command = sys.argv[1:]
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(death_signal))
+if os.getppid() != int(parent):  # it has ended already: nobody will send the signal
+    os._exit(128 + int(death_signal))
+for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
+    signal.signal(ignored, signal.SIG_DFL)
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    os._exit(127)
+"""
 
 
-def start_child(start: Callable[[Callable[[], None]], T], death_signal: int = signal.SIGTERM) -> T:
-    """Start a process that gets `death_signal` when this process ends, however that ends (Linux).
+def start_child(
+    command: Sequence[str], *, death_signal: signal.Signals = signal.SIGTERM, **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a command that gets `death_signal` when this process ends, however that ends (Linux).
 
-    `start` is called with the `preexec_fn` to start it with; what it returns or raises is passed on. It must
-    not wait for the process: one thread makes all these calls. Linux sends the signal when the *thread* that
+    `options` are those of `subprocess.Popen`. A program that is not there ends with exit code 127 and a line
+    on its standard error. One thread starts all children: Linux sends the signal when the *thread* that
     started a child ends, so that thread has to live as long as this process.
     """
-    return _starter.call(lambda: start(partial(_die_with_parent, os.getpid(), death_signal)))
-
-
-def _die_with_parent(parent: int, death_signal: int) -> None:
-    """In the child, before exec."""
-    _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
-    if os.getppid() != parent:  # it has ended already: nobody will send the signal
-        os._exit(128 + death_signal)
+    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(int(death_signal)), str(os.getpid()), *command]
+    return _starter.call(lambda: subprocess.Popen(tied, **options))
 
 
 class _Starter:
@@ -89,16 +99,13 @@ class Child:
         """HOST:PORT of its ready line, once that is printed."""
         # A session of its own: Ctrl-C reaches only the supervisor, which then stops children in order.
         self._process = start_child(
-            lambda ends_with_us: subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                env={**os.environ, **(environment or {})},
-                preexec_fn=ends_with_us,
-            )
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._copy_output, name=f"output of {name}", daemon=True)

@@ -347,16 +347,7 @@ def _airflow(
         "MILLRACE_WAIT_MINUTES": str(wait_minutes),
         **({"MILLRACE_TOPICS_FILE": str(file)} if file.exists() else {}),
     }
-    return start_child(
-        lambda ends_with_us: subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            preexec_fn=ends_with_us,
-        )
-    )
+    return start_child(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 def _end(airflow: subprocess.Popen[str]) -> None:

@@ -79,13 +79,7 @@ class Readers:
             with open(self._file(len(self.processes)), "wb") as out:
                 self.processes.append(
                     start_for_the_test_run(
-                        lambda ends_with_us: subprocess.Popen(
-                            self.command,
-                            stdin=subprocess.DEVNULL,
-                            stdout=out,
-                            stderr=subprocess.DEVNULL,
-                            preexec_fn=ends_with_us,
-                        )
+                        self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL
                     )
                 )
 

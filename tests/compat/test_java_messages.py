@@ -78,14 +78,7 @@ class Java:
 def java(needs_maven: None) -> Iterator[Java]:
     words = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", maven.class_path(POM), str(SOURCE)]
     process = start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            [find_java(), *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            preexec_fn=ends_with_us,
-        )
+        [find_java(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
     )
     with process:
         yield Java(process)

@@ -36,12 +36,7 @@ def produce(world: World, topic: str, *more: str) -> subprocess.Popen[str]:
     words = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", maven.class_path(POM), str(SOURCE)]
     words += [world.clusters["dc1"].bootstrap, world.registry, str(REPOSITORY / "schemas"), "dc1", topic]
     return start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            [find_java(), *words, str(EVENTS), *more],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=ends_with_us,
-        )
+        [find_java(), *words, str(EVENTS), *more], stdout=subprocess.PIPE, text=True
     )
 
 

@@ -175,11 +175,7 @@ def _aiokafka_read(bootstrap: str, topic: str, enough: Enough) -> Delivered:
 def _java(name: str, bootstrap: str, topic: str, *arguments: str) -> subprocess.Popen[str]:
     command = kafka_tool_command(name, "--bootstrap-server", bootstrap, "--topic", topic, *arguments)
     pipe = subprocess.PIPE
-    return start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, preexec_fn=ends_with_us
-        )
-    )
+    return start_for_the_test_run(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def _java_write(bootstrap: str, topic: str, values: Values) -> None:

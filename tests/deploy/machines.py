@@ -163,14 +163,11 @@ class Service:
         self._said = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             self._process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    command,
-                    env={**os.environ, **variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
+                command,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
     @property

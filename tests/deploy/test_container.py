@@ -103,7 +103,7 @@ def test_the_zookeeper_of_the_compose_file_answers_on_this_machine_and_to_no_oth
     (tmp_path / "myid").write_text("1")
     command = [find_java(), "-cp", os.pathsep.join(map(str, find_jars()))]
     command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(tmp_path / "zoo.cfg")]
-    process = start_for_the_test_run(lambda ends_with_us: subprocess.Popen(command, preexec_fn=ends_with_us))
+    process = start_for_the_test_run(command)
 
     def answers() -> bool:
         assert process.poll() is None
@@ -202,7 +202,7 @@ def test_a_registry_in_the_image_answers(image: Image) -> None:
     port = free_port()
     words = ("--listen", f"127.0.0.1:{port}", "--database-url", "sqlite:////var/lib/millrace/registry.db")
     command = image.running("timeout", "--kill-after=5", "300", "millrace", "registry", *words)
-    process = start_for_the_test_run(lambda ends_with_us: subprocess.Popen(command, preexec_fn=ends_with_us))
+    process = start_for_the_test_run(command)
 
     def answers() -> bool:
         assert process.poll() is None

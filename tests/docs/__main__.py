@@ -109,17 +109,14 @@ class Reader:
         self._environment = environment
         self._printed = ""
         self._shell = start_child(
-            lambda die: subprocess.Popen(
-                ["bash", "-u"],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                preexec_fn=die,
-            ),
-            signal.SIGKILL,
+            ["bash", "-u"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            death_signal=signal.SIGKILL,
         )
 
     def read(self, block: Block) -> None:
@@ -162,15 +159,11 @@ class Reader:
 
     def _serve(self, text: str) -> None:
         service = start_child(
-            lambda die: subprocess.Popen(
-                ["bash", "-c", f"exec {text}"],
-                cwd=self._where(),
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                text=True,
-                preexec_fn=die,
-            ),
-            signal.SIGTERM,
+            ["bash", "-c", f"exec {text}"],
+            cwd=self._where(),
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self._services.append(service)
         assert service.stdout is not None

@@ -221,13 +221,10 @@ def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signa
     environment = {**os.environ, "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection("127.0.0.1:1", told))}
     command = [sys.executable, "-m", "millrace_demo.run_once", "endless", "--dags-folder"]
     with start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            [*command, str(tmp_path / "dags"), "--airflow-home", str(tmp_path / "home")],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=ends_with_us,
-        )
+        [*command, str(tmp_path / "dags"), "--airflow-home", str(tmp_path / "home")],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as run:
         try:
             pid = int(

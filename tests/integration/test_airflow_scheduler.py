@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -105,14 +104,11 @@ def standalone(home: Path, dags: Path, connection: dict[str, object]) -> Iterato
     }
     with (home / "standalone.log").open("wb") as log:
         airflow = start_for_the_test_run(
-            lambda ends_with_us: subprocess.Popen(
-                [sys.executable, "-m", "airflow", "standalone"],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=ends_with_us,
-            )
+            [sys.executable, "-m", "airflow", "standalone"],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         yield

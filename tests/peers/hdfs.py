@@ -56,13 +56,7 @@ class HdfsProcess:
         assert self.process is None, f"{self.name} is running"
         with open(self.folder / "log", "ab") as log:
             self.process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     def kill(self) -> None:

@@ -160,13 +160,10 @@ class KafkaBroker:
         """Start it, again after `kill` or `stop`, at the same address; returns once it answers."""
         with self._log() as log:
             self._process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    [*self._command, "kafka.Kafka", str(self._properties)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
+                [*self._command, "kafka.Kafka", str(self._properties)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         wait_until("Apache Kafka answers", self._answers, timeout_s=START_TIMEOUT_S)
 

@@ -79,13 +79,7 @@ class MirrorMaker:
         """Start it, again after `kill`."""
         with self.log.open("ab") as log:
             self.process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     def kill(self) -> None:

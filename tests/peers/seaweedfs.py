@@ -102,13 +102,7 @@ class SeaweedFS:
         assert self._process is None, "SeaweedFS is running"
         with open(self.folder / "log", "ab") as log:
             self._process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
         wait_until("SeaweedFS serves", self._serves, timeout_s=START_TIMEOUT_S)
 

@@ -46,21 +46,18 @@ class SparkApplication:
         self._log = log.open("ab")
         settings = json.dumps({"master": master, **conf})
         self._process = start_for_the_test_run(
-            lambda ends_with_us: subprocess.Popen(
-                [sys.executable, "-m", "tests.peers.spark_application", settings],
-                cwd=REPOSITORY,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path),
-                    "PYSPARK_PYTHON": sys.executable,
-                    **(environment or {}),
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                text=True,
-                preexec_fn=ends_with_us,
-            )
+            [sys.executable, "-m", "tests.peers.spark_application", settings],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path),
+                "PYSPARK_PYTHON": sys.executable,
+                **(environment or {}),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
         )
         self.pid = self._process.pid
         self._answers: queue.Queue[str | None] = queue.Queue()

@@ -183,21 +183,18 @@ class SparkCluster:
         classes = ["-cp", f"{self._home}/jars/*", f"org.apache.spark.deploy.{daemon}"]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    [java, *_DAEMON, *settings, *classes, *arguments],
-                    env={
-                        **os.environ,
-                        "SPARK_HOME": str(self._home),
-                        "SPARK_LOCAL_IP": self._hosts.get(name, "127.0.0.1"),
-                        "SPARK_SCALA_VERSION": "2.13",  # else looked for in the folders of a build
-                        "JAVA_HOME": str(Path(java).resolve().parents[1]),
-                        **self._environment,
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
+                [java, *_DAEMON, *settings, *classes, *arguments],
+                env={
+                    **os.environ,
+                    "SPARK_HOME": str(self._home),
+                    "SPARK_LOCAL_IP": self._hosts.get(name, "127.0.0.1"),
+                    "SPARK_SCALA_VERSION": "2.13",  # else looked for in the folders of a build
+                    "JAVA_HOME": str(Path(java).resolve().parents[1]),
+                    **self._environment,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     @staticmethod

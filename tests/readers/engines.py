@@ -45,15 +45,12 @@ class Engine:
         self._log = home / f"{arguments[0]}.log"
         with open(self._log, "a") as log:
             self._process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    [str(PYTHON), str(Path(__file__).with_name("answering.py")), *arguments],
-                    env=environment(home),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    preexec_fn=ends_with_us,
-                )
+                [str(PYTHON), str(Path(__file__).with_name("answering.py")), *arguments],
+                env=environment(home),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
 
     def __call__(self, query: str) -> list[list[Any]]:

@@ -138,7 +138,8 @@ def test_an_interrupt_that_python_drops_is_raised_again_but_not_while_the_progra
 
 
 def test_no_code_of_ours_handles_the_end_of_a_process_in_another_way() -> None:
-    """Two have a reason of their own: Airflow takes the signals for itself, and a runner only notes one."""
+    """Three have a reason: Airflow takes the signals for itself, a runner only notes one, and what becomes
+    another program gives them back their first meaning."""
     sources = Path(__file__).parents[2]
     found = {
         path.name
@@ -146,4 +147,4 @@ def test_no_code_of_ours_handles_the_end_of_a_process_in_another_way() -> None:
         for path in (sources / folder).rglob("*.py")
         if "signal.signal(" in path.read_text()
     }
-    assert found == {"signals.py", "run_once.py", "job_runner.py"}
+    assert found == {"signals.py", "run_once.py", "job_runner.py", "process.py"}

@@ -97,14 +97,7 @@ class ZooKeeper:
             with (data_dir / "zookeeper.err").open("wb") as errors:
                 # The child inherits the lock: the directory stays taken as long as Java lives.
                 process = start_child(
-                    lambda ends_with_us: subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=errors,
-                        stderr=errors,
-                        pass_fds=(lock,),
-                        preexec_fn=ends_with_us,
-                    )
+                    command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(lock,)
                 )
         finally:
             os.close(lock)

@@ -86,17 +86,14 @@ def _run(
 ) -> tuple[list[str], int]:
     """The answers in the output, as lines, and the exit code; all other lines go to `on_line` and `last`."""
     with start_child(
-        lambda ends_with_us: subprocess.Popen(
-            command,
-            env=_environment(),
-            cwd=where,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            preexec_fn=ends_with_us,
-        )
+        command,
+        env=_environment(),
+        cwd=where,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as process:
 
         def follow(stream: Iterable[str]) -> None:

@@ -90,15 +90,12 @@ def run(commands: Sequence[Command], broker_pids: Sequence[int]) -> tuple[list[F
 def _start(command: Command) -> _Running:
     output = tempfile.TemporaryFile()  # noqa: SIM115  # read when the command has ended
     process = start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            command.arguments,
-            cwd=REPOSITORY,
-            env={**os.environ, **command.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=ends_with_us,
-        )
+        command.arguments,
+        cwd=REPOSITORY,
+        env={**os.environ, **command.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
     )
     return _Running(command, process, output, meter.Sampler.start([process.pid]))
 

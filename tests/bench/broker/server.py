@@ -28,14 +28,11 @@ class ServerProcess:
         self._log = log
         with open(log, "ab") as output:
             self._process = start_for_the_test_run(
-                lambda ends_with_us: subprocess.Popen(
-                    arguments,
-                    env={**os.environ, **(environment or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=ends_with_us,
-                )
+                arguments,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
     @property

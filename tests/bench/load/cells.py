@@ -115,11 +115,7 @@ def _raw(broker: Broker, folder: Path, tell: Tell, sample: int) -> Result:
 def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; subprocess.TimeoutExpired, with the command killed, when it takes longer."""
     pipe = subprocess.PIPE
-    process = start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True, preexec_fn=ends_with_us
-        )
-    )
+    process = start_for_the_test_run(command, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True)
     with process:
         try:
             output, errors = process.communicate(timeout=timeout_s)

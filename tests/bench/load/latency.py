@@ -389,11 +389,7 @@ def _load_at(when: float, place: _Place) -> _Load:
         "--json",
     ]
     with tempfile.TemporaryFile() as output:
-        process = start_for_the_test_run(
-            lambda ends_with_us: subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=ends_with_us
-            )
-        )
+        process = start_for_the_test_run(command, stdout=output, stderr=subprocess.STDOUT)
         visible, manifest = 0.0, ""
         while (code := process.poll()) is None:
             if not manifest and (new := _published(topic) - before):

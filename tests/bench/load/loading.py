@@ -190,15 +190,12 @@ def _start(
     way: Way, command: Sequence[str], stdin: int, output: IO[bytes], *, answers: bool = False
 ) -> subprocess.Popen[bytes]:
     return start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=ways.environment(way),
-            stdin=stdin,
-            stdout=subprocess.PIPE if answers else output,
-            stderr=output,
-            preexec_fn=ends_with_us,
-        )
+        command,
+        cwd=REPOSITORY,
+        env=ways.environment(way),
+        stdin=stdin,
+        stdout=subprocess.PIPE if answers else output,
+        stderr=output,
     )
 
 

@@ -44,12 +44,7 @@ def process_is_idle(meter: TreeMeter) -> None:
 @pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN"])
 def test_a_child_that_has_ended_still_counts_whoever_waited_for_it(handler: str) -> None:
     with start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            [sys.executable, "-c", FORKS.format(handler=handler)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            preexec_fn=ends_with_us,
-        )
+        [sys.executable, "-c", FORKS.format(handler=handler)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
         assert parent.stdout is not None
         with TreeMeter(parent.pid) as meter:
@@ -64,9 +59,7 @@ def test_a_child_that_has_ended_still_counts_whoever_waited_for_it(handler: str)
 
 def test_a_mark_leaves_out_what_was_used_before_it() -> None:
     command = [sys.executable, "-c", BURN.format(seconds=0.3) + "input()"]
-    with start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=ends_with_us)
-    ) as process:
+    with start_for_the_test_run(command, stdin=subprocess.PIPE) as process:
         with TreeMeter(process.pid) as meter:
             wait_until("it has worked", lambda: meter.used().cpu_s >= 0.25)
             process_is_idle(meter)
@@ -79,11 +72,7 @@ def test_a_mark_leaves_out_what_was_used_before_it() -> None:
 
 def test_a_process_that_becomes_another_program_is_counted_once() -> None:
     script = BURN.format(seconds=0.2) + "import os; os.execv('/bin/sh', ['sh', '-c', 'read x'])"
-    with start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            [sys.executable, "-c", script], stdin=subprocess.PIPE, preexec_fn=ends_with_us
-        )
-    ) as process:
+    with start_for_the_test_run([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
         with TreeMeter(process.pid) as meter:
             wait_until("it is a shell", lambda: meter.used().groups.get(accounting.OTHER, 0) >= 0.15)
             used = meter.used()

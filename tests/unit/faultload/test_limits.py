@@ -41,11 +41,7 @@ with run.limits.step("the wait for Godot", limit_s):
 def stand_still(folder: Path, limit_s: float) -> tuple[subprocess.Popen[str], list[int]]:
     """A run whose only step waits for ever, and what it has started: a child, and a child left alone."""
     command = [sys.executable, "-c", STANDS_STILL, str(folder), str(limit_s)]
-    process = start_for_the_test_run(
-        lambda ends_with_us: subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_us
-        )
-    )
+    process = start_for_the_test_run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
