@@ -116,6 +116,10 @@ def _unusable(error: OSError) -> MillraceError | None:
         place = f"{error.filename}: " if error.filename else ""
         return MillraceError(f"{place}{error.strerror}: make room, then run it again")
     if error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return MillraceError("the folder in which this runs is gone: change to one that is there")
         return None
     reason = error.strerror
     return MillraceError(f"cannot use {error.filename}: {reason}; give another path, or mend this one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -113,12 +114,14 @@ def test_avro_values_are_decoded_with_the_registry_they_are_of(
         {"name": "url", "type": "string"},
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
         {"name": "raw", "type": ["null", "bytes"]},
+        {"name": "shares", "type": {"type": "array", "items": "double"}},
     ]
     schema = {"type": "record", "name": "Visit", "fields": fields}
     with SchemaRegistryClient(registry) as client:
         schema_id = client.register("visits", schema)
     out = io.BytesIO()
     event = {"url": "/ö", "at": datetime(2015, 5, 17, 10, tzinfo=UTC), "raw": b"\xff"}
+    event |= {"shares": [0.5, math.nan, -math.inf]}
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), event)
     avro = b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
     unknown, cut, long = b"\0\0\0\0\x63" + out.getvalue(), avro[:-1], avro + b"x"
@@ -129,7 +132,8 @@ def test_avro_values_are_decoded_with_the_registry_they_are_of(
     assert producer.flush(WAIT_S) == 0
     read = ("consume", "visits", "--from-beginning", "--until-end", "--registry", registry)
     first, text, *others = map(json.loads, run(broker, *read).splitlines())
-    assert first == {"url": "/ö", "at": "2015-05-17 10:00:00+00:00", "raw": {"base64": "/w=="}}
+    shares = [0.5, "NaN", "-Infinity"]  # JSON has no such numbers
+    assert first == {"url": "/ö", "at": "2015-05-17 10:00:00+00:00", "raw": {"base64": "/w=="}, "shares": shares}
     assert text == "text"
     assert [base64.b64decode(each["base64"]) for each in others[:3]] == [unknown, cut, long]
     assert others[3] is None

@@ -35,6 +35,16 @@ def test_a_path_that_cannot_be_used_is_named_in_one_line(tmp_path: Path, argumen
     )
 
 
+def test_a_folder_that_is_gone_is_said_to_be_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    load = "load T --bootstrap 127.0.0.1:1 --registry http://127.0.0.1:1 --warehouse warehouse"
+    command = f'rmdir "$PWD" && exec "{sys.executable}" -m millrace.cli {load}'
+    done = subprocess.run(["sh", "-c", command], cwd=gone, capture_output=True, text=True, timeout=60)
+    said = "millrace: the folder in which this runs is gone: change to one that is there\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["topics", "--help"], ["init", "deployment"]])
 def test_a_full_disk_behind_the_output_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
     assert run(tmp_path, *arguments, output="/dev/full") == (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import closing, nullcontext, suppress
@@ -243,17 +244,26 @@ def _line(message: Any, decoded: AvroValues | None, as_json: bool) -> str:
         return (message.value() or b"").decode(errors="replace")
     value = message.value() if decoded is None else decoded(message.value())
     if not as_json:
-        return json.dumps(value, default=printable)
+        return json.dumps(_finite(value), default=printable)
     fields = {
         "topic": message.topic(),
         "partition": message.partition(),
         "offset": message.offset(),
         "timestamp": message.timestamp()[1],
         "key": message.key(),
-        "value": value,
+        "value": _finite(value),
         "headers": message.headers() or [],
     }
     return json.dumps(fields, default=printable)
+
+
+def _finite(value: object) -> object:
+    """The same value with text for NaN and the infinities, for which JSON has no numbers."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else json.dumps(value)
 
 
 class AvroValues:
