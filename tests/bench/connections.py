@@ -41,6 +41,8 @@ WAITING_REQUESTS = 200
 READY_TIMEOUT_S = 10
 IDLE_CONNECTIONS = 1000
 IDLE_PARTITIONS = 300
+SETTLE_S = 20
+"""What the last requests leave to be done is done by then."""
 IDLE_S = 30
 BUSY = 0.1
 """From this share of the cores on, the page says that they were shared."""
@@ -59,16 +61,21 @@ otherwise; 1,000 on one connection is no real client's pattern.
 ABOUT_LEVELS = """\
 ## Levels
 
-With `acks=1` and one partition; rates in the median of the rounds. What is missed most is the CPU of a
-request that comes alone on its connection. The kernel's part of it is two fifths (perf, cpu-clock): a
-receive, a send with the client's wake-up, its share of the wait and of the write; a bare echo loop in Python
-took 5.8 µs. The rest is the interpreter's, in some forty functions of 0.1 to 0.6 µs each: reading and sending
-a third of it, frame, rights and checks of the batch another, its place in the log and the answer the last.
-Only what requests that come together share is compiled. With `acks=all` and many connections Kafka is faster:
-it answers from memory.
+With `acks=1` and one partition; rates in the median of the rounds. What is missed is the CPU of a request
+that comes alone on its connection, and with it the rates: the broker's one loop is full where few requests
+come together, and Kafka's threads have both cores. The kernel's part is two fifths (perf, cpu-clock, on an
+AMD EPYC): a receive, a send with the client's wake-up, its share of the wait and of the write; a bare echo
+loop in Python took 5.8 µs there. The rest is the interpreter's, in some forty functions of 0.1 to 0.6 µs
+each: reading and sending a third of it, frame, rights and checks of the batch another, its place in the log
+and the answer the last. Only what requests that come together share is compiled. With `acks=all` and many
+connections Kafka is faster: it answers from memory.
 
-Where `_runs.c` could not be built, the first row has 162,472 requests a second (159,272 to 182,945) and
-6.2 µs: the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 02:47 UTC.
+How many times Kafka's a rate is depends on the machine. On that AMD EPYC everything takes longer, and Kafka
+most of all: rates of 1.69, 1.38, 5.68, 3.99 and 1.60 times Kafka's, in the order of the table, with 17.2 and
+20.4 µs (2026-11-27 01:28 UTC, e3d33721).
+
+Where `_runs.c` could not be built, the first row has 232,348 requests a second (213,521 to 240,407) and
+4.0 µs: the same command with `--only 1x1000` in a checkout without `_runs.abi3.so`, 2026-11-27 08:32 UTC.
 Wanted are 430,000. Python then looks at each record of a batch before it takes it.
 """
 LEVELS_HEAD = ("messages a request", "connections x in flight", "what", "wanted", "measured", "met?")
@@ -81,7 +88,10 @@ ABOUT_IDLE = f"""\
 
 A broker just started, then with {IDLE_PARTITIONS} partitions that have a few messages each and
 {IDLE_CONNECTIONS:,} connections that have produced once: resident memory, and CPU over {IDLE_S} seconds
-without a request. Wanted of Millrace: at most 70 MB and 1 % of a core.
+without a request, {SETTLE_S} seconds after the last one. Wanted of Millrace: at most 70 MB and 1 % of a core.
+
+The broker wakes up six times a second. A core that has slept is slow at first: while another process kept the
+machine awake, the same broker took 0.3 %.
 """
 IDLE_HEAD = ("system", "MB at the start", "MB then", "CPU of a core")
 System = Millrace | ApacheKafka
@@ -242,7 +252,7 @@ def _idle(system: System) -> list[str]:
             connection.sendall(replay.produce_request("bench-idle", batch, 1))
             if not connection.recv(1 << 16):
                 raise ConnectionError(f"{system.title} closed connection {partition}")
-        meter.wait_for_quiet(system.pids())
+        time.sleep(SETTLE_S)
         memory, before = meter.rss_bytes(system.pids()), meter.cpu_seconds(system.pids())
         time.sleep(IDLE_S)
         share = (meter.cpu_seconds(system.pids()) - before) / IDLE_S

@@ -133,7 +133,12 @@ def test_avro_values_are_decoded_with_the_registry_they_are_of(
     read = ("consume", "visits", "--from-beginning", "--until-end", "--registry", registry)
     first, text, *others = map(json.loads, run(broker, *read).splitlines())
     shares = [0.5, "NaN", "-Infinity"]  # JSON has no such numbers
-    assert first == {"url": "/ö", "at": "2015-05-17 10:00:00+00:00", "raw": {"base64": "/w=="}, "shares": shares}
+    assert first == {
+        "url": "/ö",
+        "at": "2015-05-17 10:00:00+00:00",
+        "raw": {"base64": "/w=="},
+        "shares": shares,
+    }
     assert text == "text"
     assert [base64.b64decode(each["base64"]) for each in others[:3]] == [unknown, cut, long]
     assert others[3] is None
