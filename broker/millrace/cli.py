@@ -117,7 +117,7 @@ def _unusable(error: OSError) -> MillraceError | None:
         return MillraceError(f"{place}{error.strerror}: make room, then run it again")
     if error.filename is None:
         try:
-            os.getcwd()
+            Path.cwd()
         except FileNotFoundError:
             return MillraceError("the folder in which this runs is gone: change to one that is there")
         return None
