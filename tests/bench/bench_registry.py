@@ -28,6 +28,7 @@ from millrace_registry.store import Store
 from tests import postgres
 from tests.bench.halves import PAGE, write_half
 from tests.bench.machine import busy_share, in_words, machine
+from tests.support import start_for_the_test_run
 
 TEXT = """# Look-ups in the schema registry
 
@@ -70,13 +71,9 @@ def fill(url: str, subjects: int, versions: int) -> None:
 def registry(url: str) -> Iterator[tuple[int, int]]:
     """A registry on the last core: its process id and its port."""
     command = [sys.executable, "-m", "millrace.cli", "registry", "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(
-        [*command, "--database-url", url],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {(os.cpu_count() or 1) - 1}),
-    )
+    process = start_for_the_test_run([*command, "--database-url", url], stdout=subprocess.PIPE, text=True)
     try:
+        os.sched_setaffinity(process.pid, {(os.cpu_count() or 1) - 1})  # before it has other threads
         assert process.stdout is not None
         yield process.pid, int(process.stdout.readline().rpartition(":")[2])
     finally:
