@@ -103,6 +103,15 @@ class Mailbox:
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), timer))
         return timer
 
+    def every(self, seconds: float, function: Callable[[], object]) -> None:
+        """Run `function` on the loop every so many seconds, also after it has raised."""
+
+        def again() -> None:
+            self.after(seconds, again)
+            function()
+
+        self.after(seconds, again)
+
     def seconds_to_next(self) -> float | None:
         """How long the loop may sleep; None for as long as it likes."""
         if self._posted:

@@ -31,6 +31,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.records.mirror_position import Origin
+from tests.lost_answers import lose_one_answer
 from tests.support import WAIT_S, wait_until
 
 TOPIC_ID = UUID(int=9)
@@ -287,6 +288,18 @@ def test_a_topic_is_changed_by_compare_and_set(members: list[Member]) -> None:
     wait_until("both see all changes", lambda: first.topics["clicks"] == second.topics["clicks"] == expected)
     with pytest.raises(UnknownTopicOrPartition):
         first.change_topic("nope", lambda state: state)
+
+
+def test_a_deletion_whose_answer_was_lost_is_one_deletion(
+    members: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = members[0].cluster
+    cluster.create_topic("T", 1, {})
+    lose_one_answer(cluster.session, "delete_async", monkeypatch)
+    cluster.delete_topic("T")
+    assert "T" not in cluster.topics
+    with pytest.raises(UnknownTopicOrPartition):
+        cluster.delete_topic("T")
 
 
 def test_a_topic_is_gone_only_when_zookeeper_says_so(members: list[Member], operator: KazooClient) -> None:

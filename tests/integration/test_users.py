@@ -12,6 +12,7 @@ from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.scram import make_credential
+from tests.lost_answers import lose_one_answer
 from tests.support import wait_until
 
 SHA_256, SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
@@ -46,6 +47,16 @@ def test_a_member_follows_what_another_writes(session: Session, cluster: str) ->
     writer.put("alice", SHA_512, None)
     writer.delete("ö")
     wait_until("one is left", lambda: changes and changes[-1] == ["b/o b%"])
+
+
+def test_a_deletion_whose_answer_was_lost_is_one_deletion(
+    session: Session, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = Users(session, cluster)
+    users.put("alice", SHA_256, CREDENTIAL)
+    lose_one_answer(session, "delete_async", monkeypatch)
+    users.delete("alice")
+    assert users.names == []
 
 
 def test_who_is_not_there_cannot_be_forgotten(session: Session, cluster: str) -> None:

@@ -75,6 +75,25 @@ def test_work_that_fails_does_not_stop_the_rest(mailbox: Mailbox, caplog: pytest
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_periodic_work_goes_on_after_it_has_failed(
+    mailbox: Mailbox, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[float] = []
+
+    def work() -> None:
+        runs.append(clock.now)
+        if len(runs) == 2:
+            raise RuntimeError("a bug, once")
+
+    mailbox.every(1.0, work)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(4):
+            clock.now += 1
+            mailbox.run()
+    assert len(runs) == 4
+    assert caplog.text.count("a bug, once") >= 1
+
+
 def test_work_posted_by_work_waits_for_the_next_run(mailbox: Mailbox) -> None:
     done: list[str] = []
     mailbox.post(lambda: mailbox.post(lambda: done.append("later")))

@@ -47,12 +47,7 @@ class Standstill:
     def watch(self) -> None:
         """Have the loop turn often, from now on."""
         self._turned = self._clock()
-
-        def turn() -> None:
-            self.doubtful()
-            self._mailbox.after(TURN_S, turn)
-
-        self._mailbox.after(TURN_S, turn)
+        self._mailbox.every(TURN_S, self.doubtful)
 
     def doubtful(self) -> bool:
         """True from a standstill on until the topics were read again; to be asked in every turn."""

@@ -141,10 +141,12 @@ class Users:
 
     def delete(self, name: str) -> None:
         """Forget a user; LookupError when there is none."""
-        try:
-            self._session.call(self._session.client.delete_async, f"{self._path}/{quote(name, safe='')}")
-        except NoNodeError:
-            raise LookupError(f"there is no user {name}") from None
+        path = f"{self._path}/{quote(name, safe='')}"
+        if self._session.get(path) is None:
+            raise LookupError(f"there is no user {name}")
+        # A delete that is repeated after a lost connection may meet its own first try.
+        with suppress(NoNodeError):
+            self._session.call(self._session.client.delete_async, path)
         self._read()
 
 

@@ -123,7 +123,7 @@ class GroupOwnership:
         self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
         self._leaving: set[str] = set()
         self._count_standstills, self._standstills = standstills, standstills()
-        mailbox.after(SWEEP_S, self._sweep)
+        mailbox.every(SWEEP_S, self._sweep)
         mailbox.after(FIRST_TIDY_S, self._tidy)
 
     def get(self, name: str) -> CoordinatedGroup | None:
@@ -259,7 +259,6 @@ class GroupOwnership:
         idle = [name for name, held in self._held.items() if held.idle and held.used_at < long_ago]
         for name in idle[: self.work.room]:
             self._resign(name)
-        self._mailbox.after(SWEEP_S, self._sweep)
 
     def _resign(self, name: str) -> None:
         """Give the group up, and leave nothing behind of one that has never committed anything."""
@@ -273,7 +272,8 @@ class GroupOwnership:
         self.give_up(name, tidy, lambda _: None)
 
     def _tidy(self) -> None:
-        """Have those of our share deleted that were left behind, without offsets, by a killed coordinator."""
+        """Delete the groups of our share that a killed coordinator left behind without offsets."""
+        self._mailbox.after(TIDY_S, self._tidy)  # first: what follows may raise
         held = set(self._held)
 
         def work() -> None:
@@ -285,7 +285,6 @@ class GroupOwnership:
                         self._registry.delete_group(name)
 
         self._administration.run(work, lambda _: None, lambda _: None)
-        self._mailbox.after(TIDY_S, self._tidy)
 
     def close(self) -> None:
         """Give up every group, so that others take over at once."""

@@ -39,6 +39,7 @@ from millrace.security.rights import (
 )
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode, encode_error
+from millrace.wire.fields import replace
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
 log = logging.getLogger(__name__)
@@ -190,16 +191,26 @@ def live_brokers(cluster: Cluster, listener: str) -> dict[int, LiveBroker]:
     }
 
 
-@lru_cache(maxsize=_CACHED_ANSWERS)
-def _decode_short(version: int, body: bytes) -> MetadataRequest:
-    return decode(MetadataRequest, ApiKey.METADATA, version, body)
-
-
 def _decode(request: Request) -> MetadataRequest:
     """The request; clients send the same short one again and again."""
     if len(request.body) <= _CACHED_REQUEST_BYTES:
         return _decode_short(request.api_version, bytes(request.body))
-    return decode(MetadataRequest, ApiKey.METADATA, request.api_version, request.body)
+    return _decode_any(request.api_version, request.body)
+
+
+@lru_cache(maxsize=_CACHED_ANSWERS)
+def _decode_short(version: int, body: bytes) -> MetadataRequest:
+    return _decode_any(version, body)
+
+
+def _decode_any(version: int, body: bytes | memoryview) -> MetadataRequest:
+    """The request, with no name where an id decides: Java's AdminClient sends "" beside an id."""
+    asked = decode(MetadataRequest, ApiKey.METADATA, version, body)
+    named = asked.topics or ()
+    if all(topic.topic_id is None for topic in named):
+        return asked
+    topics = tuple(topic if topic.topic_id is None else replace(topic, name=None) for topic in named)
+    return replace(asked, topics=topics)
 
 
 def _needs(request: MetadataRequest) -> list[Need]:

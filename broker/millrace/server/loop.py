@@ -111,9 +111,9 @@ class Server:
         self._serve_next, self._end_of_turn = serve_next, end_of_turn
         for fd in self._listening:
             self._epoll.register(fd, select.EPOLLIN)
-        self._close_idle()
-        self._close_stalled()
-        self._halve_time_used()
+        self._mailbox.every(self._limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+        self._mailbox.every(STALL_CHECK_S, self._close_stalled)
+        self._mailbox.every(1.0, self._halve_time_used)
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
@@ -166,7 +166,6 @@ class Server:
         return -1.0 if connection is None else connection.used_s
 
     def _halve_time_used(self) -> None:
-        self._mailbox.after(1.0, self._halve_time_used)
         for connection in self._connections.values():
             connection.used_s /= 2
 
@@ -371,8 +370,7 @@ class Server:
                 connection.abort("its user was deleted")
 
     def _close_idle(self) -> None:
-        """Close who has sent no whole request and taken nothing for long; again and again."""
-        self._mailbox.after(self._limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+        """Close connections that have sent no whole request and taken nothing for `max_idle_ms`."""
         since = self.now - self._limits.max_idle_ms / 1000
         idle = [
             connection
@@ -386,8 +384,7 @@ class Server:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
 
     def _close_stalled(self) -> None:
-        """Close who stalls while all hold too much, or does not prove in time who it is; again and again."""
-        self._mailbox.after(STALL_CHECK_S, self._close_stalled)
+        """Close connections that stall while all hold too much, and those not authenticated in time."""
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
             share = self.admission.share

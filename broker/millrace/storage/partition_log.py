@@ -368,6 +368,8 @@ class PartitionLog:
         At least one batch with its filler, whatever `max_bytes`; the last may be cut off. None at the end.
         """
         files = self._files
+        if position < files.segments[0].base:  # retention has just taken it
+            raise OffsetOutOfRange(f"position {position} is before the log's start {files.segments[0].base}")
         index = files.index_of(position)
         segment = files.segments[index]
         if position == segment.end and index + 1 < len(files.segments):

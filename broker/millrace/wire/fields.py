@@ -82,23 +82,30 @@ def by_topic(partition: Any, **options: Any) -> Any:
     field_specifiers=(i8, i16, i32, i64, boolean, f64, uuid, string, data, array, optional, by_topic),
 )
 class _MessageType(type):
-    """Makes a class of fields a named tuple of them: it is made in a quarter of a frozen dataclass's time."""
+    """Makes a class of fields a named tuple of them, whose messages are made by keywords only."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
         fields = {key: value for key, value in namespace.items() if isinstance(value, Field)}
-        defaults = {key: field.default for key, field in fields.items() if not field.required}
-
-        def new(cls: type, **values: Any) -> Any:
-            given = defaults | values
-            if given.keys() != fields.keys():
-                raise TypeError(f"{name} is made of {', '.join(fields)}; not of {', '.join(given)}")
-            return tuple.__new__(cls, [given[key] for key in fields])
-
         others = {key: value for key, value in namespace.items() if key not in fields}
         values = namedtuple(name, list(fields))  # type: ignore[misc]
-        return type(name, (values,), {**others, "__slots__": (), "__new__": new, "declared": fields})
+        made = {**others, "__slots__": (), "__new__": _constructor(fields), "declared": fields}
+        return type(name, (values,), made)
+
+
+def _constructor(fields: dict[str, Field]) -> Callable[..., Any]:
+    """A `__new__` with the fields as keywords, compiled as `namedtuple` compiles its own.
+
+    A loop over the fields takes four times as long.
+    """
+    defaults = {f"_{key}": field.default for key, field in fields.items() if not field.required}
+    keywords = ", ".join(key if f"_{key}" not in defaults else f"{key}=_{key}" for key in fields)
+    names = "".join(f"{key}, " for key in fields)
+    star = "*, " if fields else ""
+    scope: dict[str, Any] = {**defaults, "_new": tuple.__new__}
+    exec(f"def __new__(cls, {star}{keywords}): return _new(cls, ({names}))", scope)
+    return cast(Callable[..., Any], scope["__new__"])
 
 
 class Message(metaclass=_MessageType):

@@ -797,6 +797,19 @@ def test_a_topic_that_may_not_be_described_is_answered_as_one_that_is_not_there(
     assert (there.name, missing.name) == ("", "")
 
 
+@pytest.mark.parametrize("name", [None, "", "t", "u", "not there"])
+@pytest.mark.parametrize("version", [12, 13])
+def test_an_id_decides_which_topic_is_described_whatever_name_stands_beside_it(
+    secured: Secured, limited: Access, version: int, name: str | None
+) -> None:
+    """Java's AdminClient sends an empty name beside the id."""
+    topic = secured.cluster.topics["t"]
+    asked: Values = {"topics": [{"topic_id": topic.topic_id, "name": name}]}
+    for access in (EVERYTHING, limited):
+        (told,) = secured.ask(access, ApiKey.METADATA, version, asked).topics
+        assert (told.error_code, told.name, told.topic_id) == (0, "t", topic.topic_id)
+
+
 def test_a_topic_is_created_for_a_client_that_may_create_it_only(secured: Secured) -> None:
     object.__setattr__(secured.broker.config, "auto_create_topics", True)
     asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millrace.config import LogConfig
-from millrace.errors import CorruptMessage, MillraceError, StorageError
+from millrace.errors import CorruptMessage, MillraceError, OffsetOutOfRange, StorageError
 from millrace.storage import partition_log
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.copying import whole_entries
@@ -29,6 +29,7 @@ from tests.unit.storage.logs import (
     crash,
     crowded_batch,
     cut_short,
+    flush,
     log_files,
     origin_batches,
     position,
@@ -453,6 +454,20 @@ def test_a_copy_that_could_not_take_in_what_it_wrote_writes_nothing_behind_it(
     assert content(follower) == content(leader)
     for log in (leader, follower):
         crash(log)
+
+
+def test_a_position_below_the_start_is_out_of_range_and_no_slice(tmp_path: Path) -> None:
+    """Retention may have deleted its segment between a follower's request and its answer."""
+    leader = replica(tmp_path, retention_bytes=8192)
+    leader.lead(1)
+    while leader.start == 0:
+        appended(leader, batch())
+        flush(leader)
+        leader.apply_retention()
+    with pytest.raises(OffsetOutOfRange, match=f"before the log's start {leader.start}"):
+        leader.read_raw(0, 1 << 20)
+    assert leader.read_raw(leader.start, 1 << 20)[1] is not None
+    crash(leader)
 
 
 @pytest.mark.parametrize("at", range(61))

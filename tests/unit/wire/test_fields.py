@@ -28,9 +28,9 @@ def test_a_message_is_made_of_its_fields_and_their_defaults() -> None:
     assert repr(message) == "Whole(error_code=0, name='x', parts=(Part(number=1),))"
 
 
-def test_a_field_too_few_or_too_many_is_a_mistake() -> None:
+def test_a_message_with_a_field_too_few_or_too_many_is_not_made() -> None:
     for values in ({}, {"error_code": 1}, {"name": "x", "other": 1}):
-        with pytest.raises(TypeError, match="Whole is made of error_code, name, parts; not of"):
+        with pytest.raises(TypeError, match="argument"):
             ANY(**values)
 
 
