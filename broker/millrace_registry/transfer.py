@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millrace.errors import MillraceError
-from millrace_registry.avro_schema import parse
+from millrace_registry.avro_schema import AvroSchema, parse
 from millrace_registry.client import SchemaRefused, SchemaRegistryClient, UnknownSchema, quoted
 from millrace_registry.errors import InvalidSchema
 
@@ -176,8 +176,9 @@ def _transfer(
 
 
 def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str, int], str]:
-    """Why versions are not carried, by subject and number, those that refer to such a one as well."""
+    """Why versions are not carried, by subject and number, also those that refer to a version left out."""
     reasons: dict[tuple[str, int], str] = {}
+    known: dict[tuple[str, int], AvroSchema] = {}
     for version in _referenced_first(versions):
         more = {f"metadata.{key}": value for key, value in (version.metadata or {}).items()}
         more |= {f"ruleSet.{key}": value for key, value in (version.rule_set or {}).items()}
@@ -189,6 +190,15 @@ def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str,
             reason = f"its {', '.join(lost)} would have no effect there"
         elif missing := next((each for each in used if each in reasons), None):
             reason = f"it refers to subject {missing[0]} version {missing[1]}, which is left out"
+        elif to_millrace and known.keys() >= set(used):
+            referenced = {name: tree for each in used for name, tree in known[each].definitions.items()}
+            try:
+                schema = parse(version.schema, referenced, flawed_too=True)
+            except InvalidSchema as error:
+                reason = f"Millrace's registry does not take it: {error}"
+            else:
+                known[version.subject, version.version] = schema
+                continue
         else:
             continue
         reasons[version.subject, version.version] = reason
@@ -254,22 +264,26 @@ def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version], to_m
 
 def _meaning(version: Version) -> str:
     """What a registry of Millrace knows a schema by; a text with references counts as it is written."""
-    try:
-        text = version.schema if version.references else parse(version.schema, flawed_too=True).text
-        tree = json.loads(text)
-    except (InvalidSchema, ValueError):  # the registry says what is wrong with it
-        tree = version.schema
     used = sorted((each["name"], each["subject"], each["version"]) for each in version.references)
     properties = (version.metadata or {}).get("properties") or None
-    return json.dumps([tree, used, properties], sort_keys=True)
+    return json.dumps([_tree(version), used, properties], sort_keys=True)
 
 
 def _same_schema(one: Version, other: Version) -> bool:
     """Texts are compared as Avro understands them: registries write the same schema in several ways."""
     if one.references or other.references:
         return one.references == other.references
-    texts = {parse(version.schema, flawed_too=True).text for version in (one, other)}
-    return len(texts) == 1
+    return bool(_tree(one) == _tree(other))
+
+
+def _tree(version: Version) -> Any:
+    """The canonical schema as JSON; a text that has references, or that Millrace does not read, as it is."""
+    try:
+        return json.loads(
+            version.schema if version.references else parse(version.schema, flawed_too=True).text
+        )
+    except (InvalidSchema, ValueError):
+        return version.schema
 
 
 def _referenced_first(versions: Iterable[Version]) -> list[Version]:

@@ -170,6 +170,44 @@ def test_what_is_no_avro_is_left_out_and_named(start: Start, tmp_path: Path) -> 
     assert target("GET", "/subjects") == ["a"]
 
 
+def test_what_millrace_cannot_read_is_left_out_and_named(start: Start, tmp_path: Path) -> None:
+    """Java's Avro takes names with any letters; what refers to such a schema is left out with it."""
+    target = Registry(start, tmp_path / "target")
+    field = {"name": "größe", "type": "int"}
+    flawed = json.dumps({"type": "record", "name": "U", "fields": [field]})
+    sound = json.dumps({"type": "record", "name": "S", "fields": []})
+    user = [{"name": "U", "subject": "u", "version": 1}]
+    versions = [
+        transfer.Version(subject="a", version=1, id=5, schema='"int"'),
+        transfer.Version(subject="u", version=1, id=6, schema=flawed),
+        transfer.Version(subject="v", version=1, id=7, schema='"U"', references=user),
+        transfer.Version(subject="w", version=1, id=8, schema=sound),
+        transfer.Version(
+            subject="x",
+            version=1,
+            id=9,
+            schema='"S"',
+            references=[{"name": "S", "subject": "w", "version": 1}],
+        ),
+    ]
+    contents = transfer.Contents(versions, {}, "BACKWARD")
+    with SchemaRegistryClient(target.url) as client:
+        done = [transfer.write_registry(contents, client) for _ in range(2)]
+    states = [{each.subject: each.state for each in results} for results in done]
+    assert states[0] == {"a": "imported", "u": "left out", "v": "left out", "w": "imported", "x": "imported"}
+    assert states[1] == {
+        "a": "unchanged",
+        "u": "left out",
+        "v": "left out",
+        "w": "unchanged",
+        "x": "unchanged",
+    }
+    unreadable, refers = (each.reason for each in done[0] if each.reason)
+    assert unreadable.startswith("Millrace's registry does not take it: U: ")
+    assert refers == "it refers to subject u version 1, which is left out"
+    assert target("GET", "/subjects") == ["a", "w", "x"]
+
+
 RULES = {"domainRules": [{"name": "encrypt", "kind": "TRANSFORM", "type": "ENCRYPT", "tags": ["PII"]}]}
 TOLD: list[dict[str, Any]] = [
     {"schema": '"int"', "ruleSet": RULES},
