@@ -32,6 +32,7 @@ from millrace.wire.group_messages import (
 from millrace.wire.messages import ApiKey, TopicPartitions
 from tests.brokers import TestCluster
 from tests.compat.groups import Members, feed
+from tests.integration.faults.wire import Wire, frame
 from tests.support import ROUNDS, WAIT_S, Process, wait_until
 
 SETTINGS = (
@@ -200,6 +201,23 @@ def test_a_consumer_that_comes_back_is_told_the_leader_epoch_of_what_it_read_las
     assert asking.committed_partition(group).committed_leader_epoch == 3
     assert asking.commit(group, 6) is NONE
     assert asking.committed_partition(group).committed_leader_epoch == -1
+
+
+def test_a_look_up_behind_a_commit_on_one_connection_sees_the_commit(
+    cluster: TestCluster, client: ClusterClient
+) -> None:
+    group, topics = group_of(1, "pipelined"), (TopicPartitions(name="t", partition_indexes=(0,)),)
+    look_up = encode(OffsetFetchRequest(group_id=group, topics=topics), ApiKey.OFFSET_FETCH, 1)
+    with Wire(cluster.brokers[1].address) as wire:
+        for offset in range(10):
+            partition = gm.OffsetCommitRequest.Partition(partition_index=0, committed_offset=offset)
+            topic = Topic(name="t", partitions=(partition,))
+            commit = encode(gm.OffsetCommitRequest(group_id=group, topics=(topic,)), ApiKey.OFFSET_COMMIT, 2)
+            both = frame(ApiKey.OFFSET_COMMIT, 2, commit) + frame(ApiKey.OFFSET_FETCH, 1, look_up)
+            wire.socket.sendall(both)
+            wire.receive()
+            answer = decode(OffsetFetchResponse, ApiKey.OFFSET_FETCH, 1, wire.receive())
+            assert answer.topics[0].partitions[0].committed_offset == offset
 
 
 @pytest.mark.parametrize("lowest", [True, False])

@@ -1,6 +1,8 @@
 """One client's connection: its unfinished frame, the requests that wait for their turn, the bytes to send.
 
-Sends in the order of the requests, as far as the socket takes it. Knows nothing of other connections.
+Sends in the order of the requests, as far as the socket takes it. A request begins when those before it have
+their answers, as with Apache Kafka, so that it sees their effects; appends alone follow each other at once.
+Knows nothing of other connections.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from millrace.server.listener import Listener
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
 from millrace.server.transport import Transport
 from millrace.wire.framing import RequestFramer
+from millrace.wire.messages import ApiKey
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ SEND_BYTES = 256 << 10
 """Small answers are joined to about this much for one send."""
 MIN_UNJOINED_BYTES = 64 << 10
 """Parts this large are sent as they are: the same bytes may be in the answers to many."""
+APPENDS = frozenset({ApiKey.PRODUCE, ApiKey.MIRROR_APPEND})
 PROGRESS_BYTES = 16 << 10
 """A request that is not whole goes on when so much of it comes: who sends a byte now and then stalls."""
 
@@ -78,6 +82,8 @@ class ClientConnection:
     """How many requests those stand for."""
     kept_bytes: int = 0
     """What those keep beyond their number."""
+    pending: int = 0
+    """Requests, a run counted as one, that have no answer yet; all are of one API."""
     working: int = 0
     login: Login | None = field(init=False)
     ending: bool = False
@@ -126,6 +132,18 @@ class ClientConnection:
         to_send = bool(self._out) or self.transport.unsent or self.kept_bytes > share
         return to_send or (self.framer.unfinished and not self.transport.has_more())
 
+    @property
+    def must_wait(self) -> bool:
+        """True while the next request may not begin: one before it has no answer yet.
+
+        Appends are staged in the order in which they come, whenever they are answered. A broker's own
+        connection asks and acknowledges side by side.
+        """
+        if self.pending <= 0 or self.is_broker:
+            return False
+        key = self.framer.next_api_key
+        return key is not None and not (key in APPENDS and key == self.requests[-1].api_key)
+
     def note_received(self, count: int) -> None:
         self.received_bytes += count
         if self.received_bytes >= PROGRESS_BYTES:
@@ -133,6 +151,7 @@ class ClientConnection:
 
     def answered(self, size: int) -> None:
         self.queued_bytes += size
+        self.pending -= 1
         self.loop.touch(self)
 
     def logged_in(self, principal: str) -> None:

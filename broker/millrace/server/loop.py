@@ -432,8 +432,7 @@ class Server:
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self.drop(connection)
             elif events & select.EPOLLRDHUP:
-                unread = connection.ending or connection.muted or self.admission.is_full(connection)
-                if unread or connection in self.admission.paused:
+                if not self._may_serve(connection) or connection in self.admission.paused:
                     self.drop(connection)  # it has hung up, and may not be read to its end
                 else:
                     self.touch(connection)
@@ -481,9 +480,7 @@ class Server:
             # Not its own debt alone: who owes so much could else go on by ever new connections.
             self.mute(connection, MAX_MUTE_S)
         try:
-            while not (
-                connection.closed or connection.ending or connection.muted
-            ) and not self.admission.is_full(connection):
+            while self._may_serve(connection):
                 request = self._serve_next(connection, framer)
                 if request is None:
                     break
@@ -491,6 +488,7 @@ class Server:
                 if request.client.closed:
                     break  # by who served it; nothing may hold both any more, or they wait for the collector
                 connection.requests.append(request)
+                connection.pending += 1
                 connection.unanswered += request.count
                 connection.kept_bytes += request.kept
                 late = served and time.monotonic() - self._looked_at > self._share_s
@@ -512,6 +510,11 @@ class Server:
             if framer.held or connection.held or connection.unanswered > FEW_REQUESTS:
                 self._measure(connection)
             self._touched[connection] = None
+
+    def _may_serve(self, connection: ClientConnection) -> bool:
+        if connection.closed or connection.ending or connection.muted:
+            return False
+        return not (self.admission.is_full(connection) or connection.must_wait)
 
     def _serve_the_rest(self) -> None:
         """Go on with those that had more requests in their bytes than one turn serves."""
@@ -563,7 +566,7 @@ class Server:
     def _watch(self, connection: ClientConnection, more_to_send: bool) -> None:
         """Wait for what the connection can do next; serve it in the next turn if requests of it are left."""
         events = select.EPOLLOUT | select.EPOLLRDHUP if more_to_send else select.EPOLLRDHUP
-        if not (connection.ending or connection.muted or self.admission.is_full(connection)):
+        if self._may_serve(connection):
             if connection.framer.waiting:
                 self._unserved[connection] = None
             elif connection not in self.admission.paused:

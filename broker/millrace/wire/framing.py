@@ -15,6 +15,7 @@ from millrace.wire.primitives import INT32, Reader, RequestTooLarge
 
 _HEADER = struct.Struct(">hhih")
 _SHORT_HEADER = struct.Struct(">hhi")
+_API_KEY = struct.Struct(">4xh")
 _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
@@ -106,6 +107,15 @@ class RequestFramer:
     def unfinished(self) -> bool:
         """True while a frame cut in two is kept."""
         return self._filled > 0
+
+    @property
+    def next_api_key(self) -> int | None:
+        """The API key of the request that comes next, or None while its first bytes are missing."""
+        size, at = _API_KEY.size, self._position
+        beginning: bytes | memoryview = self._data[at : at + size]
+        if self._filled:
+            beginning = bytes(self._kept[: min(size, self._filled)]) + beginning
+        return None if len(beginning) < size else _API_KEY.unpack_from(beginning)[0]
 
     @property
     def rest(self) -> tuple[memoryview, int]:

@@ -57,7 +57,8 @@ class Running:
         frame = framer.next_frame()
         if frame is None:
             return None
-        request = Request(client, 0, 0, int.from_bytes(frame[:4], "big"), frame)
+        number = int.from_bytes(frame[:4], "big")
+        request = Request(client, number >> 16, 0, number, frame)
         self.requests.append(request)
         self.serve(request, bytes(frame[4:]))
         return request
@@ -83,7 +84,7 @@ class Running:
 
 
 class Client:
-    """A blocking client of the frames above."""
+    """A blocking client of frames that begin with a number; its upper half is the API key, Produce's is 0."""
 
     def __init__(self, port: int, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
         address = ("127.0.0.1", port)

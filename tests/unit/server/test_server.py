@@ -76,7 +76,7 @@ def test_answers_leave_in_the_order_of_their_requests(running: Running, client: 
     assert [client.receive() for _ in range(5)] == [(n, b"%d" % n) for n in range(5)]
 
 
-def test_a_request_that_waits_does_not_stop_those_behind_it(running: Running, client: Client) -> None:
+def test_an_append_that_waits_does_not_stop_the_appends_behind_it(running: Running, client: Client) -> None:
     running.serve = lambda request, text: None if request.correlation_id == 0 else request.answer([text])
     for number in range(3):
         client.send(number)
@@ -87,6 +87,64 @@ def test_a_request_that_waits_does_not_stop_those_behind_it(running: Running, cl
     client.socket.settimeout(10)
     running.on_loop(lambda: running.requests[0].answer([b"late"]))
     assert [client.receive() for _ in range(3)] == [(0, b"late"), (1, b"-text-"), (2, b"-text-")]
+
+
+FETCH = 1 << 16
+"""A number whose request is no append."""
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(FETCH, FETCH + 1), (FETCH, 1), (0, FETCH + 1)],
+    ids=["other-other", "other-append", "append-other"],
+)
+def test_a_request_begins_when_the_one_before_it_has_its_answer(
+    running: Running, client: Client, numbers: tuple[int, int]
+) -> None:
+    """Only appends follow each other at once: what a commit changes is there for the look-up behind it."""
+    running.serve = lambda request, text: None
+    for number in numbers:
+        client.send(number)
+    waiting_requests(running, 1)
+    turns = running.turns
+    running.on_loop(lambda: None)
+    running.on_loop(lambda: None)
+    assert len(running.requests) == 1
+    assert running.turns - turns < 10, "a client that waits does not keep the loop busy"
+    running.on_loop(lambda: running.requests[0].answer([b"first"]))
+    waiting_requests(running, 2)
+    running.on_loop(lambda: running.requests[1].answer([b"second"]))
+    assert [client.receive() for _ in range(2)] == [(numbers[0], b"first"), (numbers[1], b"second")]
+
+
+@pytest.mark.parametrize("cut", range(25))
+def test_where_the_network_cuts_does_not_change_which_request_waits(
+    running: Running, client: Client, cut: int
+) -> None:
+    running.serve = lambda request, text: None
+    data = b"".join(struct.pack(">ii", 8, number) + b"data" for number in (FETCH, FETCH + 1))
+    client.socket.sendall(data[:cut])
+    running.on_loop(lambda: None)
+    client.socket.sendall(data[cut:])
+    waiting_requests(running, 1)
+    running.on_loop(lambda: None)
+    assert len(running.requests) == 1
+    running.on_loop(lambda: running.requests[0].answer([b"first"]))
+    waiting_requests(running, 2)
+    running.on_loop(lambda: running.requests[1].answer([b"second"]))
+    assert [client.receive()[1] for _ in range(2)] == [b"first", b"second"]
+
+
+def test_a_client_that_hangs_up_while_its_request_waits_is_forgotten(
+    running: Running, client: Client
+) -> None:
+    running.serve = lambda request, text: None
+    client.send(FETCH)
+    client.send(FETCH + 1)
+    waiting_requests(running, 1)
+    client.socket.shutdown(socket.SHUT_WR)
+    wait_until("it is closed", lambda: running.requests[0].client.closed)
+    assert len(running.requests) == 1
 
 
 def test_a_request_without_an_answer_takes_no_place(running: Running, client: Client) -> None:
