@@ -116,6 +116,56 @@ class Window:
     """Messages that nobody reported: counted from the first cluster on."""
     foreign: Mapping[str, int] = field(default_factory=dict)
     """Of these the ones without an audit header, at each tier."""
+    rejected: int = 0
+    """Messages that loads set aside because they could not decode them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadHour:
+    """Rows of one hour in the newest counted edition of a load; only loads with rows in the hour have one."""
+
+    load: int
+    edition: int
+    sha256: str
+    """Of the edition's manifest."""
+    rows: int
+    """All rows, with and without an audit header, as the warehouse's reader found them in the files."""
+    rejected: int = 0
+    """Messages of the hour that the edition set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedHour:
+    """The loads whose rows the verdicts on an hour's windows rest on, in the order of their numbers."""
+
+    start: datetime = field(metadata={"name": "hour"})
+    loads: Sequence[LoadHour]
+
+
+@dataclass(frozen=True, slots=True)
+class NewestLoad:
+    """The newest load of a topic that the auditor has counted."""
+
+    load: int
+    sha256: str
+    """Of its first edition's manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Hours of a topic whose final verdict has changed since a cursor was given out."""
+
+    cursor: str
+    """Give it as `since` next time."""
+    hours: Sequence[datetime]
+    more: bool = False
+    """There are more than one answer holds: ask again with the cursor."""
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> Changes:
+        """What `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
+        hours = [datetime.fromisoformat(hour) for hour in answer["hours"]]
+        return cls(str(answer["cursor"]), hours, bool(answer["more"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +192,12 @@ class Completeness:
     """Messages without an audit header at each tier."""
     enough: str = field(default=Verdict.COMPLETE, kw_only=True)
     """Which proof the topic needs: `complete`, or `carried`, as the auditor was told."""
+    applied_at: datetime | None = field(default=None, kw_only=True)
+    """When the auditor last had applied all audit records there were; None if it has not yet."""
+    newest_load: NewestLoad | None = field(default=None, kw_only=True)
+    """None while no load of the topic is counted."""
+    hours: Sequence[JudgedHour] | None = field(default=None, kw_only=True)
+    """Every hour that is asked about, ascending; None from an auditor that is too old to say it."""
     windows: Sequence[Window]
 
     @property
@@ -152,18 +208,30 @@ class Completeness:
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
         """What `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
-        watermark = answer["watermark"]
+        newest, hours = answer.get("newest_load"), answer.get("hours")
         return cls(
             topic=answer["topic"],
             start=datetime.fromisoformat(answer["from"]),
             end=datetime.fromisoformat(answer["to"]),
             verdict=answer["verdict"],
-            watermark=None if watermark is None else datetime.fromisoformat(watermark),
+            watermark=_time(answer["watermark"]),
             held_by=answer.get("held_by"),
             foreign=answer.get("foreign", {}),
             enough=answer.get("enough", Verdict.COMPLETE),
+            applied_at=_time(answer.get("applied_at")),
+            newest_load=None if newest is None else NewestLoad(**newest),
+            hours=None if hours is None else [_hour_from_json(hour) for hour in hours],
             windows=[window_from_json(window) for window in answer["windows"]],
         )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _hour_from_json(value: Mapping[str, Any]) -> JudgedHour:
+    loads = [LoadHour(**load) for load in value["loads"]]
+    return JudgedHour(datetime.fromisoformat(value["hour"]), loads)
 
 
 def window_from_json(value: Mapping[str, Any]) -> Window:
@@ -252,6 +320,7 @@ def _as_one(start: datetime, windows: Sequence[Window]) -> Window:
         reasons=[*chain.from_iterable(window.reasons for window in windows)],
         carried=sum(window.carried for window in windows),
         foreign=foreign,
+        rejected=sum(window.rejected for window in windows),
     )
 
 

@@ -12,7 +12,7 @@ import httpx
 
 from millrace.errors import MillraceError
 from millrace.urls import address_and_auth, without_secret
-from millrace_audit.answer import Bad, Completeness, window_from_json
+from millrace_audit.answer import Bad, Changes, Completeness, window_from_json
 
 TIMEOUT_S = 30.0
 
@@ -23,14 +23,34 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
     Raises MillraceError in one line when there is no auditor or it refuses the question.
     """
     query = {"from": _iso(start), "to": _iso(end)}
-    path = f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}/completeness"
-    answer = _ask("GET", path, params=query)
+    answer = _ask("GET", f"{_topic(url, topic)}/completeness", params=query)
     try:
         return Completeness.from_json(answer)
     except (KeyError, TypeError, ValueError):  # of a proxy, or of an auditor of another version
-        raise MillraceError(
-            f"{without_secret(url)} does not answer like an auditor of this version: give the right address"
-        ) from None
+        raise _unlike_an_auditor(url) from None
+
+
+def changes(url: str, topic: str, since: str | None) -> Changes:
+    """Hours of a topic whose final verdict changed since the cursor of an earlier answer; None for all.
+
+    A cursor of another database (the auditor's was lost and filled again) counts as None.
+    """
+    params = {} if since is None else {"since": since}
+    answer = _ask("GET", f"{_topic(url, topic)}/changes", params=params)
+    try:
+        return Changes.from_json(answer)
+    except (KeyError, TypeError, ValueError):
+        raise _unlike_an_auditor(url) from None
+
+
+def _topic(url: str, topic: str) -> str:
+    return f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}"
+
+
+def _unlike_an_auditor(url: str) -> MillraceError:
+    return MillraceError(
+        f"{without_secret(url)} does not answer like an auditor of this version: give the right address"
+    )
 
 
 def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
@@ -43,9 +63,7 @@ def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
 def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:
     """What operators said of a topic, and how final verdicts of [start, end) changed."""
     query = {"from": _iso(start), "to": _iso(end)}
-    found: list[dict[str, Any]] = _ask(
-        "GET", f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}/history", params=query
-    )
+    found: list[dict[str, Any]] = _ask("GET", f"{_topic(url, topic)}/history", params=query)
     return found
 
 
