@@ -35,12 +35,13 @@ from millrace_warehouse.at import At
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.history.erasures import read_done, recorded
 from millrace_warehouse.history.layout import load_numbers, newest_load, read_checked
-from millrace_warehouse.history.manifest import UNASKED, Publication, Verdict
+from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.publish.catalog import connect, load_table, table_identifier
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import expire_topic
+from millrace_warehouse.publish.gate import Nobody
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import PATH
@@ -138,7 +139,7 @@ def publish(site: Site, hours: int = 2) -> None:
     with site.opened() as (storage, catalog):
         at = At(storage=storage, catalog=catalog)
         request = Publish(topics=[TOPIC], warehouse=storage.root, hours=random.sample(HOURS, hours))
-        if publish_topic(at, request, TOPIC, lambda topic, hour: Verdict(verdict=UNASKED)).published:
+        if publish_topic(at, request, TOPIC, Nobody()).published:
             site.note("publications")
 
 
@@ -184,7 +185,7 @@ def erase(site: Site, sequence: int | None = None) -> None:
             id=f"sequence-{number}",
         )
         at = At(storage=storage, catalog=catalog)
-        result = erase_topic(at, request, lambda topic, hour: Verdict(verdict=UNASKED), lambda: None)
+        result = erase_topic(at, request, Nobody(), lambda: None)
         if not result.message.startswith("nothing"):
             site.note("erasures")
 

@@ -17,13 +17,15 @@ from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.compact import CompactResult, compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, expire_topic
-from millrace_warehouse.publish.publisher import PublishResult, VerdictOf, publish_topic
+from millrace_warehouse.publish.gate import Auditor
+from millrace_warehouse.publish.publisher import PublishResult, publish_topic
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.verbs import Compact, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
 from millrace_warehouse.verify.check import TopicReport
 from tests import loaded
+from tests.counted import Counted, VerdictOf
 from tests.loaded import Rows
 
 TOPIC = "PageView"
@@ -54,11 +56,16 @@ class Warehouse:
         loaded.read_again(self.storage, TOPIC, load, rows)
 
     def publish(
-        self, *hours: str, verdict: str = "complete", verdict_of: VerdictOf | None = None, **settings: Any
+        self, *hours: str, verdict: str = "complete", auditor: Auditor | None = None, **settings: Any
     ) -> PublishResult:
+        """Publish; an auditor that has counted all loads calls every hour `verdict`, unless one is given."""
         at, options = self._at(settings)
         request = Publish(**{"topics": [TOPIC], "run_id": "run", "hours": hours, **options})
-        return publish_topic(at, request, TOPIC, verdict_of or (lambda *_: Verdict(verdict=verdict)))
+        auditor = auditor or self.auditor(lambda *_: Verdict(verdict=verdict))
+        return publish_topic(at, request, TOPIC, auditor)
+
+    def auditor(self, verdict_of: VerdictOf) -> Counted:
+        return Counted(self.storage, verdict_of)
 
     def compact(self, **settings: Any) -> CompactResult:
         """Compact every hour that has more than one file."""

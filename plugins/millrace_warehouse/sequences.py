@@ -17,7 +17,8 @@ from millrace.records.row_cursor import Longs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.event import EventHeader
 
-_COLUMNS = [f"header.{name}" for name in EventHeader._fields]
+HEADER_COLUMNS = [f"header.{name}" for name in EventHeader._fields]
+"""Of a Parquet file: the audit header's fields, as columns."""
 _FEW = 8
 """Rows per run of consecutive numbers from which the runs are counted as they come."""
 
@@ -60,7 +61,7 @@ def count_file(content: BinaryIO) -> SequenceCounts:
     counts = SequenceCounts()
     with content, pq.ParquetFile(content) as file:
         if "header" in file.schema_arrow.names:
-            for batch in file.iter_batches(columns=_COLUMNS):
+            for batch in file.iter_batches(columns=HEADER_COLUMNS):
                 count_sequences(batch, counts)
     return counts
 

@@ -5,30 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from itertools import chain
 from typing import Any
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace_audit.client import completeness
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Subjects
 from millrace_warehouse.at import At, Progress, quiet
 from millrace_warehouse.audit import findings
+from millrace_warehouse.commands.auditor import auditor_at
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.erase.logs import ask_logs, in_force_until, origins
-from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.layout import read_checked
-from millrace_warehouse.history.manifest import UNASKED, HourChange, Publication, Verdict
+from millrace_warehouse.history.manifest import HourChange, Publication
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, expire_topic
 from millrace_warehouse.publish.publisher import PublishResult, publish_topic
 from millrace_warehouse.publish.readers import describe_table
-from millrace_warehouse.publish.state import COMPLETE
 from millrace_warehouse.publish.table import PATH, RUN_ID, find_table
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Compact, Erase, Expire, Promote, Publish, Tables, Verify
@@ -50,9 +45,8 @@ def _opened(
 
 def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, Any]:
     """Publish what a topic has to publish; what became of it, without the parts that grow with history."""
-    auditor = "" if request.unasked else request.auditor
     with _opened(request, progress) as at:
-        result = publish_topic(at, request, topic, partial(verdict_of, auditor))
+        result = publish_topic(at, request, topic, auditor_at("" if request.unasked else request.auditor))
         if earlier := _of_earlier_tries(at, request, result):
             changes = {change.hour: change for change in (*earlier, *result.changes)}
             result = replace(result, published=True, changes=[*changes.values()])
@@ -74,27 +68,6 @@ def _of_earlier_tries(at: At, request: Publish, result: PublishResult) -> list[H
         if said.get(RUN_ID) == request.run_id and not is_new:
             changes += read_checked(at.storage, Publication, said[PATH]).changes
     return changes
-
-
-def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:
-    """What the auditor at that URL says of an hour; without one the verdict is `unasked`."""
-    if not auditor:
-        return Verdict(verdict=UNASKED)
-    if hour == UNFILED:
-        return Verdict(
-            verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"]
-        )
-    start = start_of(hour)
-    answer = completeness(auditor, topic, start, start + timedelta(hours=1))
-    reasons = [*chain.from_iterable(window.reasons for window in answer.windows)]
-    if answer.proven and answer.verdict != COMPLETE:
-        reasons.insert(0, f"{answer.verdict}, which the auditor's --carried calls enough for this topic")
-    return Verdict(
-        verdict=COMPLETE if answer.proven else answer.verdict,
-        watermark=None if answer.watermark is None else answer.watermark.isoformat(),
-        checked=datetime.now(UTC).isoformat(timespec="seconds"),
-        reasons=list(dict.fromkeys(reasons)),
-    )
 
 
 def compact_one(request: Compact, topic: str, progress: Progress) -> dict[str, Any]:
@@ -119,7 +92,7 @@ def erase(request: Erase, progress: Progress) -> dict[str, Any]:
     storage = open_storage(request.warehouse)
     logs = ask_logs(storage, request.topic, request.logs)
     with _opened(request, progress) as at:
-        result = erase_topic(at, request, partial(verdict_of, request.auditor), lambda: in_force_until(logs))
+        result = erase_topic(at, request, auditor_at(request.auditor), lambda: in_force_until(logs))
     mirrored = [*origins(storage, request.topic)]
     return {
         **asdict(result),

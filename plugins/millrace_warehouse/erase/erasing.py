@@ -46,6 +46,7 @@ from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import read_without_bytes
 from millrace_warehouse.load.writing import check_stored, unread, with_stored, without
+from millrace_warehouse.publish.gate import Auditor
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table
 from millrace_warehouse.sequences import count_sequences
@@ -114,18 +115,18 @@ class _Found:
 
 
 def erase_topic(
-    at: At, request: Erase, verdict_of: VerdictOf, in_force_until: Callable[[], str | None]
+    at: At, request: Erase, auditor: Auditor, in_force_until: Callable[[], str | None]
 ) -> EraseResult:
     """Take out every row of a topic that the condition matches; MillraceError when that cannot be done.
 
     `in_force_until` is asked once, when the erasure is recorded.
     """
-    return _Run(at, request, verdict_of).erase(in_force_until)
+    return _Run(at, request, auditor).erase(in_force_until)
 
 
 class _Run:
-    def __init__(self, at: At, request: Erase, verdict_of: VerdictOf) -> None:
-        self._at, self._request, self._verdict_of = at, request, verdict_of
+    def __init__(self, at: At, request: Erase, auditor: Auditor) -> None:
+        self._at, self._request, self._auditor = at, request, auditor
         self._topic = request.topic
 
     def erase(self, in_force_until: Callable[[], str | None]) -> EraseResult:
@@ -246,7 +247,7 @@ class _Run:
             request = Publish(
                 topics=[topic], warehouse=storage.root, unasked=True, run_id=f"erase-{erasure.id}"
             )
-            publish_topic(at, request, topic, self._verdict_of)
+            publish_topic(at, request, topic, self._auditor)
         at.progress("published")
         out = self._taken(erasure)
         out.files = files

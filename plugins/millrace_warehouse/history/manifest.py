@@ -323,11 +323,18 @@ class Publication:
     lost: Mapping[str, Sequence[LoadRows]] = dataclasses.field(default_factory=dict)
     """Published hour -> the rows of it that the table lacks: when it was made again, no file had them."""
     changes: Sequence[HourChange]
+    rejected: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Changed hour -> messages of it that loads have set aside, as the auditor counts them."""
+    judged_through: str | None = None
+    """The auditor's cursor: every final verdict that changed before it is in the table."""
     format: int = FORMAT
     sha256: str = ""
 
 
-_OF_ERASURES = ("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file")
+_NOT_IN_THE_FIRST_FORM = (
+    *("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file"),
+    *("rejected", "judged_through"),
+)
 Manifest = LoadManifest | Publication
 M = TypeVar("M", LoadManifest, Publication)
 
@@ -338,10 +345,10 @@ def now() -> str:
 
 
 def content_hash(manifest: Manifest) -> str:
-    """SHA-256 of everything the manifest says but its own `sha256`, and what says nothing of erasures."""
+    """SHA-256 of everything the manifest says but its own `sha256` and empty keys of later versions."""
     values = dataclasses.asdict(manifest)
     del values["sha256"]
-    for name in _OF_ERASURES:  # a manifest that was made before there were any keeps its hash
+    for name in _NOT_IN_THE_FIRST_FORM:  # a manifest that was made before there were any keeps its hash
         if not values.get(name, True):
             del values[name]
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,22 +1,30 @@
 """Whether the rows of an hour are those that its loads have counted: a publication's own proof, by sequences.
 
-Reads the columns of the audit header in the files that are added, and the sequences that the loads' manifests
-state. Asks no auditor, and says nothing of rows without a header.
+Reads the columns of the audit header in the files that are added, and in the table where its rows of an hour
+have not closed before. The other side is what the loads' manifests state. Asks no auditor; rows without a
+header have no sequences and are counted by load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.table import Table
 
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of
 from millrace_warehouse.history.layout import read_edition
-from millrace_warehouse.history.manifest import LoadManifest, LoadRows
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, LoadRows
 from millrace_warehouse.history.stored import sequences_of
-from millrace_warehouse.sequences import count_file
+from millrace_warehouse.publish.committer import head_files
+from millrace_warehouse.publish.contents import rows_by_load
+from millrace_warehouse.sequences import HEADER_COLUMNS, count_file, count_sequences
 from millrace_warehouse.storage import Storage, open_file
 
 _HOUR_MS = HOUR_US // 1000
@@ -34,13 +42,49 @@ def unclosed(storage: Storage, topic: str, hours: Mapping[str, Sequence[LoadRows
             by_edition.setdefault((rows.load, rows.edition), []).append(hour)
     for (load, edition), of_edition in sorted(by_edition.items()):
         manifest = read_edition(storage, topic, load, edition)
-        if not manifest.sequences and manifest.sequences_file is None:
-            continue  # no row of it has a header
         stated = sequences_of(storage, manifest)
         for hour in of_edition:
             for problem in _differences(storage, manifest, hour, stated):
                 problems.setdefault(hour, []).append(problem)
     return problems
+
+
+def unclosed_in_table(
+    storage: Storage, topic: str, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
+) -> list[str]:
+    """Why the rows that a table has of an hour are not what these loads have counted; [] if they are.
+
+    Rows of the loads `without`, which a publication takes out, do not count.
+    """
+    found, rows = SequenceCounts(), Counter[int | None]()
+    for file in head_files(table, [hour]).get(hour, ()):
+        try:
+            for batch in _rows_of(table, file.file_path):
+                kept = batch.filter(
+                    pc.invert(pc.is_in(batch.column(LOAD.name), pa.array([*without], pa.int64())))
+                )
+                rows.update(rows_by_load([kept]))
+                count_sequences(kept, found)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            return [f"{file.file_path} cannot be read: {_first_line(error)}; run `millrace verify`"]
+    expected, stated = SequenceCounts(), Counter[int | None]()
+    for each in loads:
+        manifest = read_edition(storage, topic, each.load, each.edition)
+        expected.merge(_of_hour(sequences_of(storage, manifest), hour))
+        stated[each.load] += each.rows
+    lacking, more = expected.without(found).total, found.without(expected).total
+    if rows == stated and not lacking and not more:
+        return []
+    return [
+        f"the table's rows of the hour are not those that its loads counted: {rows.total()} rows of"
+        f" {stated.total()}; {lacking} sequences missing, {more} too many; run `millrace verify --rows`"
+    ]
+
+
+def _rows_of(table: Table, uri: str) -> Iterator[pa.RecordBatch]:
+    """The columns `_load` and, if it has one, the audit header of a file of the table."""
+    with table.io.new_input(uri).open() as content, pq.ParquetFile(content) as file:
+        yield from file.iter_batches(columns=[LOAD.name, *HEADER_COLUMNS])
 
 
 def _differences(
@@ -51,14 +95,16 @@ def _differences(
         if file.hour == hour:
             path = f"{manifest.topic}/{file.path}"
             try:
-                found.merge(count_file(open_file(storage, path)))
+                rows = _count(storage, path, file, found)
             except FileNotFoundError:
                 return  # the commit refuses it, and says what to do
             except (pa.ArrowException, OSError) as error:
-                yield f"{path} cannot be read: {str(error).splitlines()[0]}; run `millrace verify`"
+                yield f"{path} cannot be read: {_first_line(error)}; run `millrace verify`"
                 return
-    expected, there = _of_hour(stated, hour), _of_hour(found, hour)
-    lacking, more = expected.without(there), there.without(expected).total
+            if rows != file.rows:
+                yield f"{path} has {rows} rows, and its load wrote {file.rows}; run `millrace verify --rows`"
+    expected = _of_hour(stated, hour)
+    lacking, more = expected.without(found), found.without(expected).total
     if lacking.total and not more and not lacking.without(_unfiled(storage, manifest)).total:
         yield (
             f"{lacking.total} rows of load {manifest.load} are of this hour by a clock that was more than a"
@@ -69,6 +115,14 @@ def _differences(
             f"the rows of load {manifest.load} are not those that it counted: {lacking.total} missing,"
             f" {more} too many; run `millrace verify --rows`"
         )
+
+
+def _count(storage: Storage, path: str, file: DataFile, found: SequenceCounts) -> int:
+    """Add a file's sequences to `found`; its rows, with and without a header."""
+    with open_file(storage, path) as content:
+        rows: int = pq.read_metadata(content).num_rows
+    found.merge(count_file(open_file(storage, path)))
+    return rows
 
 
 def _unfiled(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
@@ -84,3 +138,7 @@ def _of_hour(counts: SequenceCounts, hour: str) -> SequenceCounts:
     return SequenceCounts(
         {key: tally for key, tally in counts.tallies.items() if hour_of(key.window // _HOUR_MS) == hour}
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -6,6 +6,7 @@
     waits, incomplete              never, unless named
     published, gets rows           asked again: late rows may belong to more that is on its way
     published, not complete        asked again with `proven`, the newest RECHECKED
+    published, judged otherwise    asked again with `proven`, complete ones too: the auditor says which
     empty, behind complete hours   asked with `proven`: an hour without a row is complete, too
 
 Pure: asks through a function, and changes nothing but the state.
@@ -14,11 +15,12 @@ Pure: asks through a function, and changes nothing but the state.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from millrace_audit.answer import Changes
 from millrace_warehouse.history.hours import UNFILED, hour_of, number_of, partition_of, start_of
 from millrace_warehouse.history.manifest import UNASKED, Verdict
-from millrace_warehouse.publish.state import COMPLETE, State
+from millrace_warehouse.publish.state import COMPLETE, PENDING, State
 
 Ask = Callable[[str], Verdict]
 RECHECKED = 7 * 24
@@ -26,9 +28,18 @@ RECHECKED = 7 * 24
 
 
 def choose(
-    state: State, ask: Ask, named: Sequence[str], proven: bool, unproven_after_s: float | None, now_s: float
+    state: State,
+    ask: Ask,
+    named: Sequence[str],
+    rejudged: Collection[str],
+    proven: bool,
+    unproven_after_s: float | None,
+    now_s: float,
 ) -> None:
-    """Let every hour that is due into the state's next publication."""
+    """Let every hour that is due into the state's next publication.
+
+    `rejudged`: hours of which the auditor says that their final verdict has changed.
+    """
     for hour in dict.fromkeys(named):
         if not state.is_published(hour):
             state.publish(hour, ask(hour))
@@ -40,10 +51,28 @@ def choose(
             if _is_due(hour, verdict, proven, unproven_after_s, now_s):
                 state.publish(hour, verdict)
     if proven:
-        for hour in map(hour_of, heapq.nlargest(RECHECKED, state.incomplete)):
+        again = {*map(hour_of, heapq.nlargest(RECHECKED, state.incomplete)), *rejudged}
+        for hour in sorted(hour for hour in again if state.is_published(hour)):
             if hour not in state.changes:
                 _judge_again(state, hour, ask(hour))
         _fill(state, ask)
+
+
+def rejudged(state: State, changes: Callable[[str | None], Changes]) -> list[str]:
+    """The hours whose final verdict has changed since the state's cursor, which is moved behind them.
+
+    Without a cursor, of all hours that were ever judged, the newest RECHECKED published ones.
+    """
+    newest = None if state.judged_through else {*heapq.nlargest(RECHECKED, state.published)}
+    hours: list[str] = []
+    while len(hours) < RECHECKED:
+        changed = changes(state.judged_through)
+        state.judged_through = changed.cursor
+        numbers = [int(start.timestamp()) // 3600 for start in changed.hours]
+        hours += [hour_of(number) for number in numbers if newest is None or number in newest]
+        if not changed.more:
+            break
+    return hours
 
 
 def judge_late(state: State, ask: Ask) -> bool:
@@ -63,8 +92,13 @@ def _is_due(hour: str, verdict: Verdict, proven: bool, unproven_after_s: float |
 
 
 def _judge_again(state: State, hour: str, verdict: Verdict) -> None:
-    """A new verdict on a published hour is a change when it makes the hour complete, or takes that back."""
-    if verdict.verdict != UNASKED and (verdict.verdict == COMPLETE) != state.is_complete(partition_of(hour)):
+    """A new verdict on a published hour is a change when it makes the hour complete, or takes that back.
+
+    A complete hour with more on its way stays: the late rows, when they come, are judged.
+    """
+    if verdict.verdict in (UNASKED, PENDING):
+        return
+    if (verdict.verdict == COMPLETE) != state.is_complete(partition_of(hour)):
         state.judge(hour, verdict)
 
 

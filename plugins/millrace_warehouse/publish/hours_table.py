@@ -6,6 +6,7 @@
     verdict, watermark, checked, reasons                 what the auditor said
     added, removed              long; their sum over an hour is its rows
     loads         list<long>    that the added rows came with
+    rejected      long          messages of the hour that loads have set aside; null in rows of before
     created, path, sha256       of the publication's record
     snapshot_id   long          of the table, where the run that wrote the row knew it
 
@@ -48,6 +49,7 @@ from millrace_warehouse.storage.verbs import Storage
 TRIES = 20
 FILES = 100
 """Files of the table of hours at which one is made of all of them."""
+REJECTED = "rejected"
 SCHEMA = Schema(
     NestedField(1, "hour", TimestamptzType()),
     NestedField(2, "publication", LongType()),
@@ -63,6 +65,7 @@ SCHEMA = Schema(
     NestedField(12, "path", StringType()),
     NestedField(13, "sha256", StringType()),
     NestedField(14, "snapshot_id", LongType()),
+    NestedField(17, REJECTED, LongType()),
 )
 
 
@@ -77,7 +80,10 @@ def bring_up_to_date(
 ) -> None:
     """Append the changes of every publication through this one that the table of hours lacks."""
     for _ in range(TRIES):
-        hours = _table_of_hours(catalog, storage, topic)
+        try:
+            hours = _table_of_hours(catalog, storage, topic)
+        except Unsure:
+            continue
         through = int(hours.properties.get(NUMBER, "0"))
         if through >= publication.number:
             return
@@ -121,6 +127,9 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
             f"the table {'.'.join(identifier)} of catalog {catalog.name} is not the table of hours of"
             f" {topic}: rename one of the two, or use another catalog with --catalog"
         )
+    if REJECTED not in table.schema().column_names:  # it was made before there was this column
+        column = NestedField(table.metadata.last_column_id + 1, REJECTED, LongType())
+        table = commit(table, TableChange(schema=Schema(*table.schema().fields, column)))
     return table
 
 
@@ -137,6 +146,7 @@ def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict
             "added": change.added,
             "removed": change.removed,
             "loads": sorted({rows.load for rows in change.loads}),
+            REJECTED: record.rejected.get(change.hour, 0),
             "created": datetime.fromisoformat(record.created),
             "path": path,
             "sha256": record.sha256,

@@ -3,7 +3,8 @@
     1  the table, the record it names, and whether it is what that record left     table.py
     2  the manifests of newer loads and editions, hour by hour                     state.py
     3  which hours are due, and what the auditor says of them                      due.py
-       whether their rows close against their loads, by sequences                  closing.py
+       whether the rows of complete hours are those that it has judged             gate.py
+       and close against their loads, by sequences                                 closing.py
     4  the files: those of loads, and those that a re-load takes rows out of       files.py, replace.py
     5  the record, under a name of its own, on disk
     6  one commit: schema, files, properties that name the record                  committer.py
@@ -11,7 +12,7 @@
 
 A commit that failed may have been made: the table says. It names this run's record, or everything starts over
 from the table as it is then. The record of an attempt that lost is a stray. Copies nothing and starts no
-Spark; does not know what an auditor is.
+Spark; does not know how an auditor is asked.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_audit.answer import LoadHour
 from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import not_held
-from millrace_warehouse.history.hours import UNFILED
+from millrace_warehouse.history.hours import UNFILED, number_of
 from millrace_warehouse.history.ledger import record
 from millrace_warehouse.history.manifest import (
     HourChange,
@@ -40,13 +42,15 @@ from millrace_warehouse.history.manifest import (
     Verdict,
 )
 from millrace_warehouse.publish.catalog import CatalogError, Unsure, table_identifier
-from millrace_warehouse.publish.closing import unclosed
-from millrace_warehouse.publish.due import choose, judge_late
+from millrace_warehouse.publish.closing import unclosed, unclosed_in_table
+from millrace_warehouse.publish.committer import head_files
+from millrace_warehouse.publish.due import choose, judge_late, rejudged
 from millrace_warehouse.publish.files import new_files
+from millrace_warehouse.publish.gate import Auditor, Held, Judgement, refusal
 from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import take_out
-from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, State
+from millrace_warehouse.publish.state import COMPLETE, UNKNOWN, PendingChange, State
 from millrace_warehouse.publish.table import (
     PATH,
     commit_publication,
@@ -57,8 +61,6 @@ from millrace_warehouse.publish.table import (
 )
 from millrace_warehouse.verbs import Publish
 
-VerdictOf = Callable[[str, str], Verdict]
-"""Topic and hour (`2015-05-17T10`) -> what the auditor says of it; UNASKED when nobody is asked."""
 TRIES = 20
 """Most commits that one run tries; each one that fails has lost to another, or met a fault."""
 CATCH_UP = 1_000
@@ -73,6 +75,8 @@ class WaitingHour:
     rows: int
     verdict: Verdict | None
     """None when nobody was asked because nothing named the hour."""
+    rejected: int = 0
+    """Messages of the hour that loads have set aside, as the auditor counts them."""
     loads: Sequence[LoadRows]
 
 
@@ -97,7 +101,7 @@ class PublishResult:
     """Hours with rows that stay unpublished, ascending, UNFILED last."""
 
 
-def publish_topic(at: At, request: Publish, topic: str, verdict_of: VerdictOf) -> PublishResult:
+def publish_topic(at: At, request: Publish, topic: str, auditor: Auditor) -> PublishResult:
     """Bring the table to the newest load: late rows, editions, and the hours that are due, in one commit.
 
     Nothing to change is no commit. MillraceError, in a sentence that says what to do, when the table is not
@@ -105,13 +109,13 @@ def publish_topic(at: At, request: Publish, topic: str, verdict_of: VerdictOf) -
     """
     layout.check_topic(at.storage, topic)
     require_loads(at.catalog, at.storage, topic)
-    return _Attempts(at, request, topic, verdict_of).publish()
+    return _Attempts(at, request, topic, auditor).publish()
 
 
 class _Attempts:
-    def __init__(self, at: At, request: Publish, topic: str, verdict_of: VerdictOf) -> None:
-        self._at, self._request, self._topic, self._verdict_of = at, request, topic, verdict_of
-        self._verdicts: dict[str, Verdict] = {}
+    def __init__(self, at: At, request: Publish, topic: str, auditor: Auditor) -> None:
+        self._at, self._request, self._topic, self._auditor = at, request, topic, auditor
+        self._judgements: dict[str, Judgement] = {}
         self._to_rebuild = request.rebuild
         self._read = ""
         """Where the metadata of the table lies that this run has read last."""
@@ -155,11 +159,12 @@ class _Attempts:
         state = State.of(before)
         self._follow(state)
         at.progress(f"loads read through {state.through.load}")
-        choose(state, self._ask, request.hours, request.proven, request.unproven_after_s, at.clock())
+        again = rejudged(state, partial(self._auditor.changes, topic)) if request.proven else []
+        choose(state, self._ask, request.hours, again, request.proven, request.unproven_after_s, at.clock())
         self._follow(state)  # what was loaded before the auditor was asked is in now
         while judge_late(state, self._ask):
             self._follow(state)  # and again: its answer counts rows that this run had not seen
-        self._hold_back(state)
+        self._hold_back(table, state)
         at.progress("hours judged")
         caught_up = before.loads.load if before is not None else 0
         if not state.changes and state.through.load - caught_up < CATCH_UP:
@@ -189,24 +194,79 @@ class _Attempts:
         self._at.progress("table made again")
 
     def _ask(self, hour: str) -> Verdict:
-        if hour not in self._verdicts:
-            self._verdicts[hour] = UNKNOWN if hour == UNFILED else self._verdict_of(self._topic, hour)
-        return self._verdicts[hour]
+        if hour not in self._judgements:
+            self._judgements[hour] = (
+                Judgement(verdict=UNKNOWN) if hour == UNFILED else self._auditor.judge(self._topic, hour)
+            )
+        return self._judgements[hour].verdict
 
-    def _hold_back(self, state: State) -> None:
-        """Let no hour be called complete whose rows are not what its loads have counted."""
-        proven = {
-            hour: change.loads
+    def _hold_back(self, table: Table | None, state: State) -> None:
+        """Let no hour be called complete whose rows are not those that were judged."""
+        for hour, verdict in self._refused(table, state).items():
+            change = state.changes[hour]
+            self._judgements[hour] = replace(self._judgements[hour], verdict=verdict)
+            if change.kind == "verdict" and not state.is_complete(number_of(hour)):
+                del state.changes[hour]  # it stays as it is
+            elif change.kind != "first" or hour in self._request.hours:
+                change.verdict = verdict
+            elif loads := state.changes.pop(hour).loads:
+                state.unpublished[hour] = loads
+
+    def _refused(self, table: Table | None, state: State) -> dict[str, Verdict]:
+        """Hour -> the verdict in the place of `complete`."""
+        complete = {
+            hour: change
             for hour, change in state.changes.items()
             if change.verdict is not None and change.verdict.verdict == COMPLETE
         }
-        for hour, problems in unclosed(self._at.storage, self._topic, proven).items():
-            verdict = Verdict(verdict="incomplete", reasons=problems)
-            self._verdicts[hour] = verdict
-            if state.changes[hour].kind == "first" and hour not in self._request.hours:
-                state.unpublished[hour] = state.changes.pop(hour).loads
-            else:
-                state.changes[hour].verdict = verdict
+        judged = {hour: change for hour, change in complete.items() if change.kind != "erase"}
+        files = head_files(table, [*judged]) if table is not None and judged else {}
+        refused: dict[str, Verdict] = {}
+        closing: dict[str, list[str]] = {}
+        for hour, change in judged.items():
+            there = sum(file.record_count for file in files.get(hour, ()))
+            held = self._held(state, hour, change, there)
+            if (verdict := self._refusal(hour, held)) is not None:
+                refused[hour] = verdict
+            elif table is not None and there and not state.is_complete(number_of(hour)):
+                new = {rows.load for rows in change.loads}
+                old = [
+                    LoadRows(load=each.load, edition=each.edition, rows=each.rows)
+                    for each in held.loads.values()
+                    if each.load not in new and each.rows
+                ]
+                problems = unclosed_in_table(self._at.storage, self._topic, table, hour, old, state.replaced)
+                closing |= {hour: problems} if problems else {}
+        added = {hour: change.loads for hour, change in complete.items() if hour not in refused}
+        for hour, problems in unclosed(self._at.storage, self._topic, added).items():
+            closing.setdefault(hour, []).extend(problems)
+        return refused | {
+            hour: Verdict(verdict="incomplete", reasons=problems) for hour, problems in closing.items()
+        }
+
+    def _held(self, state: State, hour: str, change: PendingChange, there: int) -> Held:
+        """What the table will have of an hour of which it has `there` rows now."""
+        editions = {rows.load: rows.edition for rows in change.loads}
+        for judged in self._judgements[hour].loads:
+            if judged.load <= state.through.load:
+                editions.setdefault(judged.load, state.through.editions.get(str(judged.load), 1))
+        loads = {}
+        for load, edition in sorted(editions.items()):
+            manifest = layout.read_edition(self._at.storage, self._topic, load, edition)
+            rows = manifest.rows_by_hour().get(hour, 0)
+            loads[load] = LoadHour(load, edition, manifest.sha256, rows)
+        return Held(loads, there - change.removed + change.added)
+
+    def _refusal(self, hour: str, held: Held) -> Verdict | None:
+        """The verdict instead of the auditor's where that does not speak for these rows.
+
+        The rows are fixed now, so the auditor is asked once more: it may have counted the newest meanwhile.
+        """
+        topic = self._topic
+        if refusal(topic, self._judgements[hour].loads, held) is None:
+            return None
+        self._judgements[hour] = judged = self._auditor.judge(topic, hour)
+        return judged.verdict if judged.verdict.verdict != COMPLETE else refusal(topic, judged.loads, held)
 
     def _follow(self, state: State) -> None:
         storage, topic = self._at.storage, self._topic
@@ -256,7 +316,9 @@ class _Attempts:
         if table is not None and before is not None:
             previous = PreviousPublication(path=table.properties[PATH], sha256=before.sha256)
         changes = state.settled()
-        return state.record(self._topic, attempt, self._request.run_id, previous, changes)
+        counted = {change.hour: self._judgements.get(change.hour) for change in changes}
+        rejected = {hour: judged.rejected for hour, judged in counted.items() if judged and judged.rejected}
+        return state.record(self._topic, attempt, self._request.run_id, previous, changes, rejected)
 
     def _settle(self, table: Table, publication: Publication) -> None:
         """Everything that follows a commit, and that the next run does when this one dies before."""
@@ -295,7 +357,8 @@ class _Attempts:
                 WaitingHour(
                     hour=hour,
                     rows=sum(load.rows for load in loads),
-                    verdict=self._verdicts.get(hour),
+                    verdict=self._judgements[hour].verdict if hour in self._judgements else None,
+                    rejected=self._judgements[hour].rejected if hour in self._judgements else 0,
                     loads=loads,
                 )
                 # "none" sorts behind every year.

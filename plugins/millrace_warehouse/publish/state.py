@@ -24,7 +24,7 @@ from millrace_warehouse.history.manifest import (
     sealed,
 )
 
-COMPLETE = "complete"
+COMPLETE, PENDING = "complete", "pending"
 UNKNOWN = Verdict(verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"])
 """What is said of UNFILED."""
 ReadEdition = Callable[[int, int], LoadManifest]
@@ -71,6 +71,8 @@ class State:
     complete_from: int | None
     rows: int
     lost: dict[str, list[LoadRows]]
+    judged_through: str | None = None
+    """The auditor's cursor behind which no final verdict has changed."""
     changes: dict[str, PendingChange] = field(default_factory=dict)
     replaced: dict[int, int] = field(default_factory=dict)
     """Load -> the edition whose rows the table has, and shall lose, for loads that were read again."""
@@ -92,6 +94,7 @@ class State:
             complete_from=None if record.complete_from is None else number_of(record.complete_from),
             rows=record.rows,
             lost={hour: list(loads) for hour, loads in record.lost.items()},
+            judged_through=record.judged_through,
         )
 
     def is_published(self, hour: str) -> bool:
@@ -237,8 +240,12 @@ class State:
         run_id: str,
         previous: PreviousPublication | None,
         changes: Sequence[HourChange],
+        rejected: Mapping[str, int] | None = None,
     ) -> Publication:
-        """The record of the next publication, which leaves this state behind."""
+        """The record of the next publication, which leaves this state behind.
+
+        `rejected`: changed hour -> messages of it that loads have set aside.
+        """
         return sealed(
             Publication(
                 topic=topic,
@@ -258,5 +265,7 @@ class State:
                 rows=self.rows,
                 lost=self.lost,
                 changes=changes,
+                rejected=rejected or {},
+                judged_through=self.judged_through,
             )
         )

@@ -22,11 +22,12 @@ from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history.hours import hours_in, partition_of
 from millrace_warehouse.history.layout import editions_of, load_numbers, read_edition, require_load
-from millrace_warehouse.history.manifest import UNASKED, Publication, Verdict
+from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import expire_topic
+from millrace_warehouse.publish.gate import Nobody
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.storage import Storage
@@ -114,7 +115,7 @@ class Scenario(Mended):
         request = Publish(topics=[TOPIC], warehouse=storage.root, hours=hours)
         with self.catalog() as catalog:
             at = At(storage=storage, catalog=catalog)
-            publish_topic(at, request, TOPIC, lambda *_: Verdict(verdict=UNASKED))
+            publish_topic(at, request, TOPIC, Nobody())
 
     def hours(self, storage: Storage) -> None:
         self.publish(storage, *self.random.sample(HOURS, self.random.choice([1, 2, 4, 4])))

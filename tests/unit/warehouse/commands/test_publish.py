@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_audit.answer import Completeness
+from millrace_audit.answer import Changes, Completeness, JudgedHour
+from millrace_warehouse.commands import auditor as asking
 from millrace_warehouse.commands import run
 from millrace_warehouse.commands.publishing import compact, publish, tables
 from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Publish
+from tests.counted import counted_loads
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, filled_log, load_run
 
 HOURS = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
@@ -60,15 +63,36 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
     return seen
 
 
-def auditor(monkeypatch: pytest.MonkeyPatch, enough: str = "complete", **verdicts: str) -> list[str]:
-    """An auditor that says of each hour what is given as `h10="complete"`; the hours it was asked about."""
+def auditor(
+    monkeypatch: pytest.MonkeyPatch,
+    warehouse: Path,
+    enough: str = "complete",
+    age: timedelta = timedelta(),
+    **verdicts: str,
+) -> list[str]:
+    """An auditor that says of each hour what is given as `h10="complete"`; the hours it was asked about.
+
+    It has counted every load of the warehouse, and applied everything `age` ago.
+    """
     seen: list[str] = []
 
     def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
         seen.append(f"{start:%Y-%m-%dT%H}")
-        return Completeness(topic, start, end, verdicts[f"h{start:%H}"], None, [], enough=enough)
+        loads = counted_loads(open_storage(str(warehouse)), topic, seen[-1])
+        return Completeness(
+            topic,
+            start,
+            end,
+            verdicts[f"h{start:%H}"],
+            None,
+            [],
+            enough=enough,
+            applied_at=datetime.now(UTC) - age,
+            hours=[JudgedHour(start, loads)],
+        )
 
-    monkeypatch.setattr(run, "completeness", completeness)
+    monkeypatch.setattr(asking, "completeness", completeness)
+    monkeypatch.setattr(asking, "changes", lambda *_: Changes("1", [], more=False))
     return seen
 
 
@@ -159,11 +183,10 @@ def test_a_carried_hour_is_published_as_proven_where_that_is_enough_and_its_verd
     loaded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [TOPIC, "--auditor", AUDITOR, "--proven"]
-    verdicts = {"h10": "carried", "h11": "carried", "h12": "pending"}
-    auditor(monkeypatch, **verdicts)
+    auditor(monkeypatch, loaded, h10="carried", h11="carried", h12="pending")
     (waits,) = answers(loaded, publish, *words)
     assert [hour["verdict"]["verdict"] for hour in waits["waiting"]] == ["carried", "carried", "pending"]
-    auditor(monkeypatch, "carried", **verdicts)
+    auditor(monkeypatch, loaded, "carried", h10="carried", h11="carried", h12="pending")
     (done,) = answers(loaded, publish, *words)
     assert [change["hour"] for change in done["changes"]] == HOURS[:2]
     assert done["complete_until"] == HOURS[2]
@@ -175,7 +198,7 @@ def test_a_carried_hour_is_published_as_proven_where_that_is_enough_and_its_verd
 def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
     loaded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    auditor(monkeypatch, h10="complete", h11="incomplete", h12="unknown")
+    auditor(monkeypatch, loaded, h10="complete", h11="incomplete", h12="unknown")
     done = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
     assert done.exit_code == 0, done.output
     assert f"{HOURS[0]}" in done.stdout
@@ -185,6 +208,28 @@ def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
     (old,) = answers(loaded, publish, TOPIC, "--auditor", AUDITOR, "--unproven-after", "1d")
     assert [change["hour"] for change in old["changes"]] == [HOURS[2]]
     assert [hour["hour"] for hour in old["waiting"]] == [HOURS[1]]
+
+
+def test_an_auditor_that_has_stopped_applying_records_proves_nothing(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor(monkeypatch, loaded, age=timedelta(minutes=11), h10="complete", h11="complete", h12="complete")
+    (waits,) = answers(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
+    assert {hour["verdict"]["verdict"] for hour in waits["waiting"]} == {"unknown"}
+    assert "has applied no audit records since" in waits["waiting"][0]["verdict"]["reasons"][0]
+
+
+def test_an_auditor_that_does_not_name_the_loads_it_counted_proves_nothing(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
+        return Completeness(topic, start, end, "complete", None, [])
+
+    monkeypatch.setattr(asking, "completeness", completeness)
+    monkeypatch.setattr(asking, "changes", lambda *_: Changes("1", [], more=False))
+    (waits,) = answers(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
+    assert {hour["verdict"]["verdict"] for hour in waits["waiting"]} == {"unknown"}
+    assert "older than this publisher" in waits["waiting"][0]["verdict"]["reasons"][0]
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(loaded: Path) -> None:
@@ -306,17 +351,15 @@ def test_the_verdict_of_an_hour_is_the_auditors_with_each_reason_once(
             {"topic": topic, "verdict": "unknown", "windows": [window, window], **times}
         )
 
-    monkeypatch.setattr(run, "completeness", answer)
-    verdict = run.verdict_of("http://auditor", TOPIC, "2015-05-17T10")
+    monkeypatch.setattr(asking, "completeness", answer)
+    verdict = asking.auditor_at("http://auditor").judge(TOPIC, "2015-05-17T10").verdict
     assert (verdict.verdict, verdict.watermark) == ("unknown", "2015-05-17T09:50:00+00:00")
     assert verdict.reasons == ["web1 is silent"]
     assert seen == [("http://auditor", TOPIC, "2015-05-17T10:00:00+00:00", "2015-05-17T11:00:00+00:00")]
 
 
-def test_nobody_is_asked_about_rows_without_a_time_or_without_an_auditor() -> None:
-    verdict = run.verdict_of(AUDITOR, TOPIC, "none")
-    assert (verdict.verdict, len(verdict.reasons)) == ("unknown", 1)
-    assert run.verdict_of("", TOPIC, "2015-05-17T10").verdict == "unasked"
+def test_without_an_auditor_nobody_judges() -> None:
+    assert asking.auditor_at("").judge(TOPIC, "2015-05-17T10").verdict.verdict == "unasked"
 
 
 def test_an_hour_of_which_no_load_has_rows_may_be_published_as_empty(tmp_path: Path) -> None:

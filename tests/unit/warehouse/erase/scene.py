@@ -20,6 +20,7 @@ from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Erase
+from tests.counted import Counted
 from tests.published import Warehouse
 from tests.unit.warehouse.memory_log import (
     HOUR,
@@ -108,7 +109,7 @@ class Scene(Warehouse):
                 **words,
             }
         )
-        return erase_topic(at, request, verdict_of, lambda: until)
+        return erase_topic(at, request, Counted(self.storage, verdict_of), lambda: until)
 
     def members(self) -> list[int | None]:
         """Of every row that a reader of the table gets, sorted."""

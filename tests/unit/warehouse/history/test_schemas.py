@@ -16,10 +16,11 @@ from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import schemas
 from millrace_warehouse.history.layout import read_load
-from millrace_warehouse.history.manifest import UNASKED, Verdict, encode
+from millrace_warehouse.history.manifest import encode
 from millrace_warehouse.history.schemas import SchemaRecord, pinned, promote, records
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.gate import Nobody
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.storage import Storage, open_storage
 from millrace_warehouse.verbs import Publish
@@ -81,7 +82,7 @@ def published(storage: Storage) -> pa.Table:
             At(storage=storage, catalog=catalog),
             Publish(topics=[TOPIC], warehouse=storage.root, hours=[HOUR]),
             TOPIC,
-            lambda topic, hour: Verdict(verdict=UNASKED),
+            Nobody(),
         )
         return catalog.load_table(table_identifier(TOPIC)).scan().to_arrow().sort_by("_offset")
 

@@ -15,6 +15,7 @@ from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import PublishResult, publish_topic
 from millrace_warehouse.storage.verbs import Storage
+from tests.counted import Counted
 
 TOPIC = "PageView"
 H9, H10, H11, H12 = (f"2015-05-17T{hour:02d}" for hour in (9, 10, 11, 12))
@@ -36,7 +37,8 @@ def publish_in(
 
     places = {name: settings.pop(name) for name in At.__slots__ if name in settings}
     request = verbs.Publish(topics=[topic], warehouse=storage.root, run_id="run", hours=hours, **settings)
-    return publish_topic(At(storage=storage, catalog=catalog, **places), request, topic, verdict_of)
+    auditor = Counted(storage, verdict_of)
+    return publish_topic(At(storage=storage, catalog=catalog, **places), request, topic, auditor)
 
 
 def table_of(catalog: Catalog, topic: str = TOPIC) -> Table:

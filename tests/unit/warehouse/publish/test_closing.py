@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.manifest import LoadRows
 from millrace_warehouse.load import task
 from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.closing import unclosed
 from millrace_warehouse.publish.publisher import PublishResult
 from millrace_warehouse.sequences import count_sequences
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC
@@ -46,7 +49,7 @@ def run(mended: Mended) -> Iterator[Run]:
     storage = mended.storage()
     with connect(storage) as catalog:
         yield lambda *hours, **settings: publish_in(
-            storage, catalog, *hours, verdicts=COMPLETE, **{"proven": True, **settings}
+            storage, catalog, *hours, **{"proven": True, "verdicts": COMPLETE, **settings}
         )
 
 
@@ -116,3 +119,31 @@ def test_late_rows_that_do_not_close_make_their_published_hour_incomplete(
     request.getfixturevalue("miscounting")
     mended.load()
     assert outcome(run()) == {H10: "published incomplete"}
+
+
+def test_an_hour_that_was_published_incomplete_because_its_rows_do_not_close_stays_so(
+    mended: Mended, run: Run, request: pytest.FixtureRequest
+) -> None:
+    """The next run asks the auditor, who calls it complete, and must look at the rows again itself."""
+    request.getfixturevalue("miscounting")
+    mended.load()
+    assert outcome(run(H10))[H10] == "published incomplete"
+    assert outcome(run()) == {}
+
+
+def test_an_hour_that_was_published_early_becomes_complete_once_it_closes(mended: Mended, run: Run) -> None:
+    mended.load()
+    run(H10, proven=False, verdicts={H10: "pending"})
+    assert outcome(run()) == {H10: "published complete", H11: "published complete"}
+
+
+def test_rows_of_another_hour_in_a_file_of_this_one_are_too_many(mended: Mended) -> None:
+    mended.load()
+    files = {file.hour: file for file in read_load(mended.storage(), TOPIC, 1).files}
+    paths = [mended.folder / TOPIC / files[hour].path for hour in (H10, H11)]
+    both = pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
+    pq.write_table(both, paths[0])
+    hours = {hour: [LoadRows(load=1, rows=file.rows)] for hour, file in files.items()}
+    (rows, sequences) = unclosed(mended.storage(), TOPIC, hours)[H10]
+    assert "has 4 rows, and its load wrote 3" in rows
+    assert "0 missing, 1 too many" in sequences

@@ -33,7 +33,7 @@ def test_a_run_that_was_overtaken_by_the_first_publication_adds_nothing_twice(w:
             rivals.pop()()
         return Verdict(verdict="complete")
 
-    w.publish(NINE, verdict_of=verdict_of)
+    w.publish(NINE, auditor=w.auditor(verdict_of))
     assert len(offsets(w.table)) == 5
     assert w.problems(rows=True) == []
 

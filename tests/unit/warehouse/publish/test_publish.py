@@ -17,6 +17,7 @@ from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.storage.verbs import Storage
+from tests.counted import Counted
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
 from tests.unit.warehouse.publish.publishing import (
     H9,
@@ -288,7 +289,7 @@ def test_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_
 
     at = At(storage=storage, catalog=catalog)
     request = verbs.Publish(topics=[TOPIC], warehouse=storage.root, proven=True)
-    [change] = publish_topic(at, request, TOPIC, verdict_of).changes
+    [change] = publish_topic(at, request, TOPIC, Counted(storage, verdict_of)).changes
     assert (change.kind, change.added, change.verdict.verdict) == ("first", 3, "complete")
     assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 1, (2, H10): 2}
 
@@ -306,7 +307,7 @@ def test_late_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with
 
     at = At(storage=storage, catalog=catalog)
     request = verbs.Publish(topics=[TOPIC], warehouse=storage.root)
-    [change] = publish_topic(at, request, TOPIC, verdict_of).changes
+    [change] = publish_topic(at, request, TOPIC, Counted(storage, verdict_of)).changes
     assert (change.kind, change.added, change.verdict.verdict) == ("late", 3, "complete")
 
 

@@ -1,0 +1,96 @@
+"""The gate of a publication: the rows that it calls complete are, load by load, the rows that were judged.
+
+An auditor says beside its verdict which loads it has counted in an hour, and how many rows it found in their
+files. The publisher knows from manifests what it adds, and from the table's own entries what is there. Only
+when all of them agree does the verdict speak for these rows. Does not know how an auditor is asked, nor
+sequences: `closing` compares those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from millrace_audit.answer import Changes, LoadHour
+from millrace_warehouse.history.manifest import UNASKED, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """An auditor's answer on one hour of a topic."""
+
+    verdict: Verdict
+    loads: Sequence[LoadHour] = ()
+    """The loads whose rows the verdict rests on, with the edition that was counted."""
+    rejected: int = 0
+    """Messages of the hour that loads have set aside."""
+
+
+class Auditor(Protocol):
+    """Whoever judges hours."""
+
+    def judge(self, topic: str, hour: str) -> Judgement:
+        """Judge an hour such as `2015-05-17T10`."""
+
+    def changes(self, topic: str, since: str | None) -> Changes:
+        """Return the hours whose final verdict changed since a cursor; all judged hours for None."""
+
+
+class Nobody:
+    """The auditor of a run that asks none: every hour is `unasked`."""
+
+    def judge(self, topic: str, hour: str) -> Judgement:
+        return Judgement(verdict=Verdict(verdict=UNASKED))
+
+    def changes(self, topic: str, since: str | None) -> Changes:
+        return Changes(cursor=since or "", hours=(), more=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the table has of an hour once the publication is made."""
+
+    loads: Mapping[int, LoadHour]
+    """By the load's number: its edition, its manifest's hash, its rows of the hour as the manifest states."""
+    rows: int
+    """As the table's entries count them, with what is added and without what is taken out."""
+
+
+def refusal(topic: str, judged: Sequence[LoadHour], held: Held) -> Verdict | None:
+    """The verdict in the place of `complete` when the judged rows are not those that the table will have.
+
+    `pending` when the auditor only has not counted everything yet, else `incomplete`.
+    """
+    wrong: list[str] = []
+    counted = {each.load: each for each in judged}
+    for load in sorted(counted.keys() - held.loads.keys()):
+        wrong.append(
+            f"the auditor counted {counted[load].rows} rows of load {load} that this warehouse does not have:"
+            " was it restored from an older copy? Restore a newer one, or load again and replace the counts"
+            f' with `millrace audit {topic} --replace-loads --reason "..."`'
+        )
+    uncounted: list[str] = []
+    for load, ours in sorted(held.loads.items()):
+        theirs = counted.get(load)
+        if theirs is None or theirs.edition < ours.edition:
+            uncounted.append(
+                f"load {load} (edition {ours.edition}) has {ours.rows} rows that the auditor has not counted"
+                " yet: publish again when `millrace audit-warehouse` has"
+            )
+        elif (theirs.edition, theirs.sha256) != (ours.edition, ours.sha256):
+            wrong.append(f"load {load} (edition {ours.edition}) is not the one that the auditor counted")
+        elif theirs.rows != ours.rows:
+            wrong.append(
+                f"load {load} has {ours.rows} rows of the hour, and the auditor found {theirs.rows} in its"
+                " files: run `millrace verify`"
+            )
+    stated = sum(load.rows for load in held.loads.values())
+    if not wrong and stated != held.rows:
+        wrong.append(
+            f"the table would have {held.rows} rows of the hour, and the loads have {stated}: run `millrace"
+            " verify`"
+        )
+    if wrong:
+        return Verdict(verdict="incomplete", reasons=wrong)
+    return Verdict(verdict="pending", reasons=uncounted) if uncounted else None
