@@ -109,6 +109,13 @@ class Load:
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
+    auditor: str = option(
+        "--auditor URL",
+        "Auditor that is asked whether the topic's folder is as new as what it has counted.",
+        default="",
+        envvar="MILLRACE_AUDITOR",
+        repr=False,
+    )
     topics_matching: str = option(
         "--topics-matching REGEX",
         "Also every topic whose whole name matches; those without a schema are named and left out.",
@@ -337,6 +344,13 @@ class Verify:
         words.checked_addresses,
         default=None,
     )
+    auditor: str = option(
+        "--auditor URL",
+        "Auditor that is asked whether each topic's folder is as new as what it has counted.",
+        default="",
+        envvar="MILLRACE_AUDITOR",
+        repr=False,
+    )
     catalog: str = option(*CATALOG, default="")
 
 
@@ -352,6 +366,13 @@ class AuditWarehouse:
         "--zookeeper HOST:PORT", "The aggregate cluster's: whose turn it is.", envvar="MILLRACE_ZOOKEEPER"
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
+    auditor: str = option(
+        "--auditor URL",
+        "Auditor that is asked whether each topic's folder is as new as what it has counted.",
+        default="",
+        envvar="MILLRACE_AUDITOR",
+        repr=False,
+    )
     interval_ms: int = option(
         "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
     )

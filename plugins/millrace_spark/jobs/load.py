@@ -21,9 +21,11 @@ from millrace_registry.subjects import Subjects, ids_of_others, others_in_words
 from millrace_spark.jobs.entry import jvm_has_ended, said
 from millrace_spark.jobs.tasks import in_tasks
 from millrace_spark.load_cut import write_cut_in_task
+from millrace_warehouse.commands.auditor import newest_counted
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import read_load, unpublished_since
 from millrace_warehouse.history.manifest import now
+from millrace_warehouse.history.restored import check_not_restored
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
@@ -77,13 +79,28 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
 
 def _load(spark: SparkContext, storage: Storage, request: Load, topic: str) -> LoadResult:
     limit = RejectedLimit.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMIT
+    note = _compare_with_auditor(storage, request.auditor, topic)
     with _writing(spark, storage, request, f"load {topic}") as writing:
         run = LoadRun(
             writing=dataclasses.replace(writing, max_rejected=limit, accept_gaps=request.accept_gaps),
             bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
             accept_new_topic=request.accept_new_topic,
         )
-        return load_topic(run, topic)
+        result = load_topic(run, topic)
+    return dataclasses.replace(result, notes=[*note, *result.notes])
+
+
+def _compare_with_auditor(storage: Storage, url: str, topic: str) -> list[str]:
+    """A note when the auditor does not answer: loads do not wait for it.
+
+    MillraceError when it has counted a load that the topic's folder does not have.
+    """
+    try:
+        counted = newest_counted(url, topic) if url else None
+    except MillraceError as error:
+        return [f"{topic}: whether its folder is as new as what was counted is not known: {error}"]
+    check_not_restored(storage, topic, counted)
+    return []
 
 
 def _other_subjects(storage: Storage, request: Load, result: LoadResult) -> list[str]:

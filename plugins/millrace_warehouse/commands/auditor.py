@@ -1,4 +1,4 @@
-"""The auditor that judges hours for a publication, asked over HTTP."""
+"""The auditor as the warehouse's commands ask it over HTTP: it judges hours, and knows the newest load."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
-from millrace_audit.answer import Changes, Completeness
+from millrace_audit.answer import Changes, Completeness, NewestLoad
 from millrace_audit.client import changes, completeness
 from millrace_warehouse.history.hours import start_of
 from millrace_warehouse.history.manifest import Verdict
@@ -51,6 +51,15 @@ class HttpAuditor:
 
     def changes(self, topic: str, since: str | None) -> Changes:
         return changes(self.url, topic, since)
+
+
+def newest_counted(url: str, topic: str) -> NewestLoad | None:
+    """The newest load of a topic that the auditor at a URL has counted.
+
+    MillraceError when no auditor answers there.
+    """
+    now = datetime.now(UTC)
+    return completeness(url, topic, now - timedelta(hours=1), now).newest_load
 
 
 def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:

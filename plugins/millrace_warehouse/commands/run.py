@@ -13,11 +13,12 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.subjects import Subjects
 from millrace_warehouse.at import At, Progress, quiet
 from millrace_warehouse.audit import findings
-from millrace_warehouse.commands.auditor import auditor_at
+from millrace_warehouse.commands.auditor import auditor_at, newest_counted
 from millrace_warehouse.erase.erasing import erase_topic
 from millrace_warehouse.erase.logs import ask_logs, in_force_until, origins
 from millrace_warehouse.history.layout import read_checked
 from millrace_warehouse.history.manifest import HourChange, Publication
+from millrace_warehouse.history.restored import check_not_restored
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
@@ -129,6 +130,15 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
             progress=progress,
         )
         reports = verify_topics(run, request.topic)
+        counted = {
+            report.topic: newest_counted(request.auditor, report.topic)
+            for report in (reports if request.auditor else ())
+        }
+    for report in reports:
+        try:
+            check_not_restored(run.storage, report.topic, counted.get(report.topic))
+        except MillraceError as error:
+            report.problems.append(str(error))
     asked = {"table": not request.no_catalog, "rows": request.rows, "log": request.bootstrap is not None}
     looked_at = {"history", *(what for what, was in asked.items() if was)}
     for report in reports:

@@ -1,0 +1,30 @@
+"""Whether a topic's folder is at least as new as what an auditor has counted of it.
+
+A folder that was put back from an older copy looks whole: its chain of loads only ends earlier. An auditor
+that has counted more can tell.
+"""
+
+from __future__ import annotations
+
+from millrace.errors import MillraceError
+from millrace_audit.answer import NewestLoad
+from millrace_warehouse.history import layout
+from millrace_warehouse.storage.verbs import Storage
+
+
+def check_not_restored(storage: Storage, topic: str, counted: NewestLoad | None) -> None:
+    """MillraceError unless the folder has the newest load that an auditor counted; None: it counted none."""
+    if counted is None:
+        return
+    path = layout.load_path(topic, counted.load)
+    numbers = layout.load_numbers(storage, topic, counted.load - 1)
+    if counted.load not in numbers:
+        what = f"{path} was counted by the auditor and is gone"
+    elif layout.read_load(storage, topic, counted.load).sha256 != counted.sha256:
+        what = f"{path} is not the load that the auditor counted"
+    else:
+        return
+    raise MillraceError(
+        f"{what}: was {storage.uri(topic)} restored from an older copy? Restore a newer one; to go on with"
+        f' this one, run `millrace audit {topic} --replace-loads --reason "..."` first'
+    )
