@@ -26,13 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from pyiceberg.io import pyarrow as iceberg
+from pyiceberg.schema import Schema
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.at import At
+from millrace_warehouse.contents_digest import ContentsDigest
 from millrace_warehouse.erase.purge import Purged, purge, rejected_left
-from millrace_warehouse.erase.rows import Rows
+from millrace_warehouse.erase.rows import BATCH_ROWS, Rows
 from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.condition import Condition
 from millrace_warehouse.history.erasures import Erasing, Erasure
@@ -43,9 +44,10 @@ from millrace_warehouse.history.schemas import read_record, records
 from millrace_warehouse.history.stored import erased_sequences_of, store
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
-from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.load.hour_files import HourFile, HourFiles
 from millrace_warehouse.load.rejections import read_without_bytes
 from millrace_warehouse.load.writing import check_stored, unread, with_stored, without
+from millrace_warehouse.projection import project
 from millrace_warehouse.publish.gate import Auditor
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table
@@ -401,6 +403,7 @@ class _Edition:
         columns = read_record(storage, topic, self.rows.schema(self.replaced))
         folder = layout.rows_folder(topic, self.replaced.load, attempt)
         eraser, counts = Eraser(self.erasing), SequenceCounts()
+        copied: dict[str, ContentsDigest] = {}
         files: list[tuple[DataFile, bytes]] = []
         with tempfile.TemporaryDirectory(prefix="millrace-erase-") as scratch:
             local = HourFiles(Path(scratch), "00000", columns.arrow_schema)
@@ -410,13 +413,11 @@ class _Edition:
                     if not len(kept):
                         continue
                     count_sequences(kept, counts)
-                    # Pyiceberg's private function for columns that were added, widened or dropped.
-                    local.add(
-                        iceberg._to_requested_schema(
-                            columns.schema, schema, kept, True, allow_timestamp_tz_mismatch=True
-                        )
-                    )
-            for file in local.close():
+                    copied.setdefault(hour, ContentsDigest()).add(kept, schema)
+                    local.add(project(kept, schema, columns.schema, columns.arrow_schema))
+            written = local.close()
+            self._compare(copied, written, columns.schema)
+            for file in written:
                 with open(file.path, "rb") as content:
                     stored = store(storage, f"{folder}/{file.path.name}", content)
                 described = DataFile(**dataclasses.asdict(stored), hour=file.hour, rows=file.rows)
@@ -427,6 +428,22 @@ class _Edition:
         fresh = (file for file in rejected if file not in before)
         check_stored(storage, topic, folder, [*(file for file, _ in files), *fresh])
         return self._manifest(attempt, columns.number, columns.iceberg, files, rejected, counts, eraser)
+
+    def _compare(
+        self, copied: Mapping[str, ContentsDigest], written: Sequence[HourFile], columns: Schema
+    ) -> None:
+        """MillraceError unless the files, read back, hold in each hour what the rows held that they keep."""
+        found: dict[str, ContentsDigest] = {hour: ContentsDigest() for hour in copied}
+        for file in written:
+            with pq.ParquetFile(file.path) as content:
+                for batch in content.iter_batches(BATCH_ROWS):
+                    found[file.hour].add(batch, columns)
+        for hour, before in copied.items():
+            if changed := ", ".join(before.differences(found[hour])):
+                raise MillraceError(
+                    f"the copy of load {self.replaced.load} of {self.replaced.topic} does not hold the values"
+                    f" of its rows in {hour}, in {changed}: nothing was erased of that load"
+                )
 
     def _without_bytes(self, folder: str, number: int, file: RejectedFile) -> RejectedFile:
         """Store the rejected records of a file without their bytes.

@@ -1,7 +1,8 @@
-"""Rows of files of the table in new files: each source checked, each row that is copied counted by its load.
+"""Rows of files of the table in new files: each source checked, each row counted, each value compared.
 
 A source must be what its load, a re-load or a compaction has written, to the byte: a copy of damaged rows
-could not be told from sound ones any more. Knows files; not which ones, nor how the table learns of the new.
+could not be told from sound ones any more. A copy is read back from the storage, and must hold what its
+sources hold. Knows files; not which ones, nor how the table learns of the new.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
+from millrace_warehouse.contents_digest import ContentsDigest
 from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
 from millrace_warehouse.history import rewritten
 from millrace_warehouse.history.entries import data_file
@@ -28,6 +30,7 @@ from millrace_warehouse.history.layout import read_checked
 from millrace_warehouse.history.manifest import DataFile, Publication, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
+from millrace_warehouse.projection import project
 from millrace_warehouse.publish.contents import RowsByLoad, read_proven, rows_by_load
 from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import Storage, open_file
@@ -55,10 +58,10 @@ class Rewriting:
         """
         folder = rewritten.rewritten_folder(self._topic, self._attempt)
         name = f"{folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet"
-        before = RowsByLoad()
+        before, after, copied, written_as = RowsByLoad(), RowsByLoad(), ContentsDigest(), ContentsDigest()
         with tempfile.TemporaryDirectory(prefix="millrace-rewriting-") as scratch:
             local = Path(scratch, "rows.parquet")
-            if not self._copy(sources, frozenset(without), local, before):
+            if not self._copy(sources, frozenset(without), local, before, copied):
                 return None
             metrics = metrics_of(
                 pq.read_metadata(local), self._table.schema().model_dump(by_alias=True, mode="json")
@@ -66,11 +69,18 @@ class Rewriting:
             with open(local, "rb") as content:
                 stored = store(self._storage, name, content)
         with open_file(self._storage, name) as content, pq.ParquetFile(content) as file:
-            after = rows_by_load(file.iter_batches(columns=[LOAD.name]))
+            for batch in file.iter_batches(BATCH_ROWS):
+                after += rows_by_load([batch])
+                written_as.add(batch, self._table.schema())
         if before != after:
             raise MillraceError(
                 f"{name} does not hold the rows it was made from, by load {dict(after)} instead of"
                 f" {dict(before)}: nothing was committed, check the storage, then run again"
+            )
+        if changed := ", ".join(copied.differences(written_as)):
+            raise MillraceError(
+                f"{name} does not hold the values of the rows it was made from, in {changed}: nothing was"
+                " committed and no file deleted; check the storage, then run again"
             )
         self._files.append(stored)
         written = DataFile(**asdict(stored), hour=hour, rows=before.total())
@@ -87,11 +97,16 @@ class Rewriting:
         rewritten.write_list(self._storage, self._topic, files)
 
     def _copy(
-        self, sources: Sequence[TableFile], without: Collection[int], path: Path, count: RowsByLoad
+        self,
+        sources: Sequence[TableFile],
+        without: Collection[int],
+        path: Path,
+        count: RowsByLoad,
+        copied: ContentsDigest,
     ) -> bool:
-        """Write a local file, and count its rows by load; False, and no file, when no row is left."""
+        """Write a local file, and note its rows by load and what they hold; False when no row is left."""
         writer: pq.ParquetWriter | None = None
-        for rows in _row_groups(batch for source in sources for batch in self._rows(source, without)):
+        for rows in _row_groups(batch for source in sources for batch in self._rows(source, without, copied)):
             if writer is None:
                 # A checksum per page: no manifest vouches for the rows of many loads, column by column.
                 writer = pq.ParquetWriter(
@@ -103,7 +118,9 @@ class Rewriting:
             writer.close()
         return writer is not None
 
-    def _rows(self, source: TableFile, without: Collection[int]) -> Iterator[pa.Table]:
+    def _rows(
+        self, source: TableFile, without: Collection[int], copied: ContentsDigest
+    ) -> Iterator[pa.Table]:
         """A file's rows of all but these loads, in the columns that the table has now."""
         unwanted = pa.array(sorted(without), pa.int64())
         rows = 0
@@ -112,12 +129,10 @@ class Rewriting:
             columns = iceberg.pyarrow_to_schema(file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
             for batch in file.iter_batches(BATCH_ROWS):
                 rows += len(batch)
-                # The private function of pyiceberg that knows columns which were added, widened or dropped.
-                read = iceberg._to_requested_schema(
-                    self._table.schema(), columns, batch, True, allow_timestamp_tz_mismatch=True
-                )
-                table = pa.Table.from_batches([read]).cast(self._schema)
-                yield table.filter(pc.invert(pc.is_in(table[LOAD.name], unwanted))) if without else table
+                if without:
+                    batch = batch.filter(pc.invert(pc.is_in(batch.column(LOAD.name), unwanted)))
+                copied.add(batch, columns)
+                yield pa.Table.from_batches([project(batch, columns, self._table.schema(), self._schema)])
         if rows != source.record_count:
             raise MillraceError(f"{source.file_path} has {rows} rows, not {source.record_count}")
 
