@@ -54,6 +54,39 @@ def start_child(
     return _starter.call(lambda: subprocess.Popen(tied, **options))
 
 
+_forks = 0
+"""Forks between the process that began and this one."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class HomeProcess:
+    """The process in which an object was made: a fork of it copies the object's memory, not its threads."""
+
+    __slots__ = ("_forks", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._forks, self._what = _forks, what
+
+    @property
+    def is_here(self) -> bool:
+        return self._forks == _forks
+
+    def check(self) -> None:
+        """MillraceError in a forked child."""
+        if self._forks != _forks:
+            raise MillraceError(
+                f"this {self._what} was made before its process was forked, and works only there: make one in"
+                " each process, after the fork"
+            )
+
+
 class _Starter:
     """Makes calls in one thread, which ends with the process."""
 

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from xxhash import xxh64_intdigest
 
 from millrace.client.confluent import SECURITY_SETTINGS, connected, text_of
 from millrace.errors import ConfigError, MillraceError
+from millrace.process import HomeProcess
 from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS, window_start
@@ -201,6 +202,8 @@ class AuditedProducer:
         )
         settings = _settings(bootstrap, config or {})
         self._timeout_s = settings["delivery.timeout.ms"] / 1000
+        self._home = HomeProcess("AuditedProducer")
+        self._fatal = ""  # why librdkafka will never send anything again
         self._failures: deque[Message] = deque()
         # Called from poll, in whatever thread: appending takes no lock, so nothing can wait in a circle.
         self._producer = connected(Producer, {**settings, "on_delivery": self._on_failure})
@@ -243,7 +246,12 @@ class AuditedProducer:
         the hello is acknowledged, and every event for room in the queue; `timeout_s` bounds both together,
         and without it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is
         over. Whatever it raises, nothing was sent, and an event that is refused leaves no gap in the numbers.
+
+        In a forked child of the process that made the producer it always raises: the threads that send and
+        report are the parent's.
         """
+        if not self._home.is_here:  # first: a lock may have been copied while another thread held it
+            self._home.check()
         announced = self._topics.get(topic)
         if announced is not None and (announced.schema is schema or announced.schema == schema):
             try:  # not suppress(): it costs a microsecond, and this is done for every event
@@ -288,6 +296,11 @@ class AuditedProducer:
             with self._lock:
                 if self._closed:
                     raise MillraceError(f"topic {state.topic}: this producer is closed, start a new one")
+                if self._fatal:
+                    raise MillraceError(
+                        f"topic {state.topic}: not sent to {self._where}, and this producer can send nothing"
+                        f" any more: {self._fatal}; close it and start a new one"
+                    )
                 if not state.run_from <= time_ms < state.run_until:
                     most_ms = _check_time(state.topic, time_ms)
                     self._outcomes.begin_run(state, time_ms, most_ms)
@@ -315,10 +328,11 @@ class AuditedProducer:
                 f"topic {topic}: nothing was sent, because the queue is full and {self._where} took nothing"
                 f" for {now - full_since:.1f} s: is it running?"
             ) from None
-        self._producer.poll(min(_POLL_S, max(give_up_at - now, 0)))
+        self._serve(self._producer.poll, min(_POLL_S, max(give_up_at - now, 0)))
 
     def closed_through(self, time_ms: int) -> None:
         """Promise that no event before that time will follow; the next report closes what lies before."""
+        self._home.check()
         with self._lock:
             self._promised = max(self._promised, window_start(time_ms))
 
@@ -328,6 +342,7 @@ class AuditedProducer:
         Raises DeliveryFailed when events failed since the last flush, once the report is sent, and
         MillraceError when the report cannot be sent (it will be sent again with the next one).
         """
+        self._home.check()
         self._settle()
         self._report()
         self._raise_failures()
@@ -336,8 +351,10 @@ class AuditedProducer:
         """Flush, report that nothing will follow for ever, and end; raises what `flush` raises.
 
         When that report does not get through, closing again sends it again; a producer that never got it
-        through keeps its windows unknown.
+        through keeps its windows unknown. In a forked child it does nothing: the parent closes.
         """
+        if not self._home.is_here:
+            return
         with self._lock:
             if self._ended:
                 return
@@ -411,6 +428,15 @@ class AuditedProducer:
 
     # Outcomes and reports.
 
+    def _serve(self, call: Callable[[float], int], seconds: float) -> int:
+        """Poll or flush, what the call returns; a fatal error of librdkafka's comes up here, once."""
+        try:
+            return call(seconds)
+        except KafkaException as error:
+            self._fatal = text_of(error)
+            log.error("instance %d can send nothing any more: %s", self.instance, self._fatal)
+            return 1
+
     def _on_failure(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             self._failures.append(message)
@@ -419,16 +445,19 @@ class AuditedProducer:
         """Serve failures, notice when nothing is outstanding, report at every interval; in a thread."""
         due = time.monotonic() + self._interval_s
         while not self._stop.is_set():
-            self._producer.poll(_POLL_S)
-            with self._lock:
-                self._resolve()
-            if time.monotonic() >= due and self._topics:
-                self._advise()
-                try:
+            try:
+                self._serve(self._producer.poll, _POLL_S)
+                with self._lock:
+                    self._resolve()
+                if time.monotonic() >= due and self._topics:
+                    due = time.monotonic() + self._interval_s
+                    self._advise()
                     self._report()
-                except Exception as error:  # whatever it is, the next interval tries again
-                    log.warning("%s", error)
-                due = time.monotonic() + self._interval_s
+            except MillraceError as error:  # the next interval tries again
+                log.warning("%s", error)
+            except Exception:  # of a bug: without this thread nobody would hear of any event
+                log.exception("the reports of instance %d failed, and are tried again", self.instance)
+                self._stop.wait(_POLL_S)
 
     def _advise(self) -> None:
         """Say once what follows when nothing is ever said to be over."""
@@ -458,7 +487,7 @@ class AuditedProducer:
     def _settle(self) -> None:
         """Wait until nothing is outstanding; bounded, because every delivery times out."""
         give_up_at = time.monotonic() + self._timeout_s + 2 * EXPIRY_MARGIN_S
-        while self._producer.flush(1.0) and time.monotonic() < give_up_at:
+        while self._serve(self._producer.flush, 1.0) and time.monotonic() < give_up_at:
             pass
         with self._lock:
             self._resolve()

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.process import HomeProcess
 from millrace.urls import address_and_auth, without_secret
 
 _WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
@@ -59,6 +60,7 @@ class SchemaRegistryClient:
         self.url = without_secret(url.rstrip("/"))
         """The registry's URL without its password, for people."""
         self._timeout_s = timeout_s
+        self._home = HomeProcess("client of the schema registry")
         self._schemas: dict[int, Any] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._http = httpx.Client(
@@ -184,6 +186,7 @@ class SchemaRegistryClient:
 
         A request may be sent twice, so the method and path must allow it.
         """
+        self._home.check()  # two processes would take each other's answers
         method = method or ("GET" if body is None else "POST")
         response = self._send(method, path, body, self._timeout_s if timeout_s is None else timeout_s)
         no_registry = f"{self.url} does not answer like a schema registry: give the right address"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +14,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import confluent_kafka
 import fastavro
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
@@ -26,7 +29,7 @@ from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.page_view import EVENT, PAGE_VIEW, START
-from tests.support import Process, wait_until
+from tests.support import Process, child, wait_until
 
 Start = Callable[..., Process]
 MINUTE_MS = 60_000
@@ -562,3 +565,78 @@ def test_a_broker_killed_during_traffic_leaves_acknowledged_and_failed_told_apar
         numbers.add(report.number, report.number)
     assert numbers.pairs() == [[0, reports[-1].number]], "no report is lost, some may have come twice"
     assert reports[-1].closed_through == FOR_EVER
+
+
+# Forks, and an error after which librdkafka sends nothing any more
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """What the call raises, as a forked child tells it to this process."""
+    read_end, write_end = os.pipe()
+
+    def work() -> None:
+        try:
+            call()
+        except MillraceError as error:
+            os.write(write_end, f"{type(error).__name__}: {error}".encode())
+
+    assert child(work) == 0
+    os.close(write_end)
+    with open(read_end, "rb") as told:
+        return told.read().decode()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_in_a_forked_child_nothing_is_taken_for_sent_and_the_parent_goes_on(world: World) -> None:
+    topic = world.topic()
+    with world.producer(report_interval_s=0.1) as producer:
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+        for call in (
+            lambda: producer.send(topic, PAGE_VIEW, EVENT, time_ms=START),
+            producer.flush,
+            lambda: producer.closed_through(START),
+        ):
+            assert "works only there: make one in each process, after the fork" in refusal(call)
+        assert child(producer.close) == 0
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    assert sorted(header.sequence for header in world.events(topic)) == [0, 1]
+    assert world.reports(producer.instance)[-1].closed_through == FOR_EVER
+
+
+def make_fatal(producer: Producer, reason: bytes) -> None:
+    """Have librdkafka meet a fatal error, by its own function for tests."""
+    (library,) = Path(confluent_kafka.__file__).parent.parent.glob("confluent_kafka.libs/librdkafka-*")
+    handle = ctypes.c_void_p.from_address(id(producer) + object.__basicsize__).value
+    raise_fatal = ctypes.CDLL(str(library)).rd_kafka_test_fatal_error
+    raise_fatal.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
+    assert raise_fatal(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, reason) == 0
+
+
+def test_after_a_fatal_error_what_was_sent_is_reported_and_every_send_says_why(world: World) -> None:
+    topic = world.topic()
+    producer = world.producer(report_interval_s=0.1)
+    for _ in range(5):
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    producer.flush()
+    make_fatal(producer._producer, b"a test")
+    wait_until("it is noticed", lambda: producer._fatal)
+    with pytest.raises(MillraceError, match=r"can send nothing any more: .*a test.*start a new one"):
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    assert producer._thread.is_alive()
+    producer.close()
+    assert producer.delivered()[0].acknowledged == [(0, 4)]
+    assert world.reports(producer.instance)[-1].closed_through == FOR_EVER
+
+
+def test_what_a_fatal_error_leaves_in_the_queue_is_reported_as_failed(world: World) -> None:
+    topic = world.topic()
+    producer = world.producer(
+        report_interval_s=0.1, config={"linger.ms": 60_000, "delivery.timeout.ms": 90_000}
+    )
+    producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    make_fatal(producer._producer, b"a test")
+    with pytest.raises(DeliveryFailed):
+        producer.close()
+    assert producer.delivered()[0].failed == [(0, 0)]
+    failed = [window.failed for report in world.reports(producer.instance) for window in report.windows]
+    assert any(failed)

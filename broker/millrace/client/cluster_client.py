@@ -20,6 +20,7 @@ from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits
 from millrace.client.metadata import TopicMetadata
 from millrace.config import ClientSecurity, parse_addresses
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
+from millrace.process import HomeProcess
 from millrace.records.mirror_position import Origin, PositionMismatch
 from millrace.records.topic_partition import TopicPartition
 from millrace.security.client import of_process
@@ -51,6 +52,7 @@ class ClusterClient:
         self.bootstrap = bootstrap
         self.security = security if security is not None else of_process()
         self._addresses = parse_addresses(bootstrap)
+        self._home = HomeProcess("client")
         self._client_id = client_id
         self._timeout_s = timeout_s
         self._connections: dict[tuple[str, int], Connection] = {}
@@ -270,6 +272,7 @@ class ClusterClient:
 
         It is given the end of that time, as `time.monotonic` counts.
         """
+        self._home.check()  # two processes would take each other's answers
         deadline = time.monotonic() + self._timeout_s
         pause = _BACKOFF_S
         while True:

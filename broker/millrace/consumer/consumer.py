@@ -20,6 +20,7 @@ from millrace.consumer.streams import Message, MessageStream
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry, NotOwner
 from millrace.errors import MillraceError
+from millrace.process import HomeProcess
 from millrace.records.topic_partition import TopicPartition
 
 __all__ = ["Consumer", "Message", "MessageStream", "NotOwner"]
@@ -77,7 +78,7 @@ class Consumer:
             raise MillraceError("commit_interval_ms, fetch_bytes and queued_bytes must be positive")
         if not 0 < session_timeout_ms <= MAX_SESSION_TIMEOUT_MS:
             raise MillraceError(f"session_timeout_ms must be positive and {MAX_SESSION_TIMEOUT_MS} at most")
-        self.group = group
+        self.group, self._home = group, HomeProcess("consumer")
         self._commit_every = commit_interval_ms / 1000 if auto_commit else None
         self._queued_bytes = queued_bytes
         self._cluster = Cluster.connect(
@@ -132,6 +133,7 @@ class Consumer:
         Blocks until ZooKeeper has it. NotOwner when a partition is not this consumer's (any more): whoever
         has it goes on at what was committed before.
         """
+        self._home.check()
         if offsets is not None and self._commit_every is not None:
             raise MillraceError("offsets of your own need auto_commit=False: it would overwrite them")
         if self._rebalancer is None:
@@ -146,6 +148,7 @@ class Consumer:
 
         NotOwner when this consumer does not read the partition.
         """
+        self._home.check()
         if offset < 0:
             raise MillraceError(f"an offset is not negative: {offset}")
         if self._rebalancer is None:
@@ -170,7 +173,7 @@ class Consumer:
         self._close(done=True)
 
     def _close(self, *, done: bool) -> None:
-        if self._closed:
+        if self._closed or not self._home.is_here:  # in a forked child everything is the parent's
             return
         self._closed = True
         self._pullers.stop()

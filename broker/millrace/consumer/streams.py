@@ -18,6 +18,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from millrace.errors import CorruptMessage
+from millrace.process import HomeProcess
 from millrace.records import BatchHeader, Record, iter_records
 from millrace.records.topic_partition import TopicPartition
 
@@ -113,10 +114,12 @@ class MessageStream(Iterator[Message]):
         self._reading: tuple[OwnedPartition, int, Iterator[Record]] | None = None
         self._in_hand: _InHand | None = None
         self._closed = False
+        self._home = HomeProcess("stream of messages")
 
     # The application's side
 
     def __next__(self) -> Message:
+        self._home.check()  # nobody pulls for it elsewhere
         with self._changed:
             if self._in_hand is not None:
                 self._put_down(self._in_hand)

@@ -164,7 +164,8 @@ def test_a_copy_that_lost_a_null_is_not_committed(
 def test_an_erasure_whose_copy_lost_a_null_makes_no_edition(
     w: Warehouse, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log.append_events(0, [START, START], **dict.fromkeys(FULL))
+    nothing: dict[str, Any] = dict.fromkeys(FULL)
+    log.append_events(0, [START, START], **nothing)
     load_topic(load_run(log, w.storage, run_id="both"), TOPIC)
     before = {path: path.read_bytes() for path in w.data_files()}
     monkeypatch.setattr(erasing, "project", forget_nulls)
