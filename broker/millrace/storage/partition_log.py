@@ -239,6 +239,7 @@ class PartitionLog:
         """
         with self._lock:
             if self.refusal is not None:
+                self._producers.note_refused(batches, StorageError(self.refusal))
                 return [StorageError(self.refusal)] * len(batches)
             if self._appended.mirror is not None:
                 refused = PolicyViolation("a mirrored partition takes messages from its origin only")
@@ -259,8 +260,14 @@ class PartitionLog:
                 if not isinstance(error, StorageError):
                     log.exception("a mistake while appending to %s", self.directory)
                     error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
+                self._producers.note_refused(batches[written:], error)
                 results[written:] = [error] * (len(batches) - written)
             return results
+
+    def note_refused(self, batches: Sequence[Buffer], why: BrokerError) -> None:
+        """Note produced batches that the partition refused before an append, for a reason that passes."""
+        with self._lock:
+            self._producers.note_refused(batches, why)
 
     def append_mirrored(
         self,

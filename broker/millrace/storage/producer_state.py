@@ -4,6 +4,11 @@ The rules are Kafka's: the last five batches per producer are remembered; a batc
 duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
 not known (new, silent for a day, or the longest silent of too many) may start anywhere.
 
+One rule is not Kafka's. Behind a batch that was refused for a reason that passes, such as a full disk, those
+that the producer had in flight do not follow the last one either. They are refused for the same reason until
+the first one comes again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again
+what it has in flight to all partitions, so that it may be stored twice.
+
 While they are few they are written into the checkpoint, else into a file of their own:
 
     <partition>/producers := sealed JSON {version, end, producers}    as of a flush up to position `end`
@@ -22,8 +27,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
+from millrace.errors import BrokerError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
 from millrace.records import BatchHeader
+from millrace.records.compression import Buffer
 from millrace.storage import sealed
 from millrace.storage.segment import sync_directory
 
@@ -34,6 +40,8 @@ MAX_PRODUCERS = 4096
 MAX_IN_ALL = 100_000
 """Most producers of all partitions of a broker, each counted where it is remembered; one takes 1.2 KB."""
 EXPIRY_S = 24 * 3600.0
+REFUSED_S = 300.0
+"""Time for which a refused batch is awaited: librdkafka's own limit, after which it begins a new epoch."""
 MAX_SEQUENCE = (1 << 31) - 1
 
 FILE_NAME = "producers"
@@ -63,6 +71,15 @@ class ProducerState(NamedTuple):
     epoch: int
     batches: tuple[SentBatch, ...]
     seen_at: float
+
+
+class RefusedBatch(NamedTuple):
+    """The first batch of a producer that was refused and has not come again."""
+
+    epoch: int
+    sequence: int
+    why: BrokerError
+    at: float
 
 
 Staged: TypeAlias = dict[int, ProducerState]
@@ -102,6 +119,8 @@ class ProducerStates:
         self._limit = limit
         self._states: Staged = {}
         """The longest silent first."""
+        self._refused: OrderedDict[int, RefusedBatch] = OrderedDict()
+        """By producer id, the oldest first; at most MAX_PRODUCERS, in memory only."""
         self._newest_end = -1
         """Log position behind the newest batch of any producer."""
         self._file_end = -1
@@ -124,13 +143,22 @@ class ProducerStates:
     def find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
         """The batch that `header` repeats, or None for one that must be appended.
 
-        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for one that must be refused.
+        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for one that must be refused, and for
+        one that must wait until an earlier one comes again what that one was refused with.
         """
+        try:
+            return self._find_duplicate(header, staged)
+        except OutOfOrderSequence:
+            self._check_refused(header)
+            raise
+
+    def _find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
         sequence = header.base_sequence
         if sequence < 0 or header.producer_epoch < 0:
             raise InvalidRecord(f"producer {header.producer_id} sent a batch without epoch or sequence")
         state = self._state(header.producer_id, staged)
         if state is None:
+            self._check_refused(header)
             return None
         if header.producer_epoch < state.epoch:
             raise InvalidProducerEpoch(
@@ -148,6 +176,31 @@ class ProducerStates:
         raise OutOfOrderSequence(
             f"producer {header.producer_id} sent sequence {sequence}, next is {expected}"
         )
+
+    def _check_refused(self, header: BatchHeader) -> None:
+        """Refuse a batch as an earlier one of its producer was, which must come again first."""
+        first = self._refused.get(header.producer_id)
+        if first is None or first.epoch != header.producer_epoch or first.at + REFUSED_S < self._clock():
+            return
+        if _follows(header.base_sequence, first.sequence):
+            raise type(first.why)(
+                f"sequence {first.sequence} of producer {header.producer_id} was refused and must come first:"
+                f" {first.why}"
+            )
+
+    def note_refused(self, batches: Iterable[Buffer], why: BrokerError) -> None:
+        """Note batches that were refused, for a reason that passes, before anything of them was written."""
+        for batch in batches:
+            header = BatchHeader.of(batch)
+            id_, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
+            if id_ < 0 or sequence < 0:
+                continue
+            first = self._refused.pop(id_, None)
+            if first is not None and first.epoch == epoch and _follows(sequence, first.sequence):
+                sequence = first.sequence
+            self._refused[id_] = RefusedBatch(epoch, sequence, why, self._clock())
+        while len(self._refused) > MAX_PRODUCERS:
+            self._refused.popitem(last=False)
 
     def stage(self, header: BatchHeader, base_offset: int, end: int, staged: Staged) -> None:
         """Note a batch about to be written; `commit` makes it count."""
@@ -167,9 +220,17 @@ class ProducerStates:
                 states.pop(producer_id, None)
                 states[producer_id] = state
                 self._newest_end = max(self._newest_end, state.batches[-1].end)
+                self._forget_refused(producer_id, state)
                 self._limit.seen(self, producer_id)
             while len(states) > MAX_PRODUCERS:
                 self.forget(next(iter(states)))
+
+    def _forget_refused(self, producer_id: int, state: ProducerState) -> None:
+        first = self._refused.get(producer_id)
+        if first is not None and (
+            state.epoch > first.epoch or _follows(state.batches[-1].next_sequence, first.sequence)
+        ):
+            del self._refused[producer_id]
 
     def forget(self, producer_id: int) -> None:
         self._states.pop(producer_id, None)
@@ -252,3 +313,8 @@ class ProducerStates:
             sent = tuple(SentBatch(*batch) for batch in batches if batch[-1] <= end)
             if sent:
                 self.commit({producer_id: ProducerState(epoch, sent, seen_at)})
+
+
+def _follows(sequence: int, other: int) -> bool:
+    """True for a sequence behind another one, which wraps to zero behind MAX_SEQUENCE."""
+    return 0 < (sequence - other) & MAX_SEQUENCE <= MAX_SEQUENCE // 2

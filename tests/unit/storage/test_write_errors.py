@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from millrace.config import LogConfig
-from millrace.errors import StorageError
+from millrace.errors import ErrorCode, StorageError
+from millrace.storage import producer_state
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.producer_state import MAX_SEQUENCE, REFUSED_S
 from millrace.storage.segment import CutFailed, Segment
 from tests.unit.storage.logs import (
     ORIGIN,
@@ -329,4 +331,100 @@ def test_appends_that_no_disk_refused_say_nothing(tmp_path: Path, caplog: pytest
         for _ in range(3):
             appended(log, batch(1))
     assert not caplog.records
+    log.close()
+
+
+# Idempotent producers whose batches were refused
+
+
+def codes(log: PartitionLog, *sequences: int, producer: int = 9, epoch: int = 0) -> list[int]:
+    """0 or the error's code for a batch of one message with each sequence, appended together."""
+    batches = [batch(1, producer=producer, epoch=epoch, sequence=sequence) for sequence in sequences]
+    return [0 if isinstance(outcome, int) else int(outcome.code) for outcome in log.append(batches)]
+
+
+def refuse(log: PartitionLog, *sequences: int, **producer: int) -> None:
+    with no_file_larger_than(log.end):
+        assert set(codes(log, *sequences, **producer)) == {ErrorCode.STORAGE_ERROR}
+
+
+OUT_OF_ORDER, STORAGE = int(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), int(ErrorCode.STORAGE_ERROR)
+
+
+@pytest.mark.parametrize("stored", [0, 3])
+def test_behind_a_refused_batch_the_next_ones_are_refused_alike_until_it_comes_again(
+    tmp_path: Path, stored: int
+) -> None:
+    """Five requests are in flight when the disk is full for a moment; the first of them is met by it."""
+    log = open_log(tmp_path)
+    codes(log, *range(stored))
+    refuse(log, stored)
+    assert codes(log, stored + 1, stored + 2) == [STORAGE, STORAGE]
+    assert codes(log, stored + 3) == [STORAGE]
+    assert codes(log, stored, stored + 1) == [0, 0]
+    assert codes(log, stored + 2) == [0]
+    assert codes(log, stored + 4) == [OUT_OF_ORDER], "that one was never refused for the disk"
+    log.close()
+
+
+def test_the_first_of_several_refused_batches_is_awaited(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    codes(log, 0)
+    refuse(log, 1, 2)
+    refuse(log, 3)
+    refuse(log, 1)
+    assert codes(log, 2) == [STORAGE]
+    assert codes(log, 1, 2, 3) == [0, 0, 0]
+    log.close()
+
+
+def test_sequences_that_wrap_are_awaited_in_their_order(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    codes(log, MAX_SEQUENCE - 1)
+    refuse(log, MAX_SEQUENCE)
+    assert codes(log, 0) == [STORAGE]
+    assert codes(log, MAX_SEQUENCE, 0, 1) == [0, 0, 0]
+    log.close()
+
+
+def test_a_newer_epoch_does_not_wait_for_what_an_older_one_gave_up(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    codes(log, 0)
+    refuse(log, 1)
+    assert codes(log, 0, epoch=1) == [0]
+    assert codes(log, 5, epoch=1) == [OUT_OF_ORDER]
+    refuse(log, 0, epoch=2)
+    assert codes(log, 1, epoch=2) == [STORAGE]
+    log.close()
+
+
+def test_other_producers_are_not_held_up(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    codes(log, 0)
+    refuse(log, 1)
+    assert codes(log, 0, 1, producer=10) == [0, 0]
+    assert codes(log, 7, producer=11) == [0], "an unknown producer may start anywhere"
+    log.close()
+
+
+def test_a_batch_that_does_not_come_again_is_awaited_for_a_time(tmp_path: Path) -> None:
+    clock = Clock()
+    log = PartitionLog(tmp_path, LogConfig(), clock)
+    codes(log, 0)
+    refuse(log, 1)
+    clock.now += REFUSED_S
+    assert codes(log, 2) == [STORAGE]
+    clock.now += 1
+    assert codes(log, 2) == [OUT_OF_ORDER]
+    log.close()
+
+
+def test_refused_batches_of_many_producers_take_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 10)
+    log = open_log(tmp_path)
+    for producer in range(100):
+        refuse(log, 0, producer=producer)
+    assert len(log._producers._refused) == 10
     log.close()
