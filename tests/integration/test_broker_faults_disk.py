@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import errno
 import functools
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from uuid import uuid4
@@ -23,6 +22,7 @@ from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import BEGINNING, CONFLUENT
 from tests.integration.faults.disk import Disk, shim_path
 from tests.integration.faults.ledger import Ledger, read_all
+from tests.integration.faults.small_disk import empty, fill_bytes, fill_inodes, small_disk
 from tests.integration.faults.traffic import PLAIN, NumberedProducer, run, run_until_stored
 from tests.integration.faults.wire import Wire, batch
 from tests.support import Process, run_millrace, wait_until
@@ -106,73 +106,19 @@ def test_flipped_bits_are_cut_above_the_checkpoint_and_answered_as_corrupt_below
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MiB and 60 files."""
-    path = tmp_path / "small"
-    path.mkdir()
-    options = f"size={FULL_BYTES},nr_inodes={FULL_INODES},mode=755"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "millrace-test", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert mounted.returncode == 0, (
-        "the tests of a full disk mount a small tmpfs, and this machine does not permit it: run them as root "
-        f"with CAP_SYS_ADMIN ({mounted.stderr.strip()})"
-    )
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
-@contextmanager
-def no_space_left() -> Iterator[None]:
-    """What is inside ends because the file system is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-    else:
-        raise AssertionError("the small disk never got full")
-
-
-def fill_bytes(path: Path) -> Path:
-    """Take every free byte of the file system; the file to delete for room again."""
-    ballast = path / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            with no_space_left():
-                while True:
-                    file.write(bytes(size))
-    return ballast
-
-
-def fill_inodes(path: Path) -> Path:
-    """Take every free inode; the folder to delete for new files again."""
-    ballast = path / "files"
-    ballast.mkdir()
-    with no_space_left():
-        for number in range(FULL_INODES):
-            (ballast / str(number)).touch()
-    return ballast
-
-
-def empty(ballast: Path) -> None:
-    if ballast.is_dir():
-        for path in ballast.iterdir():
-            path.unlink()
-    else:
-        ballast.unlink()
+    with small_disk(tmp_path / "small", FULL_BYTES, FULL_INODES) as path:
+        yield path
 
 
 @pytest.fixture
-def cramped(start: Start, zookeeper: str, tmp_path: Path, small_disk: Path) -> RunningBroker:
+def cramped(start: Start, zookeeper: str, tmp_path: Path, small: Path) -> RunningBroker:
     """A broker whose log directory is on the small disk."""
     name = f"full-{uuid4().hex[:6]}"
     env = {"PYTHONPATH": shim_path(tmp_path / "shim"), "DISK_PACE": "0.5"}
     hasty = functools.partial(start, env=env)
-    return start_broker(hasty, zookeeper, tmp_path, name, log_dir=str(small_disk / "logs"))
+    return start_broker(hasty, zookeeper, tmp_path, name, log_dir=str(small / "logs"))
 
 
 def refused_until_full(wire: Wire, topic: str, text: str) -> int:
@@ -186,7 +132,7 @@ def refused_until_full(wire: Wire, topic: str, text: str) -> int:
 
 
 def test_a_full_disk_refuses_what_it_cannot_take_and_goes_on_when_there_is_room(
-    cramped: RunningBroker, small_disk: Path
+    cramped: RunningBroker, small: Path
 ) -> None:
     for topic in ("full", "other"):
         cramped.create_topic(topic, 1, segment_bytes=400_000)
@@ -199,12 +145,12 @@ def test_a_full_disk_refuses_what_it_cannot_take_and_goes_on_when_there_is_room(
         with cramped.client() as client:
             end = client.list_offsets("full", LATEST, [0])[0]
             assert len(read_all(client, "full", 0, end)) == taken, "reads go on, of all that was acknowledged"
-        ballast = fill_bytes(small_disk)
+        ballast = fill_bytes(small)
         run([producer], 1.0)  # its client tries again and again
         stuck = producer.stored_count
         run([producer], 0.3)
         assert producer.stored_count == stuck
-        verified = run_millrace("log", "verify", str(small_disk / "logs"))
+        verified = run_millrace("log", "verify", str(small / "logs"))
         assert verified.returncode == 0, verified.stdout + verified.stderr
         assert "(above the checkpoint" not in verified.stdout, "half-written batches are cut"
         assert wire.produce("other", batch("." * 50_000))[0] == ErrorCode.STORAGE_ERROR
@@ -220,7 +166,7 @@ def test_a_full_disk_refuses_what_it_cannot_take_and_goes_on_when_there_is_room(
     assert 1 <= len(lines) <= 20, f"{len(lines)} lines about one full disk"
 
 
-def test_retention_makes_room_on_a_full_disk(cramped: RunningBroker, small_disk: Path) -> None:
+def test_retention_makes_room_on_a_full_disk(cramped: RunningBroker, small: Path) -> None:
     cramped.create_topic("kept", 1, segment_bytes=200_000)
     cramped.create_topic("short", 1, segment_bytes=200_000, retention_bytes=600_000)
     with Wire(cramped.bootstrap) as wire:
@@ -236,11 +182,11 @@ def test_retention_makes_room_on_a_full_disk(cramped: RunningBroker, small_disk:
 
 
 def test_no_room_for_a_new_segment_or_a_new_topic_is_retriable_and_passes_without_a_restart(
-    cramped: RunningBroker, small_disk: Path
+    cramped: RunningBroker, small: Path
 ) -> None:
     cramped.create_topic("rolls", 1, segment_bytes=100_000)
     with Wire(cramped.bootstrap) as wire:
-        ballast = fill_inodes(small_disk)
+        ballast = fill_inodes(small, FULL_INODES)
         taken = refused_until_full(wire, "rolls", "x")
         assert taken <= 2, "the segment was full, and no other could be made"
         # The topic is made, because that is ZooKeeper's business; its log is not, for now.
@@ -253,13 +199,13 @@ def test_no_room_for_a_new_segment_or_a_new_topic_is_retriable_and_passes_withou
     assert "Traceback" not in cramped.process.output
 
 
-def test_a_broker_starts_on_a_full_disk_and_serves_reads(cramped: RunningBroker, small_disk: Path) -> None:
+def test_a_broker_starts_on_a_full_disk_and_serves_reads(cramped: RunningBroker, small: Path) -> None:
     cramped.create_topic("there", 1, segment_bytes=400_000)
     with Wire(cramped.bootstrap) as wire:
         for number in range(10):
             assert wire.produce("there", batch(f"there {number}"))[0] == 0
     cramped.process.kill()
-    ballast = fill_bytes(small_disk)
+    ballast = fill_bytes(small)
     cramped.restart()
     assert values(cramped, "there") == [b"there %d 0" % n for n in range(10)]
     with Wire(cramped.bootstrap) as wire:
@@ -272,13 +218,13 @@ def test_a_broker_starts_on_a_full_disk_and_serves_reads(cramped: RunningBroker,
 
 @pytest.mark.long
 def test_a_first_start_without_room_is_one_line(
-    start: Start, zookeeper: str, tmp_path: Path, small_disk: Path
+    start: Start, zookeeper: str, tmp_path: Path, small: Path
 ) -> None:
     broker = start_broker(start, zookeeper, tmp_path, f"first-{uuid4().hex[:6]}")
     broker.process.stop()
-    for fill in (fill_bytes, fill_inodes):
-        ballast = fill(small_disk)
-        log_dir = small_disk / fill.__name__
+    for name, fill in (("bytes", fill_bytes), ("inodes", partial(fill_inodes, inodes=FULL_INODES))):
+        ballast = fill(small)
+        log_dir = small / name
         done = run_millrace("broker", str(broker.config), "--set", f"log_dir={log_dir}", timeout_s=30)
         assert done.returncode == 1
         said = [line for line in done.stderr.splitlines() if line.startswith("millrace: ")]

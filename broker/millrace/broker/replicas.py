@@ -33,7 +33,7 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.replication.copying import Checked, Copying
 from millrace.replication.following import Following
 from millrace.replication.leader_thread import ANSWER_BYTES, LeaderThread, Received
-from millrace.replication.leadership import Leadership, Proposal, Snapshot
+from millrace.replication.leadership import CLOSED_GRACE_S, Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
 from millrace.replication.session import Led, check_epoch
 from millrace.replication.state import Directories, elect, resign
@@ -52,6 +52,8 @@ WRITE_AGAIN_S = 0.5
 CAMPAIGN_AGAIN_S = 5.0
 """When a replica campaigns again whose log could not be cut: the disk may have room by then."""
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
+ROOM_AGAIN_S = 2 * CLOSED_GRACE_S
+"""A full disk is tried again after this time; meanwhile the leader takes the replica out of those in sync."""
 """When a leader is asked again that does not know yet that it leads, and one after any other failure."""
 PREFER_AFTER_LAGS = 6
 """How long the first replica must be in sync before it leads again, in `replica_lag_ms`: 60 s by default."""
@@ -190,7 +192,7 @@ class Replicas:
         self._see(one)
         if not self._is_ticking:
             self._is_ticking = True
-            self._mailbox.after(self._lag_s / 10, self._tick)
+            self._mailbox.every(min(1.0, self._lag_s / 10), self._tick)
 
     def remove(
         self, key: TopicPartition, topic_id: UUID, why: errors.BrokerError, then: Callable[[], None]
@@ -354,6 +356,26 @@ class Replicas:
             self._stop_copying(one)
             self._resign_stopped(one)
 
+    def _yield_for_room(self, one: StoredReplica) -> None:
+        """Let another replica in sync lead, as this disk has no room for the log; this one follows.
+
+        Without another one that lives it leads on: readers are served, and there may be room again.
+        """
+        leading, partition = one.replica.leading, one.partition
+        if leading is None or partition is None or one.gives_way or one.stopped or self.is_stopping:
+            return
+        isr = leading.snapshot.state.isr
+        if not any(self._live.get(broker) == at for broker, at in isr.items() if broker != leading.broker):
+            return
+        log.warning("%s: the disk has no room, so that another replica is to lead", one.name)
+        one.gives_way = True
+
+        def resigned() -> None:
+            one.gives_way = False  # where ZooKeeper does not answer it is led here again
+            self._settle(one)
+
+        self._when_followed([one], lambda: self._resign(one, is_whole=True, then=resigned))
+
     def _resign_stopped(self, one: StoredReplica) -> None:
         """Until it is written: nobody else campaigns while this broker is named. What was flushed is there,
         unless a flush failed: after that nobody can tell."""
@@ -388,7 +410,8 @@ class Replicas:
                 one.partition.refuse_late(now)
             if one.log.refusal is not None:
                 self._settle(one)
-        self._mailbox.after(min(1.0, self._lag_s / 10), self._tick)
+            elif one.log.lacks_room:
+                self._yield_for_room(one)
 
     def _campaign_who_is_due(self) -> None:
         for one in list(self._leaderless):
@@ -708,7 +731,12 @@ class Replicas:
             if one.copying is copying and one.thread is not None:
                 one.thread.want(copying)
 
-        self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
+        if one.log.lacks_room and one.thread is not None:
+            # Commits wait until the leader goes on without this replica: tell it at once.
+            one.thread.forget(one.id)
+            self._mailbox.after(ROOM_AGAIN_S, again)
+        else:
+            self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
 
     def _flush(self, one: StoredReplica) -> None:
         """Bring what was copied to the disk and tell the leader; what comes meanwhile is the next flush's."""

@@ -222,6 +222,11 @@ class PartitionLog:
         return self._producers.remembered()
 
     @property
+    def lacks_room(self) -> bool:
+        """True from an append that the disk refused until one that it takes, or until the log is led anew."""
+        return self._refused_at is not None and self.refusal is None
+
+    @property
     def unflushed_messages(self) -> int:
         return self._appended.messages - self._flushed.messages
 
@@ -229,6 +234,7 @@ class PartitionLog:
         """Stamp this leader epoch, or the log's own last one if that is newer, into what is appended."""
         with self._lock:
             self._epoch, self._copying = max(epoch, self.epochs.last), None
+            self._refused_at = None
 
     def append(self, batches: Sequence[Buffer]) -> list[int | BrokerError]:
         """Append validated batches in order and return their base offsets; one write per segment they go to.
