@@ -18,7 +18,7 @@ from millrace_audit.answer import Verdict
 from millrace_audit.auditor import store
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import ProducerRow, WindowRow
-from millrace_audit.reports.counts import FIRST_EVENT_MS, WINDOW_MS, CountKey, SequenceTally
+from millrace_audit.reports.counts import WINDOW_MS, CountKey, SequenceTally
 from millrace_audit.reports.messages import (
     NOTHING,
     TABLE,
@@ -34,7 +34,6 @@ from millrace_audit.reports.messages import (
 MOST_STRANGERS = 1000
 """Rows of strangers; beyond, they are only counted."""
 _SERIAL_BITS = 44
-_LAST_MS = 253_402_300_800_000 - WINDOW_MS  # of year 9999: dates have no more digits
 
 
 class Heard(NamedTuple):
@@ -287,14 +286,6 @@ def _moved(positions: Mapping[str, Mapping[str, int]], change: Change) -> dict[s
     for (kind, name), at in change.positions.items():
         moved[kind][name] = max(moved[kind].get(name, NOTHING), at)
     return moved
-
-
-def is_of_this_world(window: int) -> bool:
-    """True for a window that there is; whatever the clock of who names it says, so that all tiers agree.
-
-    What is still to come is not judged: `answers` knows the time.
-    """
-    return FIRST_EVENT_MS <= window < _LAST_MS and window % WINDOW_MS == 0
 
 
 def storable(text: str) -> str:

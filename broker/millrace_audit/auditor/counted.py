@@ -13,17 +13,9 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import beats, store
-from millrace_audit.auditor.batch import (
-    Changes,
-    Heard,
-    Place,
-    Producers,
-    Strangers,
-    is_of_this_world,
-    storable,
-)
+from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, storable
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, TierRow, VerifiedRow, WindowRow
-from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, CountKey, SequenceCounts
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, CountKey, SequenceCounts, is_of_this_world
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,

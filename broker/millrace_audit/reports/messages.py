@@ -217,7 +217,7 @@ class HourRows:
     """What the files of a load's edition hold of one hour."""
 
     hour: int
-    """Its start (ms)."""
+    """Its start (ms); NOTHING for rows in no hour, of which only the erased ones are told."""
     rows: int
     """All rows, with and without an audit header."""
     erased: int = 0

@@ -43,10 +43,10 @@ def tell(storage: Storage, loads: Loads, *, killed: bool = False) -> list[LoadCo
     """What a reader tells now; a killed one dies before it has written down the last of it."""
     told: list[LoadCount] = []
     for manifest in loads.news():
-        counts = read_back(storage, manifest).counts
-        told += loads.records(manifest, counts)
+        found = read_back(storage, manifest)
+        told += loads.records(manifest, found.counts, found)
         if not killed:
-            loads.note(manifest, counts)
+            loads.note(manifest, found.counts, found.unkeyed)
     return told
 
 

@@ -54,7 +54,8 @@ class Scene:
 
     def news(self) -> list[TableHour]:
         for manifest in self.loads.news():
-            self.loads.note(manifest, read_back(self.storage, manifest).counts)
+            found = read_back(self.storage, manifest)
+            self.loads.note(manifest, found.counts, found.unkeyed)
         return list(self.table.news(self.catalog, self.loads))
 
     def publish(self, *hours: str, **settings: Any) -> None:
@@ -151,7 +152,8 @@ def test_a_file_of_the_table_that_is_gone_is_named_and_nothing_is_told_of_its_ho
     (load,) = load_numbers(scene.storage, TOPIC)
     manifest: LoadManifest = read_edition(scene.storage, TOPIC, load, 1)
     for m in scene.loads.news():
-        scene.loads.note(m, read_back(scene.storage, m).counts)
+        found = read_back(scene.storage, m)
+        scene.loads.note(m, found.counts, found.unkeyed)
     for file in manifest.files:
         scene.storage.delete(f"{TOPIC}/{file.path}")
     with pytest.raises(MillraceError, match=r"millrace\.PageView cannot be read in 2015-05-17T10"):
