@@ -22,6 +22,7 @@ from millrace_audit.reports.counts import WINDOW_MS, CountKey, SequenceTally
 from millrace_audit.reports.messages import (
     NOTHING,
     TABLE,
+    WAREHOUSE,
     AuditRecord,
     Count,
     Heartbeat,
@@ -163,7 +164,19 @@ class Strangers:
 class Change:
     """What a batch adds to one window."""
 
-    __slots__ = ("counts", "foreign", "is_table_new", "late", "positions", "removed", "reports", "table")
+    __slots__ = (
+        "counts",
+        "foreign",
+        "is_table_new",
+        "is_touched",
+        "late",
+        "positions",
+        "removed",
+        "reports",
+        "table",
+        "table_unkeyed",
+        "unkeyed",
+    )
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, ReportedWindow]] = []
@@ -173,18 +186,25 @@ class Change:
         self.table: list[tuple[int, SequenceTally]] = []
         self.is_table_new = False
         """`table` takes the place of what was there before."""
+        self.table_unkeyed: int | None = None
+        """Rows of the table without a whole header; None where nobody has said it."""
+        self.unkeyed: list[tuple[int, int]] = []
+        """(all, of these in an hour's partition) of what loads hold without a whole header."""
+        self.is_touched = False
+        """Something beside the evidence has changed that concerns this window alone."""
         self.positions: dict[tuple[str, str], int] = {}
         self.late = False
 
     def replace_table(self) -> None:
         self.table.clear()
+        self.table_unkeyed = None
         self.is_table_new = True
 
     @property
     def is_of_table(self) -> bool:
         """True if it says nothing but what the published table holds."""
-        others = self.reports or self.counts or self.removed or self.foreign or self.late
-        return bool(self.is_table_new or self.table) and not others
+        others = self.reports or self.counts or self.removed or self.foreign or self.unkeyed
+        return bool(self.is_table_new or self.table) and not (others or self.late or self.is_touched)
 
 
 class Changes:
@@ -192,8 +212,10 @@ class Changes:
 
     def __init__(self, session: Session, now_ms: int) -> None:
         self._session = session
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._topics: dict[str, dict[int, Change]] = {}
+        self.unkeyed_from: dict[str, int] = {}
+        """Topic -> the time before which loads told nothing of rows without a header."""
 
     def topic(self, topic: str) -> dict[int, Change]:
         return self._topics.setdefault(topic, {})
@@ -208,6 +230,7 @@ class Changes:
         for name, windows in self._topics.items():
             topic = self._session.get(store.TopicRow, name) or store.TopicRow(topic=name)
             self._session.add(topic)
+            topic.unkeyed_from = max(topic.unkeyed_from, self.unkeyed_from.get(name, NOTHING))
             for some in store.slices(sorted(windows)):
                 self._write(topic, {start: windows[start] for start in some})
 
@@ -229,14 +252,14 @@ class Changes:
             row = rows.get(start)
             if row is None and start < topic.kept_from:
                 continue  # it has expired from the database
-            if row is None and change.is_of_table and not change.table:
+            if row is None and change.is_of_table and not (change.table or change.table_unkeyed):
                 continue  # no event was ever there
             values = {
                 "topic": topic.topic,
                 "window": start,
                 "settled": False,
                 "dirty": True,
-                "touched": self._now_ms,
+                "touched": self.now_ms,
                 "folded": False,
                 "revision": _revision(row, start, change, topic.final_through),
                 "positions": _moved(row.positions if row else {}, change),
@@ -272,8 +295,13 @@ def _added(packed: bytes, change: Change) -> Evidence:
         evidence.count(tier, producer, tally)
     for tier, producer, tally in change.removed:
         evidence.remove(tier, producer, tally)
+    for rows in change.unkeyed:
+        evidence.count_unkeyed(WAREHOUSE, *rows)
     if change.is_table_new:
         evidence.held[TABLE] = {}
+        evidence.unkeyed.pop(TABLE, None)
+        if change.table_unkeyed is not None:
+            evidence.count_unkeyed(TABLE, change.table_unkeyed)
     for producer, tally in change.table:
         evidence.count(TABLE, producer, tally)
     for foreign in change.foreign:

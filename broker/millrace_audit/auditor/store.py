@@ -301,14 +301,8 @@ class LoadRow(Row):
     parts: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
     """Of its manifest."""
-    lost: Mapped[bool] = mapped_column(default=False)
-    """The warehouse has it no more, or has another one under its number."""
     whole: Mapped[bool] = mapped_column(default=True)
     """All parts told of hours and of rows without a header, as the version before did not."""
-
-    @property
-    def is_counted(self) -> bool:
-        return self.counted == self.parts
 
 
 class LoadPartRow(Row):
@@ -333,6 +327,7 @@ class LoadHourRow(Row):
     """What an edition of a load holds of an hour; that of the newest edition counts."""
 
     __tablename__ = "load_hour"
+    __table_args__ = (Index("hours_of_load", "topic", "load"),)
     topic: Mapped[TopicKey]
     hour: Mapped[NumberKey]
     """NOTHING for rows in no hour."""
@@ -345,14 +340,20 @@ class LoadHourRow(Row):
 
 
 class RejectedRow(Row):
-    """Messages that the newest edition of a load set aside, in a window or somewhere up to the window `last`."""
+    """Messages that a load's newest edition set aside, in a window or somewhere up to the window `last`."""
 
     __tablename__ = "rejected"
+    __table_args__ = (
+        Index("rejected_of_window", "topic", "window"),
+        Index("rejected_spans", "is_span", "topic"),
+    )
     topic: Mapped[TopicKey]
-    window: Mapped[NumberKey]
     load: Mapped[NumberKey]
     edition: Mapped[NumberKey]
+    window: Mapped[NumberKey]
     last: Mapped[NumberKey]
+    is_span: Mapped[bool]
+    """Nobody knows which of the windows it is."""
     messages: Mapped[int]
     keyed: Mapped[int]
     """Of these the ones with an audit header."""
@@ -371,8 +372,14 @@ class WarehouseStateRow(Row):
     table_exists: Mapped[bool] = mapped_column(default=False)
     table_snapshot: Mapped[int | None] = mapped_column(default=None)
     table_trouble: Mapped[LongText] = mapped_column(default="")
-    uncounted_since: Mapped[int] = mapped_column(default=FOR_EVER)
+    table_gone_since: Mapped[int] = mapped_column(default=FOR_EVER)
     """When the table was first not there or not readable; for ever while it is."""
+    is_table_doubted: Mapped[bool] = mapped_column(default=False)
+    """It has been gone for so long that published hours are judged again without it."""
+    lost_from: Mapped[int] = mapped_column(default=FOR_EVER)
+    """The first counted load that the warehouse has no more, or has another one of; for ever for none."""
+    other_editions: Mapped[list[int]] = mapped_column(JSON, default_factory=list)
+    """The first loads of which an edition was counted that the warehouse has another one of."""
     at: Mapped[int] = mapped_column(default=NOTHING)
 
 
@@ -383,7 +390,7 @@ class AcceptanceRow(Row):
     number: Mapped[CountedKey] = mapped_column(init=False)
     time: Mapped[int]
     kind: Mapped[str] = mapped_column(String(16))
-    """`rejected`: the messages that an edition of a load set aside are given up. `lost`: a load was replaced."""
+    """`rejected`: what an edition of a load set aside is given up. `lost`: loads from it on were replaced."""
     topic: Mapped[TopicName] = mapped_column(index=True)
     load: Mapped[int]
     edition: Mapped[int]
@@ -448,7 +455,7 @@ def _added(now: int) -> Mapping[str, Mapping[str, int]]:
 
     Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded.
     """
-    return {"loads": {"lost": 0, "whole": 0}, "topics": {"unkeyed_from": now}}
+    return {"loads": {"whole": 0}, "topics": {"unkeyed_from": now}}
 
 
 def _prepare(engine: Engine) -> None:

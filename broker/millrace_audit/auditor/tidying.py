@@ -15,7 +15,7 @@ from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.topic_view import is_listed
 from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, WAREHOUSE
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 
 _AT_ONCE = 1000
 """Windows that are folded in one transaction."""
@@ -40,6 +40,7 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     _forget_producers(session, now, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
     session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
+    _forget_loads(session, kept_from)
     still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
     complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
     columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
@@ -60,6 +61,18 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     if heard:
         beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
     return len(folded) == _AT_ONCE
+
+
+def _forget_loads(session: Session, kept_from: int) -> None:
+    """Delete what loads held of hours whose windows have expired, and the counts of loads that are as old."""
+    hours = store.LoadHourRow
+    session.execute(delete(hours).where(hours.hour < kept_from, hours.hour != NOTHING))
+    session.execute(delete(store.RejectedRow).where(store.RejectedRow.last < kept_from))
+    parts = store.LoadPartRow
+    session.execute(delete(parts).where(parts.told < kept_from, ~parts.waits))
+    changed = store.ChangedRow
+    newest = select(func.max(changed.number)).scalar_subquery()  # the next one is numbered behind it
+    session.execute(delete(changed).where(changed.hour < kept_from, changed.number < newest))
 
 
 def _forget_producers(session: Session, now: int, kept_from: int) -> None:

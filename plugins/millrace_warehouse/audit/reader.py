@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher,
 from millrace_audit.reports.turns import Seat, Turn
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.audit import findings
-from millrace_warehouse.audit.loads import Loads
+from millrace_warehouse.audit.loads import LoadId, Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.tables import PublishedTable, TableState
 from millrace_warehouse.history.layout import Folder, edition_path
@@ -91,6 +91,8 @@ class WarehouseReader(TierReader):
         self._tables: dict[str, PublishedTable] = {}
         self._found: dict[str, findings.Findings] = {}
         self._states: dict[str, WarehouseState] = {}
+        self._topics: set[str] = set()
+        """Those whose state is told: of the cluster, and of folders that were there in this turn."""
         self._numbered = itertools.count(1)
         self._beat_due = 0.0
         with ExitStack() as opened:
@@ -130,6 +132,9 @@ class WarehouseReader(TierReader):
         self._found.clear()
         self._states.clear()
         self._numbered = itertools.count(1)
+        # Of a topic that was loaded once and has no folder now, its topic in the cluster is all there is.
+        with ClusterClient(self._request.bootstrap, timeout_s=_TIMEOUT_S) as client:
+            self._topics = {*client.topics()}
 
     def count_once(self) -> None:
         """Count and tell what is new of every topic; one that cannot be counted is logged, no other waits."""
@@ -142,7 +147,9 @@ class WarehouseReader(TierReader):
             # Opened anew: a local warehouse has no catalog before its first publication.
             with connect(self._storage, self._request.catalog, create=False) as catalog:
                 of_tables = self._each(topics, partial(self._count_table, catalog))
-        of_states = self._each(topics, partial(self._tell_state, of_loads, of_tables))
+        self._topics |= {*topics}
+        gone = self._topics - {*topics}
+        of_states = self._each(sorted(self._topics), partial(self._tell_state, of_loads, of_tables, gone))
         causes = (of_loads, of_findings, of_tables, of_states)
         problems = [f"{topic}: {text}" for cause in causes for topic, text in cause.items()]
         for problem in problems:
@@ -210,19 +217,26 @@ class WarehouseReader(TierReader):
             self._numbers.rows["table"] += found.counts.total
             log.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
 
-    def _tell_state(self, of_loads: Mapping[str, str], of_tables: Mapping[str, str], topic: str) -> None:
+    def _tell_state(
+        self, of_loads: Mapping[str, str], of_tables: Mapping[str, str], gone: Set[str], topic: str
+    ) -> None:
         """Tell what there is of a topic, at the start of a turn and when it is another than before."""
-        if topic not in self._loads or self._stop.is_set() or self._taker.lost.is_set():
+        if self._stop.is_set() or self._taker.lost.is_set():
             return  # not all that is there was told
-        load, sha256 = self._loads[topic].newest()
-        table = self._tables[topic].state if topic in self._tables else TableState()
+        newest, editions, table = LoadId(), "", TableState()
+        if topic not in gone:
+            if topic not in self._loads:
+                return  # its folder cannot be read: that is the problem which is named
+            newest = self._loads[topic].newest()
+            editions = "" if topic in of_loads else self._loads[topic].editions()
+            table = self._tables[topic].state if topic in self._tables else TableState()
         state = WarehouseState(
             time=0,
             topic=topic,
             number=0,
-            load=load,
-            sha256=sha256,
-            editions="" if topic in of_loads else self._loads[topic].editions(),
+            load=newest.load,
+            sha256=newest.sha256,
+            editions=editions,
             exists=table.exists,
             snapshot=table.snapshot,
             trouble=of_tables.get(topic, "")[:MOST_LETTERS],

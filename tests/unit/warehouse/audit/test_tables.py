@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.expressions import AlwaysTrue
@@ -18,7 +20,7 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.at import At
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.audit.tables import PublishedTable, TableHour
+from millrace_warehouse.audit.tables import PublishedTable, TableHour, TableState
 from millrace_warehouse.history.layout import audited_table_path, load_numbers, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import sequences_of
@@ -166,3 +168,44 @@ def test_without_what_was_written_down_every_hour_is_told_again(scene: Scene) ->
     scene.storage.delete(audited_table_path(TOPIC))
     scene.table = PublishedTable(scene.storage, TOPIC)
     assert scene.tell() == told
+
+
+def test_a_table_that_is_dropped_is_told_to_be_gone(scene: Scene) -> None:
+    scene.publish(H10)
+    assert scene.tell() == {H10: 2}
+    assert scene.table.state == TableState(True, scene.iceberg.current_snapshot().snapshot_id)
+    scene.catalog.drop_table(table_identifier(TOPIC))
+    assert scene.tell() == {}
+    assert scene.table.state == TableState(False, None)
+
+
+def test_rows_in_the_partition_of_another_hour_are_told_with_their_own_hour(scene: Scene) -> None:
+    scene.publish(H10, H11)
+    assert scene.tell() == {H10: 2, H11: 1}
+    (eleven,) = [t.file for t in scene.iceberg.scan().plan_files() if t.file.partition[0] % 24 == 11]
+    with scene.iceberg.io.new_input(eleven.file_path).open() as content:
+        more = pq.read_table(io.BytesIO(content.read()))
+    both = partial(pa.concat_tables, promote_options="permissive")
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: both([rows, more]))
+    assert scene.tell() == {H10: 2, H11: 2}, "the row of the later hour is there twice"
+    assert scene.tell() == {}
+    scene.table = PublishedTable(scene.storage, TOPIC)
+    assert scene.tell() == {H10: 2, H11: 2}, "a reader that comes after looks again"
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: rows.slice(0, 2))
+    assert scene.tell() == {H10: 2, H11: 1}
+
+
+def test_rows_without_a_header_in_an_hours_partition_are_told(scene: Scene) -> None:
+    scene.publish(H10)
+    (before,) = scene.news()
+    assert before.unkeyed == {}
+
+    def with_two_more(rows: pa.Table) -> pa.Table:
+        index = rows.column_names.index("header")
+        field = rows.schema.field(index)
+        extra = rows.slice(0, 1).set_column(index, field, pa.nulls(1, field.type))
+        return pa.concat_tables([rows, extra, extra], promote_options="permissive")
+
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, with_two_more)
+    (after,) = scene.news()
+    assert (after.counts, after.unkeyed) == (before.counts, {START: 2})
