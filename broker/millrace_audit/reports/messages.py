@@ -336,8 +336,8 @@ SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE)
 _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
-_CHANGED = (LoadCount, TableCount)
-"""Kinds whose form of the version before is read, too: `schemas/previous` has it."""
+_NEW_FIELDS = {"AuditLoadCount": {"hours", "unkeyed", "rejected"}, "AuditTableCount": {"unkeyed"}}
+"""What records have that those of the version before lack, which are read, too."""
 
 
 class OtherVersion:
@@ -436,7 +436,7 @@ class AuditCodec:
             self._prefixes[name] = b"\0" + schema_id.to_bytes(4, "big")
         out = BytesIO()
         out.write(self._prefixes[name])
-        fastavro.schemaless_writer(out, _parsed(name), _to_avro(record))
+        fastavro.schemaless_writer(out, _parsed(_Form(type(record), name)), _to_avro(record))
         return out.getvalue()
 
     def decode(self, message: bytes | None) -> AuditRecord | None:
@@ -449,7 +449,7 @@ class AuditCodec:
             return None
         kind = form.kind
         try:
-            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), _parsed(form.file), None)
+            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), _parsed(form), None)
             return kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
         except Exception:  # whoever choked on it would choke on it again after every restart
             return None
@@ -484,8 +484,7 @@ class AuditCodec:
     def _look_up_own(self) -> None:
         """Learn the ids of the schemas that ship with Millrace: ids that somebody made up must hide none."""
         for form in _FORMS:
-            name = form.file.rpartition("/")[2]
-            if version := self._registry.lookup(name, dict(schema_file(form.file))):
+            if version := self._registry.lookup(form.name, dict(form.schema)):
                 self._forms[b"\0" + version.schema_id.to_bytes(4, "big")] = form
 
 
@@ -493,15 +492,26 @@ class _Form(NamedTuple):
     """A kind of record as one version writes it."""
 
     kind: Kind
-    file: str = ""
-    """Of its schema, in `schemas`."""
+    name: str = ""
+    of_before: bool = False
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        return previous_schema(self.name) if self.of_before else schema_file(self.name)
 
 
 _FORMS = [
     *(_Form(kind, name) for name, kind in _KINDS.items()),
-    *(_Form(kind, f"previous/Audit{kind.__name__}") for kind in _CHANGED),
+    *(_Form(_KINDS[name], name, of_before=True) for name in _NEW_FIELDS),
 ]
 """Every form that is read."""
+
+
+def previous_schema(name: str) -> Mapping[str, Any]:
+    """The schema of an audit record in the version before."""
+    schema = schema_file(name)
+    kept = [field for field in schema["fields"] if field["name"] not in _NEW_FIELDS[name]]
+    return {**schema, "fields": kept}
 
 
 def _form_of(schema: Any) -> _Form | None:
@@ -512,7 +522,7 @@ def _form_of(schema: Any) -> _Form | None:
     except Exception:  # as in `decode`
         return None
     for own in _FORMS:
-        if canonical == to_parsing_canonical_form(_parsed(own.file)):
+        if canonical == to_parsing_canonical_form(_parsed(own)):
             return own
     parsed = schema if isinstance(schema, Mapping) else {}
     is_named_so = parsed.get("name") in _KINDS and parsed.get("namespace") == _NAMESPACE
@@ -520,8 +530,8 @@ def _form_of(schema: Any) -> _Form | None:
 
 
 @cache
-def _parsed(name: str) -> Any:
-    return fastavro.parse_schema(dict(schema_file(name)))
+def _parsed(form: _Form) -> Any:
+    return fastavro.parse_schema(dict(form.schema))
 
 
 def packed(load: LoadCount) -> bytes:

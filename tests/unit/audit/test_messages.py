@@ -35,6 +35,7 @@ from millrace_audit.reports.messages import (
     WarehouseState,
     editions_hash,
     packed,
+    previous_schema,
     schema_file,
     unpacked,
 )
@@ -236,7 +237,7 @@ def test_a_record_of_another_version_is_told_from_what_is_no_audit_record() -> N
 def of_the_version_before(record: LoadCount | TableCount, ids: Ids) -> bytes:
     """The message of a record as the version before wrote it: without the fields that are new."""
     name = f"Audit{type(record).__name__}"
-    schema = dict(schema_file(f"previous/{name}"))
+    schema = dict(previous_schema(name))
     out = BytesIO()
     written = {"source": {"load": 7}, **vars_of(record), "counts": record.counts.to_avro()}
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), written)

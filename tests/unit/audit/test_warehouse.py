@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -31,7 +31,7 @@ NOBODY = SequenceCounts()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def story(request: pytest.FixtureRequest, stores: Callable[[str], AuditStore]) -> Iterator[Story]:
+def story(request: pytest.FixtureRequest, stores: Callable[[str], AuditStore]) -> Story:
     sqlite = request.param == "sqlite"
     url = "sqlite://" if sqlite else request.getfixturevalue("postgres_url")
     return Story(stores(url), replace(RULES, carried=".*"))
