@@ -28,8 +28,8 @@ from millrace.cli import cli
 from millrace.client.cluster_client import LATEST
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError
-from millrace_audit.answer import Completeness, Window
-from millrace_audit.client import completeness
+from millrace_audit.answer import Completeness, Window, utc
+from millrace_audit.client import changes, completeness
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, AuditCodec, LoadEnd, LoadNumber
@@ -404,7 +404,7 @@ def test_what_verify_finds_in_the_warehouse_turns_the_verdict_until_it_is_clean_
     assert history.count("millrace verify: found right again: edited/rows/") == 1
 
 
-def test_messages_without_a_header_are_carried_beside_those_that_are_reported(world: World) -> None:
+def test_messages_that_a_load_rejected_are_carried_once_an_operator_gives_them_up(world: World) -> None:
     with world.producer("dc2") as producer:
         for n in range(20):
             producer.send("mixed", PAGE_VIEW, EVENT, time_ms=START + n)
@@ -420,9 +420,20 @@ def test_messages_without_a_header_are_carried_beside_those_that_are_reported(wo
 
     wait_until("the foreign messages are counted", counted_beside)
     world.load("mixed")
-    found = world.await_verdict("mixed", "carried")
+    found = world.await_verdict("mixed", "incomplete")
     (window,) = found.windows
-    assert (window.acknowledged, window.carried, window.findings) == (20, 3, [])
+    assert (window.acknowledged, window.carried, window.findings, window.rejected) == (20, 3, [], 3)
+    assert "load 1 rejected 3 messages" in window.reasons[0]
+    assert found.hours is not None
+    ((load,),) = (hour.loads for hour in found.hours)
+    assert (load.load, load.edition, load.rows, load.rejected) == (1, 1, 20, 3)
+    assert found.newest_load is not None
+    assert (found.newest_load.sha256, found.applied_at is not None) == (load.sha256, True)
+    accept = ("--accept-rejected", "1", "--reason", "probes", "--auditor", world.url)
+    done = run_millrace("audit", "mixed", *accept)
+    assert "accepted: 3 messages that load 1 of mixed rejected (probes)" in done.stdout
+    found = world.await_verdict("mixed", "carried")
+    assert changes(world.url, "mixed", None).hours == [utc(START)]
     numbers = httpx.get(f"{world.url}/metrics").text
     assert 'millrace_audit_windows{topic="mixed",verdict="carried"} 1.0' in numbers
     assert 'millrace_audit_delay_seconds_bucket{le="+Inf",tier="offline",topic="mixed"} 1.0' in numbers

@@ -60,13 +60,9 @@ class LoadFacts:
             text = f"load {self.lost_somewhere} was counted, in hours that are not known, and is gone"
             yield Verdict.UNKNOWN, self._gone(text)
         if hour in self.others:
-            text = (
-                "the warehouse has other editions of the hour's loads than were counted: restore a newer copy"
-            )
-            yield (
-                Verdict.INCOMPLETE,
-                f"{text}, or run `millrace reload {self.topic} --hour HOUR --reason TEXT`",
-            )
+            text = "the warehouse has other editions of the hour's loads than were counted"
+            again = f"`millrace reload {self.topic} --hour HOUR --reason TEXT`"
+            yield Verdict.UNKNOWN, f"{text}: restore a newer copy, or run {again}"
         for span in self.spans:
             if span.window <= window <= span.last:
                 yield self.of_rejected(self.rejected(span))

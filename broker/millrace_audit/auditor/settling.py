@@ -147,7 +147,7 @@ def _doubt_table(session: Session, view: TopicView) -> None:
     if state is not None and not state.is_table_doubted and view.loads.is_table_gone(view.now):
         state.is_table_doubted = True
         settled = update(WindowRow).where(WindowRow.topic == view.topic, WindowRow.settled)
-        session.execute(settled.values(settled=False))
+        session.execute(settled.values(settled=False, signature=""))
 
 
 def _note_hellos(session: Session, progress: Progress) -> None:

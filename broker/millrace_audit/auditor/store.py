@@ -303,6 +303,8 @@ class LoadRow(Row):
     """Of its manifest."""
     whole: Mapped[bool] = mapped_column(default=True)
     """All parts told of hours and of rows without a header, as the version before did not."""
+    retold: Mapped[int] = mapped_column(default=0)
+    """Parts of one that is not whole which were told again with them."""
 
 
 class LoadPartRow(Row):
@@ -455,7 +457,7 @@ def _added(now: int) -> Mapping[str, Mapping[str, int]]:
 
     Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded.
     """
-    return {"loads": {"whole": 0}, "topics": {"unkeyed_from": now}}
+    return {"loads": {"whole": 0, "retold": 0}, "topics": {"unkeyed_from": now}}
 
 
 def _prepare(engine: Engine) -> None:

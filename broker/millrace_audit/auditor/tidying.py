@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Verdict
@@ -14,7 +14,7 @@ from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.topic_view import is_listed
-from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
+from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 
 _AT_ONCE = 1000
@@ -64,15 +64,23 @@ def tidy(session: Session, rules: AuditRules) -> bool:
 
 
 def _forget_loads(session: Session, kept_from: int) -> None:
-    """Delete what loads held of hours whose windows have expired, and the counts of loads that are as old."""
-    hours = store.LoadHourRow
-    session.execute(delete(hours).where(hours.hour < kept_from, hours.hour != NOTHING))
-    session.execute(delete(store.RejectedRow).where(store.RejectedRow.last < kept_from))
-    parts = store.LoadPartRow
-    session.execute(delete(parts).where(parts.told < kept_from, ~parts.waits))
+    """Delete what loads held of windows that have expired, and the counts of loads that are as old."""
+    hours, rejected, parts = store.LoadHourRow, store.RejectedRow, store.LoadPartRow
     changed = store.ChangedRow
     newest = select(func.max(changed.number)).scalar_subquery()  # the next one is numbered behind it
-    session.execute(delete(changed).where(changed.hour < kept_from, changed.number < newest))
+    for topic, before in session.execute(select(TopicRow.topic, TopicRow.kept_from)).all():
+        if before == NOTHING:
+            continue
+        kept = exists().where(WindowRow.topic == topic)
+        of_hour = kept.where(WindowRow.window.between(hours.hour, hours.hour + HOUR_MS - 1))
+        old = (hours.topic == topic, hours.hour < before, hours.hour != NOTHING, ~of_hour)
+        session.execute(delete(hours).where(*old))
+        of_span = kept.where(WindowRow.window.between(rejected.window, rejected.last))
+        session.execute(delete(rejected).where(rejected.topic == topic, rejected.last < before, ~of_span))
+        session.execute(
+            delete(changed).where(changed.topic == topic, changed.hour < before, changed.number < newest)
+        )
+    session.execute(delete(parts).where(parts.told < kept_from, ~parts.waits))
 
 
 def _forget_producers(session: Session, now: int, kept_from: int) -> None:

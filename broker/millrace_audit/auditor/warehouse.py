@@ -8,6 +8,7 @@ their place waits until an operator says that they are replaced.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
@@ -27,7 +28,7 @@ from millrace_audit.auditor.store import (
     WarehouseStateRow,
     WindowRow,
 )
-from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, is_of_this_world
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts, is_of_this_world
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
@@ -77,6 +78,9 @@ class Warehouse:
         serial = self._place.serial(entry.offset)
         if isinstance(record, LoadCount):
             if (cause := self._loads.take(record, serial)) is not None:
+                self._strangers.add(entry, "LoadCount", cause)
+            if not all(is_of_this_world(each.window) for each in (*record.rejected, *(record.unkeyed or ()))):
+                cause = f"rows or rejected messages of topic {record.topic} have a time no producer sends"
                 self._strangers.add(entry, "LoadCount", cause)
         elif tier.beaten_turn != turn or record.number > tier.beaten_number:
             tier.beaten_turn, tier.beaten_number = turn, record.number
@@ -172,6 +176,11 @@ class LoadCounts:
         if is_other:
             self._note_other_edition(topic, source.load)
             return cause
+        if row is not None and not row.whole and load.unkeyed is not None:
+            if row.counted == row.parts:
+                self._complete(load, row, serial)
+                return None
+            load = replace(load, unkeyed=None, hours=None, rejected=[])  # all parts are told again
         if self._is_next_part(load, row):
             self._count(load, serial)
             self._keep(load, serial, waits=False)
@@ -209,6 +218,23 @@ class LoadCounts:
             self._changes.unkeyed_from[load.topic] = max(before_this, load.time)
         self._session.flush()
         return True
+
+    def _complete(self, load: LoadCount, row: LoadRow, serial: int) -> None:
+        """Take from a load that the version before told of what it did not tell."""
+        source = load.source
+        if source.part != row.retold + 1:
+            return
+        row.retold = source.part
+        self._count(replace(load, counts=SequenceCounts(), removed=SequenceCounts()), serial)
+        self._keep(load, serial, waits=False)
+        if source.part == source.parts:
+            row.whole, row.counted, row.parts = True, source.parts, source.parts
+            self._finish(load)
+            table = LoadRow
+            others = select(table.load).where(table.topic == load.topic, ~table.whole).limit(1)
+            topic = self._session.get(TopicRow, load.topic)
+            if topic is not None and self._session.scalar(others) is None:
+                topic.unkeyed_from = NOTHING
 
     def _count(self, load: LoadCount, serial: int, *, take_out: bool = False) -> None:
         """Add what a part holds to the windows, or take it out again."""

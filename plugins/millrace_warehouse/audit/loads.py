@@ -8,6 +8,7 @@ words. Knows files and records; neither turns nor brokers.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import time
@@ -45,8 +46,11 @@ class Loads:
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
-        names = map(_AUDITED.fullmatch, storage.names(layout.Folder.AUDITED.of(topic)))
+        there = storage.names(layout.Folder.AUDITED.of(topic))
+        names = map(_AUDITED.fullmatch, there)
         self._told = {(int(name[1]), int(name[2])) for name in names if name}
+        self._is_whole = layout.AUDITED_ROWS in there
+        """All that was told of was told with its rows; a version that knew of none left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._told), default=0)
         self._sure_of, self._sure_until = LoadId(), 0.0
@@ -59,12 +63,22 @@ class Loads:
         """
         storage, topic = self._storage, self._topic
         self._forget_lost()
+        yield from self._to_complete()
         if layout.load_numbers(storage, topic, self._newest):
             yield from layout.loads_after(storage, topic, self._newest)
         for load, editions in sorted(layout.editions_of(storage, topic).items()):
             for edition in editions:
                 if load <= self._newest and (load, edition) not in self._told:
                     yield layout.read_edition(storage, topic, load, edition)
+
+    def _to_complete(self) -> Iterator[LoadManifest]:
+        """The editions that a version told of without their rows and rejected messages, once all of them."""
+        path = layout.audited_rows_path(self._topic)
+        if not self._is_whole:
+            for load, edition in sorted(self._told):
+                yield layout.read_edition(self._storage, self._topic, load, edition)
+            self._storage.put(path, io.BytesIO(b"{}"))
+            self._is_whole = True
 
     def _forget_lost(self) -> None:
         """Forget that loads were told of which are gone, or are others now: the folder is an older copy.
@@ -173,7 +187,11 @@ class Loads:
         rows = [astuple(each) for each in unkeyed.values()]
         told = {"manifest": manifest.sha256, "counts": counts.to_json(), "unkeyed": rows}
         path = layout.audited_path(manifest.topic, manifest.load, manifest.edition)
-        self._storage.create(path, gzip.compress(json.dumps(told, sort_keys=True).encode(), mtime=0))
+        content = gzip.compress(json.dumps(told, sort_keys=True).encode(), mtime=0)
+        if (manifest.load, manifest.edition) in self._told:
+            self._storage.put(path, io.BytesIO(content))
+        else:
+            self._storage.create(path, content)
         self._told.add((manifest.load, manifest.edition))
         if manifest.load > self._newest:
             self._newest = manifest.load

@@ -71,6 +71,12 @@ def test_a_database_of_another_millrace_is_refused_in_one_sentence(tmp_path: Pat
 NEW_TABLES = ("load_part", "load_hour", "rejected", "warehouse_state", "acceptance", "changed", "database")
 
 
+def empty(store: AuditStore) -> None:
+    with store.writing() as session:
+        for table in reversed(Row.metadata.sorted_tables):
+            session.execute(delete(table))
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -79,6 +85,7 @@ def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
     if kind == "postgresql":
         url = request.getfixturevalue("postgres_url")
     store = AuditStore(url)
+    empty(store)
     story = Story(store)
     story.whole()
     story.apply()
@@ -98,7 +105,5 @@ def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
     story.state(0)
     assert story.apply().verdict() == "unknown"
     assert "load 1 was counted, in hours that are not known, and is gone" in story.window()["reasons"][0]
-    with store.writing() as session:
-        for table in reversed(Row.metadata.sorted_tables):
-            session.execute(delete(table))
+    empty(store)
     store.close()

@@ -12,7 +12,7 @@ from millrace.errors import MillraceError
 from millrace_audit.answer import LoadHour, NewestLoad, utc
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.acceptance import accept_rejected, replace_loads
-from millrace_audit.auditor.store import AuditStore, LoadPartRow
+from millrace_audit.auditor.store import AuditStore, LoadPartRow, WindowRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -323,13 +323,13 @@ def test_a_folder_without_any_load_has_lost_them_all(story: Story) -> None:
     assert len(story.window()["reasons"]) == 3
 
 
-def test_other_editions_in_the_folder_make_the_hours_of_those_counted_incomplete(story: Story) -> None:
+def test_other_editions_in_the_folder_make_the_hours_of_those_counted_unknown(story: Story) -> None:
     three_loads(story)
     story.load(NOBODY, source=LoadNumber(2, 2, sha256="e2"), hours=[HourRows(HOUR, 10)])
     story.state(3, "sha3", editions=editions_hash({2: 2}))
     assert story.apply().verdict() == "complete"
     story.state(3, "sha3", editions=editions_hash({}))
-    assert story.apply().verdict() == "incomplete"
+    assert story.apply().verdict() == "unknown"
     assert "the warehouse has other editions" in story.window()["reasons"][0]
     story.state(3, "sha3", editions=editions_hash({2: 2}))
     assert story.apply().verdict() == "complete"
@@ -347,6 +347,30 @@ def test_a_load_whose_counts_are_forgotten_cannot_be_replaced(story: Story) -> N
     story.apply()
     with pytest.raises(MillraceError, match="the auditor has forgotten what load 3"):
         replaced(story)
+
+
+def test_another_manifest_of_a_later_edition_makes_its_hours_unknown(story: Story) -> None:
+    three_loads(story)
+    story.load(NOBODY, source=LoadNumber(2, 2, sha256="e2"), hours=[HourRows(HOUR, 10)])
+    assert story.apply().verdict() == "complete"
+    story.load(found((1, 1)), source=LoadNumber(2, 2, sha256="other"))
+    assert (story.apply().verdict(), story.findings()) == ("unknown", [])
+    assert ("LoadCount", f"load 2 of topic {TOPIC} was counted from another manifest") in story.strangers()
+
+
+def test_a_load_of_the_version_before_is_told_again_with_its_rows(story: Story) -> None:
+    unkeyed(story, loaded=0, is_of_before=True)
+    assert (story.apply().verdict(), story.answer()["hours"][0]["loads"]) == ("carried", [])
+    aside = [RejectedMessages(W, W, 2, 0, WHY)]
+    for _ in range(2):
+        story.load(NOBODY, source=LoadNumber(1), unkeyed=[UnkeyedRows(W, 48)], rejected=aside)
+        window = story.apply().window()
+        assert (window["verdict"], window["findings"], window["rejected"]) == ("incomplete", [], 2)
+        assert window["foreign"]["warehouse"] == 48
+        (load,) = story.answer()["hours"][0]["loads"]
+        assert (load["rows"], load["rejected"]) == (48, 2)
+    story.load(NOBODY, source=LoadNumber(1, 2), unkeyed=[UnkeyedRows(W, 1)])
+    assert story.apply().findings() == [("missing", "warehouse", 1)], "from now on they are compared"
 
 
 # Topics that nobody counts, and tables that are gone.
@@ -368,17 +392,26 @@ def test_a_published_table_that_is_gone_is_doubted_after_a_quarter_of_an_hour(
     story: Story, trouble: str, why: str
 ) -> None:
     three_loads(story)
+    later = found((0, 4), instance=2, window=W + WINDOW_MS)
+    story.count("dc1", later)
+    story.count("offline", later)
+    story.load(later, source=LoadNumber(4))
+    story.beats(NOW + 12_000)
     story.publish(found((0, 29)))
-    story.state(3, "sha3", exists=True)
+    story.state(4, exists=True)
     assert story.apply().verdict() == "complete"
-    story.state(3, "sha3", exists=bool(trouble), trouble=trouble)
+    story.state(4, exists=bool(trouble), trouble=trouble)
     story.rules = replace(story.rules, clock_ms=lambda: NOW + 14 * 60_000)
     assert story.apply().verdict() == "complete", "a catalog is restarted now and then"
     story.rules = replace(story.rules, clock_ms=lambda: NOW + 15 * 60_000)
     window = story.apply().window()
     assert window["verdict"] == "unknown"
     assert f"({why}): run `millrace verify WAREHOUSE --topic PageView`" in window["reasons"][0]
-    story.state(3, "sha3", exists=True, time=NOW + 15 * 60_000)
+    assert story.verdict(W + WINDOW_MS) == "carried", "it is not in the table"
+    with story.store.reading() as session:
+        open_windows = select(func.count()).where(~WindowRow.settled, WindowRow.topic == TOPIC)
+        assert session.scalar(open_windows) == 1, "what is not published is judged, and over"
+    story.state(4, exists=True, time=NOW + 15 * 60_000)
     assert story.apply().verdict() == "complete"
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +22,13 @@ from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.audit.rejected import MOST_TOLD
 from millrace_warehouse.history.expired import Expired
-from millrace_warehouse.history.layout import expired_path, read_edition, read_load
+from millrace_warehouse.history.layout import (
+    audited_path,
+    audited_rows_path,
+    expired_path,
+    read_edition,
+    read_load,
+)
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import load_topic
@@ -301,3 +310,16 @@ def test_a_reader_that_comes_after_notices_another_load_under_a_number_that_was_
     load_topic(load_run(log, tmp_path, "run-3"), TOPIC)
     (told,) = tell(storage, Loads(storage, TOPIC))
     assert told.source.sha256 == read_load(storage, TOPIC, 2).sha256
+
+
+def test_loads_that_the_version_before_told_of_are_told_again_with_their_rows(tmp_path: Path) -> None:
+    scene = Mended(tmp_path)
+    set_aside(scene)
+    storage = scene.storage()
+    (told,) = tell(storage, Loads(storage, TOPIC))
+    storage.delete(audited_rows_path(TOPIC))  # as the version before left it
+    note = {"manifest": told.source.sha256, "counts": told.counts.to_json()}
+    storage.put(audited_path(TOPIC, 1, 1), io.BytesIO(gzip.compress(json.dumps(note).encode())))
+    (again,) = tell(storage, Loads(storage, TOPIC))
+    assert dataclasses.replace(again, time=0) == dataclasses.replace(told, time=0)
+    assert tell(storage, Loads(storage, TOPIC)) == []
