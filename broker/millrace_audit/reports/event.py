@@ -84,14 +84,15 @@ def read_header(message: bytes) -> EventHeader:
     return EventHeader(time, server, service, instance, sequence)
 
 
-def is_keyed(message: bytes) -> bool:
-    """True if a message of a schema with a header has one that readers count it by."""
+def counted_header(message: bytes) -> EventHeader | None:
+    """The header that readers count a message of a schema with one by; None where it has none."""
     try:
         header = read_header(message)
     except NotAudited:
-        return False
+        return None
     names = (header.server.encode(), header.service.encode())
-    return max(map(len, names)) <= MAX_NAME_BYTES and header.time >= -(1 << 63) + WINDOW_MS
+    is_counted = max(map(len, names)) <= MAX_NAME_BYTES and header.time >= -(1 << 63) + WINDOW_MS
+    return header if is_counted else None
 
 
 def instance_bytes(server: str, service: str, instance: int) -> bytes:

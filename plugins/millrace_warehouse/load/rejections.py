@@ -33,9 +33,9 @@ REJECTED_SCHEMA = pa.schema(
 )
 """A row is one record, or `records` of them where a batch cannot be unpacked.
 
-`raw` is null where an erasure has taken it out; `reason` quotes no value of the record. `timestamp` is the
-record's in ms, of a batch the largest; `keyed` says that the record has an audit header. Both are null in
-files of versions that had no such columns.
+`raw` is null where an erasure has taken it out; `reason` quotes no value of the record. `timestamp` (ms)
+is that of its audit header, which `keyed` says that there is, or the record's, or a batch's largest. Files of
+versions before have neither column.
 """
 _BESIDE_BYTES = [name for name in REJECTED_SCHEMA.names if name != "raw"]
 HELD_BYTES = 16 << 20

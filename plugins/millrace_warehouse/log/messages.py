@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from millrace.records.framing import BrokenBatch, Frames, frame_batches
 from millrace.records.row_cursor import Faults, Longs
-from millrace_audit.reports.event import has_header, is_keyed
+from millrace_audit.reports.event import counted_header, has_header
 from millrace_avro.columns import FixedWidth, Slices
 from millrace_avro.resolution import SCALES
 from millrace_avro.rows import RowDecoder
@@ -63,7 +63,7 @@ class Rejected:
     reason: str
     raw: bytes
     timestamp: int
-    """The record's, in ms; of a batch the largest one, as auditing readers file it."""
+    """By which auditing readers file it, in ms: of its header, of the record, of a batch the largest one."""
     keyed: bool = False
     """It has an audit header, by which auditing readers count it."""
 
@@ -219,6 +219,7 @@ def _rejected(
 ) -> Rejected:
     start, size = int(frames.value[row]), max(int(frames.value_size[row]), 0)
     raw = bytes(frames.buffer.data[start : start + size])
+    header = counted_header(raw) if has_header else None
     return Rejected(
         partition=partition,
         offset=int(frames.offset[row]),
@@ -226,8 +227,8 @@ def _rejected(
         schema_id=schema_id,
         reason=reason,
         raw=raw,
-        timestamp=int(frames.timestamp[row]),
-        keyed=has_header and is_keyed(raw),
+        timestamp=int(frames.timestamp[row]) if header is None else header.time,
+        keyed=header is not None,
     )
 
 
