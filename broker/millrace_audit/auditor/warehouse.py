@@ -79,7 +79,9 @@ class Warehouse:
         if isinstance(record, LoadCount):
             if (cause := self._loads.take(record, serial)) is not None:
                 self._strangers.add(entry, "LoadCount", cause)
-            if not all(is_of_this_world(each.window) for each in (*record.rejected, *(record.unkeyed or ()))):
+            windows = [each.window for each in record.rejected]
+            windows += [each.window for each in record.unkeyed or ()]
+            if not all(map(is_of_this_world, windows)):
                 cause = f"rows or rejected messages of topic {record.topic} have a time no producer sends"
                 self._strangers.add(entry, "LoadCount", cause)
         elif tier.beaten_turn != turn or record.number > tier.beaten_number:
@@ -268,7 +270,7 @@ class LoadCounts:
         source = load.source
         self._forget(load.topic, source.load, before=source.edition)
         for each in load.rejected:
-            self._session.add(
+            self._session.merge(
                 RejectedRow(
                     topic=load.topic,
                     load=source.load,

@@ -53,8 +53,10 @@ class Loads:
         """All that was told of was told with its rows; a version that knew of none left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._told), default=0)
+        self._listed = 0
+        """The newest load in the folder."""
         self._sure_of, self._sure_until = LoadId(), 0.0
-        """The newest load that was told of, as it was found in the folder; and until when that will do."""
+        """The load that was looked at last, as it is in the folder; and until when that will do."""
 
     def news(self) -> Iterator[LoadManifest]:
         """What is to be told, in order; ask for the next one when one is told.
@@ -64,7 +66,7 @@ class Loads:
         storage, topic = self._storage, self._topic
         self._forget_lost()
         yield from self._to_complete()
-        if layout.load_numbers(storage, topic, self._newest):
+        if self._listed > self._newest:
             yield from layout.loads_after(storage, topic, self._newest)
         for load, editions in sorted(layout.editions_of(storage, topic).items()):
             for edition in editions:
@@ -86,32 +88,37 @@ class Loads:
         What is made in their place is told again. To look at the newest one will do: its manifest names the
         one before it.
         """
-        while self._newest > 0 and not self._is_there(self._newest):
+        numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
+        while self._newest > 0 and not self._is_there(numbers):
             for load, edition in sorted(self._told, reverse=True):
                 if load == self._newest:
                     self._storage.delete(layout.audited_path(self._topic, load, edition))
                     self._told.discard((load, edition))
             self._newest = max((load for load, _ in self._told), default=0)
+            numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
+        self._listed = numbers[-1] if numbers else 0
 
-    def _is_there(self, load: int) -> bool:
-        if load not in layout.load_numbers(self._storage, self._topic, load - 1):
+    def _is_there(self, numbers: Sequence[int]) -> bool:
+        """True if the newest load that was told of is in the folder, given the numbers from it on."""
+        load = self._newest
+        if load not in numbers:
             return False
         if load == self._sure_of.load and time.monotonic() < self._sure_until:
             return True
-        found = layout.read_load(self._storage, self._topic, load).sha256
-        self._sure(LoadId(load, found))
-        return found == self._note_of(load, 1).get("manifest")
+        self._look_at(load)
+        return self._sure_of.sha256 == self._note_of(load, 1).get("manifest")
+
+    def _look_at(self, load: int) -> None:
+        self._sure(LoadId(load, layout.read_load(self._storage, self._topic, load).sha256))
 
     def _sure(self, newest: LoadId) -> None:
         self._sure_of, self._sure_until = newest, time.monotonic() + LOOKED_AT_S
 
     def newest(self) -> LoadId:
-        """The newest load that is in the folder now."""
-        numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
-        if not numbers:
-            return LoadId()
-        if numbers[-1] != self._sure_of.load:
-            self._sure(LoadId(numbers[-1], layout.read_load(self._storage, self._topic, numbers[-1]).sha256))
+        """The newest load that was in the folder when its news was asked for."""
+        load = max(self._listed, self._newest)
+        if load != self._sure_of.load:
+            self._look_at(load)
         return self._sure_of
 
     def editions(self) -> str:

@@ -8,7 +8,7 @@ and its last one may be meant.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -35,6 +35,12 @@ class _Window:
     keyed: int = 0
     reasons: Reasons = field(default_factory=Reasons)
 
+    def add(self, counts: Iterable[tuple[str, int]]) -> None:
+        """Add so many messages for each reason."""
+        counts = [*counts]
+        self.messages += sum(messages for _, messages in counts)
+        self.reasons.add(counts)
+
 
 def rejected_of(storage: Storage, manifest: LoadManifest) -> list[RejectedMessages]:
     """The rejected messages of an edition by window, at most MOST_TOLD entries and one for the others."""
@@ -48,20 +54,23 @@ def rejected_of(storage: Storage, manifest: LoadManifest) -> list[RejectedMessag
                     unknown[f"{NOT_KNOWN}: {reason}"] += records
                 else:
                     found = windows.setdefault(window, _Window())
-                    found.messages += records
+                    found.add([(reason, records)])
                     found.keyed += records if keyed else 0
-                    found.reasons.add([(reason, records)])
         except FileNotFoundError:
             unknown[f"{NOT_KNOWN}: {path} is gone"] += file.records
         except (pa.ArrowException, OSError) as error:
             unknown[f"{NOT_KNOWN}: {path} cannot be read: {str(error).splitlines()[0]}"] += file.records
-    told = [_entry(window, window, windows[window]) for window in sorted(windows)]
+    if unknown:
+        first, last = map(window_start, _times(manifest))
+        if first == last:  # then it is known after all
+            windows.setdefault(first, _Window()).add(unknown.items())
+            unknown.clear()
+    told = [_entry(window, windows[window]) for window in sorted(windows)]
     if len(told) > MOST_TOLD:
         told = [*told[:MOST_TOLD], _span(told[MOST_TOLD:])]
     if unknown:
-        first, last = _times(manifest)
         reason = unknown.most_common(1)[0][0][:MOST_LETTERS]
-        told.append(RejectedMessages(window_start(first), window_start(last), unknown.total(), 0, reason))
+        told.append(RejectedMessages(first, last, unknown.total(), 0, reason))
     return told
 
 
@@ -76,9 +85,9 @@ def _rows(storage: Storage, path: str) -> Iterator[tuple[int | None, int, bool, 
                 yield window, row["records"], bool(row.get("keyed")), row["reason"]
 
 
-def _entry(first: int, last: int, found: _Window) -> RejectedMessages:
+def _entry(window: int, found: _Window) -> RejectedMessages:
     reason, _ = max(found.reasons.counts.items(), key=lambda item: item[1])
-    return RejectedMessages(first, last, found.messages, found.keyed, reason[:MOST_LETTERS])
+    return RejectedMessages(window, window, found.messages, found.keyed, reason[:MOST_LETTERS])
 
 
 def _span(entries: list[RejectedMessages]) -> RejectedMessages:

@@ -247,6 +247,16 @@ def test_of_a_file_that_tells_no_times_any_window_of_the_load_may_be_meant(
     assert aside.reason.startswith("not known which: ")
 
 
+def test_in_a_load_of_one_window_it_is_known_which_one_is_meant(tmp_path: Path) -> None:
+    scene = Mended(tmp_path)
+    scene.log.append(0, [event(0, START), Message(START, None, b"text")])
+    scene.log.append(1, [event(1, START), Message(START, None, b"more")])
+    scene.load()
+    path = rewrite_rejected(scene, lambda rows: rows.drop_columns(["timestamp", "keyed"]))
+    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    assert [(each.window, each.last, each.messages) for each in told.rejected] == [(START, START, 2)], path
+
+
 def test_rejected_messages_of_very_many_windows_are_told_in_a_bounded_number_of_entries(
     tmp_path: Path,
 ) -> None:
