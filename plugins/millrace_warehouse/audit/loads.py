@@ -53,6 +53,7 @@ class Loads:
         """All that was told of was told with its rows; a version that knew of none left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._told), default=0)
+        self._editions: dict[int, int] = {}
         self._listed = 0
         """The newest load in the folder."""
         self._sure_of, self._sure_until = LoadId(), 0.0
@@ -68,10 +69,12 @@ class Loads:
         yield from self._to_complete()
         if self._listed > self._newest:
             yield from layout.loads_after(storage, topic, self._newest)
-        for load, editions in sorted(layout.editions_of(storage, topic).items()):
+        told_of = {load: e for load, e in layout.editions_of(storage, topic).items() if load <= self._newest}
+        for load, editions in sorted(told_of.items()):
             for edition in editions:
-                if load <= self._newest and (load, edition) not in self._told:
+                if (load, edition) not in self._told:
                     yield layout.read_edition(storage, topic, load, edition)
+        self._editions = {load: editions[-1] for load, editions in told_of.items()}
 
     def _to_complete(self) -> Iterator[LoadManifest]:
         """The editions that a version told of without their rows and rejected messages, once all of them."""
@@ -122,8 +125,8 @@ class Loads:
         return self._sure_of
 
     def editions(self) -> str:
-        """A hash of the newest editions of loads that were read again, as the folder has them now."""
-        return editions_hash(layout.newest_editions(self._storage, self._topic))
+        """A hash of the newest editions of loads that were read again, as its news named them last."""
+        return editions_hash(self._editions)
 
     def behind(self, published: Through) -> set[str] | None:
         """The hours of which a table does not have what was told; None while it has what was not told yet."""
