@@ -16,7 +16,9 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.expressions import AlwaysTrue
 
 from millrace.errors import MillraceError
+from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import UnkeyedRows
 from millrace_warehouse.at import At
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
@@ -24,6 +26,7 @@ from millrace_warehouse.audit.tables import PublishedTable, TableHour, TableStat
 from millrace_warehouse.history.layout import audited_table_path, load_numbers, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import sequences_of
+from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.compact import compact_topic
@@ -31,7 +34,7 @@ from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.verbs import Compact
 from tests.loaded import compact_as_others_do
-from tests.unit.warehouse.memory_log import HOUR, START, event
+from tests.unit.warehouse.memory_log import HOUR, START, MemoryLog, event, load_run
 from tests.unit.warehouse.mended import Mended, moved_event
 from tests.unit.warehouse.publish.publishing import H10, H11, H12, TOPIC, publish_in
 
@@ -209,3 +212,23 @@ def test_rows_without_a_header_in_an_hours_partition_are_told(scene: Scene) -> N
     compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, with_two_more)
     (after,) = scene.news()
     assert (after.counts, after.unkeyed) == (before.counts, {START: 2})
+
+
+def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.schemas = {5: {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}}
+    log.append(0, [Message(START + at, None, b"\0\0\0\0\5\2/") for at in (0, 1, HOUR)])
+    load_topic(load_run(log, tmp_path), TOPIC)
+    storage = open_storage(str(tmp_path))
+    with connect(storage) as catalog:
+        loads, table = Loads(storage, TOPIC), PublishedTable(storage, TOPIC)
+        for manifest in loads.news():
+            found = read_back(storage, manifest)
+            (told,) = loads.records(manifest, found.counts, found)
+            assert told.unkeyed == [UnkeyedRows(START, 2), UnkeyedRows(START + HOUR, 1)]
+            loads.note(manifest, found.counts, found.unkeyed)
+        publish_in(storage, catalog, H10, H11)
+        assert [(hour.hour, hour.unkeyed) for hour in table.news(catalog, loads)] == [
+            (H10, {START: 2}),
+            (H11, {START + HOUR: 1}),
+        ]
