@@ -208,9 +208,9 @@ class Completeness:
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
         """What `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
-        newest, hours = answer.get("newest_load"), answer.get("hours")
+        topic, newest, hours = answer["topic"], answer.get("newest_load"), answer.get("hours")
         return cls(
-            topic=answer["topic"],
+            topic=topic,
             start=datetime.fromisoformat(answer["from"]),
             end=datetime.fromisoformat(answer["to"]),
             verdict=answer["verdict"],

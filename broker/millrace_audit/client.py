@@ -101,6 +101,20 @@ def accept_service(
     return instances
 
 
+def accept_rejected(url: str, topic: str, load: int, reason: str) -> int:
+    """Give up the messages that a load rejected; returns how many there are."""
+    said = {"load": load, "reason": reason, "who": _me()}
+    messages: int = _ask("POST", f"{_topic(url, topic)}/accept-rejected", json=said)["messages"]
+    return messages
+
+
+def replace_loads(url: str, topic: str, reason: str) -> list[int]:
+    """Let what was loaded in place of lost loads count; returns the lost ones."""
+    said = {"reason": reason, "who": _me()}
+    loads: list[int] = _ask("POST", f"{_topic(url, topic)}/replace-loads", json=said)["loads"]
+    return loads
+
+
 def _me() -> str:
     """Who asks, for the auditor's history: it believes it."""
     try:

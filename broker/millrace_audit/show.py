@@ -43,9 +43,16 @@ def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
         "unreported": [row.carried for row in rows],
         **{tier: [row.tiers.get(tier, 0) for row in rows] for tier in tiers_of(answer.windows)},
         **{f"no header: {tier}": [row.foreign.get(tier, 0) for row in rows] for tier in answer.foreign},
+        "rejected": [row.rejected for row in rows],
         "revision": [row.revision for row in rows],
     }
-    seldom = {"failed", "unreported", "revision", *(f"no header: {tier}" for tier in answer.foreign)}
+    seldom = {
+        "failed",
+        "unreported",
+        "rejected",
+        "revision",
+        *(f"no header: {tier}" for tier in answer.foreign),
+    }
     shown = {name: counts for name, counts in figures.items() if name not in seldom or any(counts)}
     table = narrow_table(f"Events of {answer.topic}, times in UTC")
     table.add_column("window" if by_window else "hour", no_wrap=True)
@@ -64,7 +71,7 @@ def narrow_table(title: str) -> Table:
 
 
 def _empty(answer: Completeness) -> str:
-    if any(window.acknowledged or window.failed or any(window.tiers.values()) for window in answer.windows):
+    if any(w.acknowledged or w.failed or w.rejected or any(w.tiers.values()) for w in answer.windows):
         return ""
     return ", and without any event" if not answer.foreign else ""
 

@@ -71,6 +71,8 @@ def describe(answer: Completeness) -> str:
     """One line: the verdict and, when it is not `complete`, tier, server, instance, sequences and reasons."""
     start, end = answer.start.isoformat(), answer.end.isoformat()
     line = f"{answer.topic} [{start}, {end}): {answer.verdict}"
+    if rejected := sum(window.rejected for window in answer.windows):
+        line = f"{line}, {rejected:,} messages rejected by loads"
     findings = [(window, finding) for window in answer.windows for finding in window.findings]
     findings.sort(key=lambda pair: pair[1].kind != DUPLICATE)  # what ends the wait is said first
     details = [_finding(window, finding) for window, finding in findings]
@@ -85,9 +87,11 @@ def describe(answer: Completeness) -> str:
 def _finding(window: Window, finding: Finding) -> str:
     ranges = [f"{a}" if a == b else f"{a}-{b}" for a, b in finding.sequences]
     more = f" and {len(ranges) - SHOWN} more ranges" if len(ranges) > SHOWN else ""
+    where = f"{finding.count} {finding.kind} at tier {finding.tier}, window {window.start.isoformat()}:"
+    if not finding.server:
+        return f"{where} {finding.service}"
     return (
-        f"{finding.count} {finding.kind} at tier {finding.tier}, window {window.start.isoformat()}:"
-        f" server {finding.server}, service {finding.service}, instance {finding.instance},"
+        f"{where} server {finding.server}, service {finding.service}, instance {finding.instance},"
         f" sequences {', '.join(ranges[:SHOWN])}{more}"
     )
 

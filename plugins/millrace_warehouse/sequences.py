@@ -1,11 +1,15 @@
 """Which sequences of which producers rows hold: the audit header's columns, counted at once.
 
-In batches while they are in memory, and in a Parquet file, of which no other column is read.
+In batches while they are in memory, and in a Parquet file, of which no other column is read but the record's
+time: rows without a header are counted by it.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import BinaryIO, TypeAlias
 
 import numpy as np
@@ -17,7 +21,8 @@ from millrace.records.row_cursor import Longs
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.event import EventHeader
 
-HEADER_COLUMNS = [f"header.{name}" for name in EventHeader._fields]
+HEADER, TIMESTAMP = "header", "_timestamp"
+HEADER_COLUMNS = [f"{HEADER}.{name}" for name in EventHeader._fields]
 """Of a Parquet file: the audit header's fields, as columns."""
 _FEW = 8
 """Rows per run of consecutive numbers from which the runs are counted as they come."""
@@ -56,14 +61,47 @@ def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | N
     return counts
 
 
-def count_file(content: BinaryIO) -> SequenceCounts:
-    """Which sequences a Parquet file holds; closes it. ArrowException or OSError for a broken one."""
-    counts = SequenceCounts()
-    with content, pq.ParquetFile(content) as file:
-        if "header" in file.schema_arrow.names:
-            for batch in file.iter_batches(columns=HEADER_COLUMNS):
-                count_sequences(batch, counts)
-    return counts
+def count_unkeyed(batch: pa.RecordBatch | pa.Table, windows: Counter[int]) -> None:
+    """Add the rows without a whole audit header to the windows (ms) of their records' time.
+
+    Rows without that time, or in a table without the column, are in no window.
+    """
+    index = batch.schema.get_field_index(TIMESTAMP)
+    header = _header_fields(batch)
+    whole = None if header is None else _whole(header)
+    if index < 0 or (header is not None and whole is None):
+        return
+    times = batch.column(index) if whole is None else batch.column(index).filter(pc.invert(whole))
+    micros = times.drop_null().cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
+    found, rows = np.unique(micros // (WINDOW_MS * 1000), return_counts=True)
+    for window, count in zip(found.tolist(), rows.tolist(), strict=True):
+        windows[window * WINDOW_MS] += count
+
+
+@dataclass(slots=True)
+class FileRows:
+    """What the rows of Parquet files hold."""
+
+    counts: SequenceCounts = field(default_factory=SequenceCounts)
+    unkeyed: Counter[int] = field(default_factory=Counter)
+    """Window (ms) -> rows without a whole audit header."""
+    rows: int = 0
+    """All rows."""
+
+    def add(self, content: BinaryIO) -> None:
+        """Count a Parquet file and close it. ArrowException or OSError for a broken one, in half counted."""
+        with content, pq.ParquetFile(content) as file:
+            names = {*file.schema_arrow.names}
+            columns = [*(HEADER_COLUMNS if HEADER in names else ()), *({TIMESTAMP} & names)]
+            for batch in file.iter_batches(columns=columns) if columns else ():
+                count_sequences(batch, self.counts)
+                count_unkeyed(batch, self.unkeyed)
+            self.rows += file.metadata.num_rows
+
+    def merge(self, other: FileRows) -> None:
+        self.counts.merge(other.counts)
+        self.unkeyed.update(other.unkeyed)
+        self.rows += other.rows
 
 
 Columns: TypeAlias = "tuple[Longs, Longs, Longs, Longs]"
@@ -86,7 +124,15 @@ def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> t
 
 def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
     """The five columns of the rows that have them all, None in a table without audit headers."""
-    index = batch.schema.get_field_index("header")
+    fields = _header_fields(batch)
+    if fields is None or (whole := _whole(fields)) is None:
+        return fields
+    return [column.filter(whole) for column in fields]
+
+
+def _header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
+    """The five columns of all rows, None in a table without audit headers."""
+    index = batch.schema.get_field_index(HEADER)
     type_ = batch.schema.types[index] if index >= 0 else None
     if type_ is None or not pa.types.is_struct(type_):
         return None
@@ -96,8 +142,11 @@ def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
     if isinstance(header, pa.ChunkedArray):
         header = header.combine_chunks()
     columns = dict(zip(type_.names, header.flatten(), strict=True))
-    fields = [columns[name] for name in EventHeader._fields]
-    if any(column.null_count for column in fields):
-        whole = functools.reduce(pc.and_, [column.is_valid() for column in fields])
-        return [column.filter(whole) for column in fields]
-    return fields
+    return [columns[name] for name in EventHeader._fields]
+
+
+def _whole(fields: Sequence[pa.Array]) -> pa.Array | None:
+    """True for the rows that have all five; None when every row has."""
+    if not any(column.null_count for column in fields):
+        return None
+    return functools.reduce(pc.and_, [column.is_valid() for column in fields])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,8 +29,8 @@ from millrace.cli import cli
 from millrace.client.cluster_client import LATEST
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError
-from millrace_audit.answer import Completeness, Window
-from millrace_audit.client import completeness
+from millrace_audit.answer import Completeness, NewestLoad, Window, utc
+from millrace_audit.client import changes, completeness
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, AuditCodec, LoadEnd, LoadNumber
@@ -37,6 +38,7 @@ from millrace_audit.reports.publish import AuditPublisher, edition_records
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.turns import Seat, read_turns
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.history.layout import read_load
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.storage import open_storage
 from tests.access_log import AccessLog, access_log_names
@@ -55,6 +57,7 @@ TOPICS = [
     "auditor-kills",
     "reader-kills",
     "mixed",
+    "restored",
     "claimed",
     "shrunk",
     "shown",
@@ -404,7 +407,7 @@ def test_what_verify_finds_in_the_warehouse_turns_the_verdict_until_it_is_clean_
     assert history.count("millrace verify: found right again: edited/rows/") == 1
 
 
-def test_messages_without_a_header_are_carried_beside_those_that_are_reported(world: World) -> None:
+def test_messages_that_a_load_rejected_are_carried_once_an_operator_gives_them_up(world: World) -> None:
     with world.producer("dc2") as producer:
         for n in range(20):
             producer.send("mixed", PAGE_VIEW, EVENT, time_ms=START + n)
@@ -418,14 +421,56 @@ def test_messages_without_a_header_are_carried_beside_those_that_are_reported(wo
         answer = httpx.get(f"{world.url}/v1/topics/mixed/completeness", params=question).json()
         return bool(answer["foreign"] == {"dc2": 3, "offline": 3})
 
+    def reasons_of(topic: str) -> set[str]:
+        return {reason.partition(" (")[0] for reason in world.ask(topic, 1).windows[0].reasons}
+
     wait_until("the foreign messages are counted", counted_beside)
     world.load("mixed")
-    found = world.await_verdict("mixed", "carried")
+    wait_until("nothing else is awaited", lambda: reasons_of("mixed") == {"load 1 rejected 3 messages"})
+    found = world.await_verdict("mixed", "incomplete")
     (window,) = found.windows
-    assert (window.acknowledged, window.carried, window.findings) == (20, 3, [])
+    assert (window.acknowledged, window.carried, window.findings, window.rejected) == (20, 3, [], 3)
+    assert found.hours is not None
+    ((load,),) = (hour.loads for hour in found.hours)
+    assert (load.load, load.edition, load.rows, load.rejected) == (1, 1, 20, 3)
+    assert found.newest_load is not None
+    assert (found.newest_load.sha256, found.applied_at is not None) == (load.sha256, True)
+    accept = ("--accept-rejected", "1", "--reason", "probes", "--auditor", world.url)
+    done = run_millrace("audit", "mixed", *accept)
+    assert "accepted: 3 messages that load 1 of mixed rejected (probes)" in done.stdout
+    found = world.await_verdict("mixed", "carried")
+    assert changes(world.url, "mixed", None).hours == [utc(START)]
     numbers = httpx.get(f"{world.url}/metrics").text
     assert 'millrace_audit_windows{topic="mixed",verdict="carried"} 1.0' in numbers
     assert 'millrace_audit_delay_seconds_bucket{le="+Inf",tier="offline",topic="mixed"} 1.0' in numbers
+
+
+def test_a_warehouse_from_an_older_copy_is_noticed_and_its_lost_loads_can_be_replaced(world: World) -> None:
+    topic, copy = world.warehouse / "restored", world.folder / "restored-copy"
+    with world.producer("dc1") as producer:
+        for n in range(20):
+            producer.send("restored", PAGE_VIEW, EVENT, time_ms=START + n)
+            if n == 9:
+                producer.flush()
+                world.await_tier("restored", "offline", 10)
+                world.load("restored")
+                world.await_tier("restored", "warehouse", 10)
+                shutil.copytree(topic, copy)
+    world.await_tier("restored", "offline", 20)
+    world.load("restored")
+    world.await_verdict("restored", "complete")
+    shutil.rmtree(topic)
+    shutil.copytree(copy, topic)
+    found = world.await_verdict("restored", "incomplete")
+    gone = "load 2 was counted with 10 rows and is gone: the warehouse's newest load is 1"
+    assert any(reason.startswith(gone) for reason in found.windows[0].reasons)
+    world.load("restored")
+    made = read_load(open_storage(str(world.warehouse)), "restored", 2).sha256
+    assert world.ask("restored").verdict == "incomplete"
+    replace = ("--replace-loads", "--reason", "the disk is lost", "--auditor", world.url)
+    assert "replaced: load 2 of restored" in run_millrace("audit", "restored", *replace).stdout
+    found = world.await_verdict("restored", "complete")
+    assert found.newest_load == NewestLoad(2, made)
 
 
 SILENT = """

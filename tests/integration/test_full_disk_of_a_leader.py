@@ -14,7 +14,7 @@ from tests.brokers import TestCluster
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.small_disk import empty, fill_bytes, small_disk
 from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, run, run_until_stored
-from tests.support import ROUNDS, WAIT_S, Process, wait_until
+from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
 
 Start = Callable[..., Process]
 BROKERS = (1, 2, 3)
@@ -86,8 +86,9 @@ def test_a_leader_without_room_gives_up_the_lead_and_idempotent_producers_store_
     producers = [NumberedProducer(brokers.bootstrap, ledger, kind, PARTITIONS) for kind in (PLAIN, LZ4)]
     for round_ in range(ROUNDS if "MILLRACE_ROUNDS" in os.environ else 1):
         wait_until("all replicas are in sync", lambda: in_sync(cluster))
+        assert run_millrace("topics", "elect", "--bootstrap", brokers.bootstrap).returncode == 0
+        led = wait_until("the broker leads again", lambda: led_by_full(cluster))
         run_until_stored(producers, 30)
-        led = led_by_full(cluster)
         acknowledged = Acknowledgements(producers)
         ballast = fill_bytes(brokers.directory(FULL))
         until = time.monotonic() + FULL_S

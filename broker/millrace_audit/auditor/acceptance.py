@@ -1,18 +1,22 @@
-"""What an operator says: without whose word the audit goes on, and who is nobody."""
+"""What an operator says: without whose word the audit goes on, who is nobody, and which loads count."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
+from millrace.errors import MillraceError
 from millrace_audit.answer import Instance
 from millrace_audit.auditor import store
+from millrace_audit.auditor.batch import Changes, Producers
+from millrace_audit.auditor.load_facts import REJECTED
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import HistoryRow, ProducerRow, WindowRow
 from millrace_audit.auditor.topic_view import to_instance
+from millrace_audit.auditor.warehouse import LoadCounts
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
@@ -71,3 +75,67 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
         what = f"{done} {whom}: {said.reason}"
         session.add(HistoryRow(time=now, topic=topic, window=None, who=said.who, what=what))
     return accepted
+
+
+def accept_rejected(session: Session, rules: AuditRules, topic: str, load: int, reason: str, who: str) -> int:
+    """Give up the messages that the newest edition of a load set aside; returns how many there are.
+
+    Their windows are `carried` at best from then on. Another edition of the load is another question.
+    """
+    table = store.RejectedRow
+    rows = session.scalars(select(table).where(table.topic == topic, table.load == load)).all()
+    if not rows:
+        raise MillraceError(
+            f"load {load} of topic {topic} has no rejected messages that are counted: `millrace audit {topic}"
+            " --from TIME --to TIME` names the loads that have"
+        )
+    now, messages = rules.clock_ms(), sum(row.messages for row in rows)
+    edition = rows[0].edition
+    session.add(_decision(rules, REJECTED, topic, load, edition, reason=reason, who=who))
+    for row in rows:
+        here = (WindowRow.topic == topic, WindowRow.window.between(row.window, row.last))
+        session.execute(update(WindowRow).where(*here).values(settled=False, dirty=True))
+    what = f"accepted {messages} messages that load {load} rejected: {reason}"
+    session.add(HistoryRow(time=now, topic=topic, window=None, who=who, what=what))
+    return messages
+
+
+def replace_loads(session: Session, rules: AuditRules, topic: str, reason: str, who: str) -> list[int]:
+    """Take the counts of lost loads out, and count what was loaded in their place; returns the lost loads.
+
+    Raises MillraceError when no load is lost, or when the counts of a lost one are no longer kept.
+    """
+    state = session.get(store.WarehouseStateRow, topic)
+    if state is None or state.lost_from == FOR_EVER:
+        raise MillraceError(f"no load of topic {topic} is lost: there is nothing to replace")
+    first, table = state.lost_from, store.LoadRow
+    parts = store.LoadPartRow
+    lost = session.scalars(select(table).where(table.topic == topic, table.load >= first)).all()
+    kept = select(func.count()).where(parts.topic == topic, parts.load >= first, ~parts.waits)
+    if session.scalar(kept) != sum(row.counted for row in lost):
+        raise MillraceError(
+            f"the auditor has forgotten what load {first} of topic {topic} held, and cannot take it out: give"
+            " it an empty database, which the audit topics fill again"
+        )
+    now = rules.clock_ms()
+    changes = Changes(session, now)
+    loads = LoadCounts(session, changes, Producers(session))
+    loads.lose_from(state, FOR_EVER)
+    replaced = loads.take_out(topic, first)
+    old = store.AcceptanceRow
+    session.execute(delete(old).where(old.topic == topic, old.kind == REJECTED, old.load >= first))
+    for record, serial in loads.waiting(topic):
+        loads.take(record, serial)
+    changes.write()
+    session.add(_decision(rules, "lost", topic, first, 0, reason=reason, who=who))
+    what = f"replaced {len(replaced)} lost loads from load {first} on: {reason}"
+    session.add(HistoryRow(time=now, topic=topic, window=None, who=who, what=what))
+    return replaced
+
+
+def _decision(
+    rules: AuditRules, kind: str, topic: str, load: int, edition: int, *, reason: str, who: str
+) -> store.AcceptanceRow:
+    return store.AcceptanceRow(
+        time=rules.clock_ms(), kind=kind, topic=topic, load=load, edition=edition, who=who, reason=reason
+    )

@@ -7,6 +7,7 @@ ROLES: dict[tuple[str, str], str] = {
     ("GET", "/v1/health"): "",
     ("GET", "/v1/topics/{topic}/completeness"): "read",
     ("GET", "/v1/topics/{topic}/history"): "read",
+    ("GET", "/v1/topics/{topic}/changes"): "read",
     ("GET", "/v1/topics"): "read",
     ("GET", "/v1/bad"): "read",
     ("GET", "/v1/strangers"): "read",
@@ -14,6 +15,8 @@ ROLES: dict[tuple[str, str], str] = {
     ("GET", "/metrics"): "metrics",
     ("POST", "/v1/instances/{instance}/accept"): "accept",
     ("POST", "/v1/accept"): "accept",
+    ("POST", "/v1/topics/{topic}/accept-rejected"): "accept",
+    ("POST", "/v1/topics/{topic}/replace-loads"): "accept",
 }
 """Method and path -> the role that it takes; empty: open to everybody."""
 _CONSOLE = "/console/"

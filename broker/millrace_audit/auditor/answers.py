@@ -17,7 +17,11 @@ from sqlalchemy.orm import Session
 
 from millrace_audit.answer import (
     Bad,
+    Changes,
     Completeness,
+    JudgedHour,
+    LoadHour,
+    NewestLoad,
     Topic,
     Verdict,
     Window,
@@ -31,10 +35,19 @@ from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.store import HistoryRow, TopicRow, WindowRow
+from millrace_audit.auditor.store import (
+    ChangedRow,
+    DatabaseRow,
+    HistoryRow,
+    LoadHourRow,
+    LoadRow,
+    TopicRow,
+    WindowRow,
+)
 from millrace_audit.auditor.topic_view import TopicView, is_listed, listed, views
 from millrace_audit.auditor.verdict import judge
-from millrace_audit.reports.counts import WINDOW_MS, window_start
+from millrace_audit.auditor.warehouse import newest_load
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
@@ -71,9 +84,46 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         watermark=watermark,
         held_by=held_by,
         foreign=foreign,
+        newest_load=_newest(session, topic),
+        hours=_hours(session, topic, start, end),
         enough=Verdict.CARRIED if re.fullmatch(rules.carried, topic) else Verdict.COMPLETE,
         windows=windows,
     )
+
+
+def _newest(session: Session, topic: str) -> NewestLoad | None:
+    row = newest_load(session, topic)
+    return None if row is None else NewestLoad(row.load, row.sha256)
+
+
+def _hours(session: Session, topic: str, start: int, end: int) -> list[JudgedHour]:
+    """The loads with rows in each hour of [start, end), each by its newest edition that is counted."""
+    first, last = start - start % HOUR_MS, end - 1 - (end - 1) % HOUR_MS
+    found: dict[int, list[LoadHour]] = {hour: [] for hour in range(first, last + HOUR_MS, HOUR_MS)}
+    hours, loads = LoadHourRow, LoadRow
+    same = (loads.topic == hours.topic) & (loads.load == hours.load) & (loads.edition == hours.edition)
+    columns = select(hours.hour, hours.load, hours.edition, loads.sha256, hours.rows, hours.rejected)
+    here = (hours.topic == topic, hours.hour.between(first, last), hours.rows > 0)
+    counted = columns.join(loads, same).where(*here, loads.counted == loads.parts)
+    for hour, load, edition, sha256, rows, rejected in session.execute(counted.order_by(hours.load)):
+        found[hour].append(LoadHour(load, edition, sha256, rows, rejected))
+    return [JudgedHour(utc(hour), of_hour) for hour, of_hour in found.items()]
+
+
+MOST_CHANGES = 10_000
+"""Hours in one answer."""
+
+
+def changes(session: Session, topic: str, since: str) -> Changes:
+    """Hours in which a final verdict has changed since a cursor; all of them for another database's."""
+    table, name = ChangedRow, session.scalar(select(DatabaseRow.name)) or ""
+    of, _, number = since.rpartition(".")
+    after = int(number) if of == name and number.isdigit() else 0
+    columns = select(table.hour, table.number).where(table.topic == topic, table.number > after)
+    rows = session.execute(columns.order_by(table.number).limit(MOST_CHANGES + 1)).all()
+    more = len(rows) > MOST_CHANGES
+    rows = rows[:MOST_CHANGES]
+    return Changes(f"{name}.{rows[-1].number if rows else after}", [utc(row.hour) for row in rows], more)
 
 
 _IN_HAND = Circumstances(waiting=[(Verdict.PENDING, "news of it is being judged")])

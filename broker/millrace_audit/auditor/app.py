@@ -2,6 +2,7 @@
 
     GET  /v1/topics/{topic}/completeness?from=ISO&to=ISO
     GET  /v1/topics/{topic}/history?from=ISO&to=ISO   acceptances, and changes of final verdicts
+    GET  /v1/topics/{topic}/changes?since=CURSOR      hours whose final verdict has changed
     GET  /v1/topics                          watermarks and instances
     GET  /v1/bad?topic=NAME&limit=N          windows that are not complete, the worst first
     GET  /v1/strangers                       records without effect
@@ -10,6 +11,8 @@
     GET  /console                            the page for people
     POST /v1/instances/{instance}/accept     {"reason": "...", "who": "...", "disown": false}
     POST /v1/accept                          the same and {"service": "...", "server": ..., "before": ...}
+    POST /v1/topics/{topic}/accept-rejected  {"load": 3, "reason": "...", "who": "..."}
+    POST /v1/topics/{topic}/replace-loads    {"reason": "...", "who": "..."}
 
 An error is {"error": "one line"} with status 400, 413 for a body that is too large, or 503 when the database
 fails. Knows no verdict by itself.
@@ -17,6 +20,7 @@ fails. Knows no verdict by itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
 
@@ -34,9 +38,9 @@ from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.admission import admit, who_asks
 from millrace.service.database import reason_of
-from millrace_audit.answer import iso, to_json
+from millrace_audit.answer import iso, to_json, utc
 from millrace_audit.auditor import answers
-from millrace_audit.auditor.acceptance import Acceptance, accept
+from millrace_audit.auditor.acceptance import Acceptance, accept, accept_rejected, replace_loads
 from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.console import ClusterLook, add_console
 from millrace_audit.auditor.numbers import AuditNumbers
@@ -55,11 +59,22 @@ MAX_BODY_BYTES = 64 << 10
 """Of what an operator says."""
 
 
-class Reason(BaseModel):
-    """Why an operator goes on without an instance's word, and who says so."""
+class Decision(BaseModel):
+    """Why an operator decides something, and who says so."""
 
     reason: str = Field(min_length=1, max_length=1000)
     who: str = Field(default="somebody", max_length=200)
+
+
+class LoadDecision(Decision):
+    """The same of a load."""
+
+    load: int = Field(ge=1, lt=1 << 63)
+
+
+class Reason(Decision):
+    """Why an operator goes on without an instance's word, and who says so."""
+
     disown: bool = False
     """What it has reported does not count, either."""
 
@@ -76,6 +91,7 @@ class Worker(Protocol):
     """What fills the database."""
 
     trouble: str | None
+    applied_at: int | None
     numbers: AuditNumbers
 
 
@@ -114,8 +130,17 @@ def build_app(
         if (last - first) // WINDOW_MS > MOST_WINDOWS:
             raise MillraceError(f"more than {MOST_WINDOWS} windows between {start} and {end}: ask for less")
         with store.reading() as session:
-            answer: dict[str, Any] = to_json(answers.completeness(session, rules, topic, first, last))
-            return answer
+            found = answers.completeness(session, rules, topic, first, last)
+        applied_at = None if worker.applied_at is None else utc(worker.applied_at)
+        answer: dict[str, Any] = to_json(replace(found, applied_at=applied_at))
+        return answer
+
+    @app.get("/v1/topics/{topic}/changes")
+    def changes(topic: str, since: Annotated[str, Query(max_length=100)] = "") -> dict[str, Any]:
+        """Hours in which a final verdict has changed since a cursor was given out; all without one."""
+        with store.reading() as session:
+            answer: dict[str, Any] = to_json(answers.changes(session, topic, since))
+        return answer
 
     @app.get("/v1/topics/{topic}/history")
     def history(
@@ -179,9 +204,7 @@ def build_app(
         return Response(worker.numbers.text(), media_type="text/plain; version=0.0.4")
 
     def take(request: Request, said: Reason, **whom: Any) -> list[int]:
-        reason = said.reason.strip()
-        if not reason:
-            raise MillraceError("an acceptance needs a reason: say why the instance will never report")
+        reason = _reason(said)
         who = who_asks(request) or said.who
         with store.writing() as session:
             acceptance = Acceptance(**whom, disown=said.disown, reason=reason, who=who)
@@ -209,6 +232,24 @@ def build_app(
         instances = take(request, said, service=said.service, server=said.server, before=before)
         return {"instances": instances, "accepted": said.reason.strip()}
 
+    @app.post("/v1/topics/{topic}/accept-rejected")
+    def accept_rejected_messages(request: Request, topic: str, said: LoadDecision) -> dict[str, Any]:
+        """Give up the messages that a load rejected; the reason stays visible beside their windows."""
+        reason, who = _reason(said), who_asks(request) or said.who
+        with store.writing() as session:
+            messages = accept_rejected(session, rules, topic, said.load, reason, who)
+            settle(session, rules)
+        return {"load": said.load, "messages": messages, "accepted": reason}
+
+    @app.post("/v1/topics/{topic}/replace-loads")
+    def replace_lost_loads(request: Request, topic: str, said: Decision) -> dict[str, Any]:
+        """Let what was loaded in place of lost loads count."""
+        reason, who = _reason(said), who_asks(request) or said.who
+        with store.writing() as session:
+            loads = replace_loads(session, rules, topic, reason, who)
+            settle(session, rules)
+        return {"loads": loads, "accepted": reason}
+
     app.add_middleware(_SmallBodies)
     admit(app, role_of, access)
     return app
@@ -233,6 +274,13 @@ class _SmallBodies:
             return message
 
         await self._app(scope, receive_small, send)
+
+
+def _reason(said: Decision) -> str:
+    reason = said.reason.strip()
+    if not reason:
+        raise MillraceError("an acceptance needs a reason: say why, it stays visible beside the windows")
+    return reason
 
 
 def _span(start: str, end: str) -> tuple[int, int]:

@@ -168,6 +168,8 @@ class Auditor:
         self.numbers = AuditNumbers(store, rules)
         self.trouble: str | None = "the audit topics are not read to their end yet"
         """Why the database is behind what was said; None while it is not."""
+        self.applied_at: int | None = None
+        """When it last had applied all there was (ms, by the auditor's clock)."""
 
     def check(self) -> None:
         """MillraceError in one line when no broker or no ZooKeeper answers soon."""
@@ -181,8 +183,9 @@ class Auditor:
         """After `check`: apply what comes until `stop` is set; what goes wrong is logged and tried again."""
         while not stop.is_set():
             try:
+                began = self._rules.clock_ms()
                 news = self.apply_all()
-                self.trouble = None
+                self.trouble, self.applied_at = None, began
                 stop.wait(0 if news else _PAUSE_S)
             except (MillraceError, SQLAlchemyError) as error:
                 self.trouble = " ".join(str(error).split())

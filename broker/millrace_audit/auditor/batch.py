@@ -18,10 +18,11 @@ from millrace_audit.answer import Verdict
 from millrace_audit.auditor import store
 from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.store import ProducerRow, WindowRow
-from millrace_audit.reports.counts import FIRST_EVENT_MS, WINDOW_MS, CountKey, SequenceTally
+from millrace_audit.reports.counts import WINDOW_MS, CountKey, SequenceTally
 from millrace_audit.reports.messages import (
     NOTHING,
     TABLE,
+    WAREHOUSE,
     AuditRecord,
     Count,
     Heartbeat,
@@ -34,7 +35,6 @@ from millrace_audit.reports.messages import (
 MOST_STRANGERS = 1000
 """Rows of strangers; beyond, they are only counted."""
 _SERIAL_BITS = 44
-_LAST_MS = 253_402_300_800_000 - WINDOW_MS  # of year 9999: dates have no more digits
 
 
 class Heard(NamedTuple):
@@ -164,7 +164,19 @@ class Strangers:
 class Change:
     """What a batch adds to one window."""
 
-    __slots__ = ("counts", "foreign", "is_table_new", "late", "positions", "removed", "reports", "table")
+    __slots__ = (
+        "counts",
+        "foreign",
+        "is_table_new",
+        "is_touched",
+        "late",
+        "positions",
+        "removed",
+        "reports",
+        "table",
+        "table_unkeyed",
+        "unkeyed",
+    )
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, ReportedWindow]] = []
@@ -174,18 +186,25 @@ class Change:
         self.table: list[tuple[int, SequenceTally]] = []
         self.is_table_new = False
         """`table` takes the place of what was there before."""
+        self.table_unkeyed: int | None = None
+        """Rows of the table without a whole header; None where nobody has said it."""
+        self.unkeyed: list[tuple[int, int]] = []
+        """(all, of these in an hour's partition) of what loads hold without a whole header."""
+        self.is_touched = False
+        """Something beside the evidence has changed that concerns this window alone."""
         self.positions: dict[tuple[str, str], int] = {}
         self.late = False
 
     def replace_table(self) -> None:
         self.table.clear()
+        self.table_unkeyed = None
         self.is_table_new = True
 
     @property
     def is_of_table(self) -> bool:
         """True if it says nothing but what the published table holds."""
-        others = self.reports or self.counts or self.removed or self.foreign or self.late
-        return bool(self.is_table_new or self.table) and not others
+        others = self.reports or self.counts or self.removed or self.foreign or self.unkeyed
+        return bool(self.is_table_new or self.table) and not (others or self.late or self.is_touched)
 
 
 class Changes:
@@ -193,8 +212,10 @@ class Changes:
 
     def __init__(self, session: Session, now_ms: int) -> None:
         self._session = session
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._topics: dict[str, dict[int, Change]] = {}
+        self.unkeyed_from: dict[str, int] = {}
+        """Topic -> the time before which loads told nothing of rows without a header."""
 
     def topic(self, topic: str) -> dict[int, Change]:
         return self._topics.setdefault(topic, {})
@@ -209,6 +230,7 @@ class Changes:
         for name, windows in self._topics.items():
             topic = self._session.get(store.TopicRow, name) or store.TopicRow(topic=name)
             self._session.add(topic)
+            topic.unkeyed_from = max(topic.unkeyed_from, self.unkeyed_from.get(name, NOTHING))
             for some in store.slices(sorted(windows)):
                 self._write(topic, {start: windows[start] for start in some})
 
@@ -230,14 +252,14 @@ class Changes:
             row = rows.get(start)
             if row is None and start < topic.kept_from:
                 continue  # it has expired from the database
-            if row is None and change.is_of_table and not change.table:
+            if row is None and change.is_of_table and not (change.table or change.table_unkeyed):
                 continue  # no event was ever there
             values = {
                 "topic": topic.topic,
                 "window": start,
                 "settled": False,
                 "dirty": True,
-                "touched": self._now_ms,
+                "touched": self.now_ms,
                 "folded": False,
                 "revision": _revision(row, start, change, topic.final_through),
                 "positions": _moved(row.positions if row else {}, change),
@@ -273,8 +295,13 @@ def _added(packed: bytes, change: Change) -> Evidence:
         evidence.count(tier, producer, tally)
     for tier, producer, tally in change.removed:
         evidence.remove(tier, producer, tally)
+    for rows in change.unkeyed:
+        evidence.count_unkeyed(WAREHOUSE, *rows)
     if change.is_table_new:
         evidence.held[TABLE] = {}
+        evidence.unkeyed.pop(TABLE, None)
+        if change.table_unkeyed is not None:
+            evidence.count_unkeyed(TABLE, change.table_unkeyed)
     for producer, tally in change.table:
         evidence.count(TABLE, producer, tally)
     for foreign in change.foreign:
@@ -287,14 +314,6 @@ def _moved(positions: Mapping[str, Mapping[str, int]], change: Change) -> dict[s
     for (kind, name), at in change.positions.items():
         moved[kind][name] = max(moved[kind].get(name, NOTHING), at)
     return moved
-
-
-def is_of_this_world(window: int) -> bool:
-    """True for a window that there is; whatever the clock of who names it says, so that all tiers agree.
-
-    What is still to come is not judged: `answers` knows the time.
-    """
-    return FIRST_EVENT_MS <= window < _LAST_MS and window % WINDOW_MS == 0
 
 
 def storable(text: str) -> str:

@@ -17,6 +17,19 @@ FINAL = (Verdict.INCOMPLETE, Verdict.CARRIED, Verdict.COMPLETE)
 """The verdicts that nothing is awaited for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Messages of a window that a load set aside."""
+
+    load: int
+    messages: int
+    keyed: int
+    """Of these the ones with an audit header."""
+    reason: str
+    accepted: str | None
+    """Why an operator gives them up."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Circumstances:
     """What is awaited of one window, how far each tier is with it, and what will never be known of it."""
@@ -41,6 +54,11 @@ class Circumstances:
     """Tier -> the beat by which it was past the window."""
     notes: list[str] = field(default_factory=list)
     """What is said beside the verdict."""
+    rejected: list[Rejected] = field(default_factory=list)
+    set_aside: int = 0
+    """Further messages that loads rejected or erasures took, in this window or in others."""
+    is_unkeyed_known: bool = True
+    """Loads have told of all the window's rows without a header."""
 
     def excuse(self, finding: Finding, home: str) -> str | None:
         """Why what seems wrong may be right: a tier may have had what nobody counted there."""

@@ -354,6 +354,7 @@ class _Console:
             "answer": answer,
             "is_hour": is_hour,
             "rows": rows,
+            "rejected": any(row.rejected for row in rows),
             "links": links,
             "close": self._view.link(),
             "tiers": tiers_of(answer.windows),

@@ -1,4 +1,4 @@
-"""What readers count at one tier, how far they have come, and what loads have brought to the warehouse.
+"""What readers count at one tier, and how far they have come; what the warehouse's reader says is passed on.
 
 Only the word of the newest turn counts. A range counts if it begins where its partition is counted to; where
 it begins behind that, what is between will never be counted, and that is noted.
@@ -9,37 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import beats, store
-from millrace_audit.auditor.batch import (
-    Changes,
-    Heard,
-    Place,
-    Producers,
-    Strangers,
-    is_of_this_world,
-    storable,
-)
-from millrace_audit.auditor.store import CoverageRow, HistoryRow, TierRow, VerifiedRow, WindowRow
-from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, CountKey, SequenceCounts
+from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, storable
+from millrace_audit.auditor.store import CoverageRow, TierRow
+from millrace_audit.auditor.warehouse import TURN_IS_OVER, Warehouse
+from millrace_audit.reports.counts import CountKey, SequenceCounts, is_of_this_world
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
+    OF_THE_WAREHOUSE,
     OFFLINE,
-    TABLE,
     WAREHOUSE,
     Count,
     Heartbeat,
-    LoadCount,
-    TableCount,
-    Verified,
-)
-
-_TURN_IS_OVER = (
-    "its turn is over: a newer one has counted here; if ZooKeeper was made anew, give the auditor an empty"
-    " database"
 )
 
 
@@ -49,6 +34,7 @@ class Counted:
     def __init__(self, session: Session, place: Place, changes: Changes, strangers: Strangers) -> None:
         self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
         self._producers = Producers(session)
+        self._warehouse = Warehouse(session, place, changes, strangers, self._producers)
         self._tier = session.get(TierRow, place.tier)
         self._unmarked: set[str] = set()
         self._coverage: dict[tuple[str, int], CoverageRow] = {}
@@ -72,18 +58,18 @@ class Counted:
         record, tier = entry.record, self._tier
         assert tier is not None
         assert entry.turn is not None
-        if isinstance(record, LoadCount | TableCount | Verified):
-            self._warehouse(record, entry)
+        is_of_warehouse = isinstance(record, OF_THE_WAREHOUSE)
+        if isinstance(record, Heartbeat):
+            is_of_warehouse = (record.tier, self._place.tier) == (WAREHOUSE, OFFLINE)
+        if is_of_warehouse:
+            self._warehouse.take(entry)
             return
         assert isinstance(record, Count | Heartbeat)
-        if isinstance(record, Heartbeat) and (record.tier, self._place.tier) == (WAREHOUSE, OFFLINE):
-            self._warehouse(record, entry)
-            return
         kind = type(record).__name__
         if record.tier != self._place.tier:
             self._strangers.add(entry, kind, f"it does not belong among those of {self._place.tier}")
         elif entry.turn < tier.turn:
-            self._strangers.add(entry, kind, _TURN_IS_OVER)
+            self._strangers.add(entry, kind, TURN_IS_OVER)
         else:
             tier.turn = entry.turn
             serial = self._place.serial(entry.offset)
@@ -268,106 +254,3 @@ class Counted:
             row.offset, row.cause = bad.offset, storable(bad.cause)
         for row in known.values():
             self._session.delete(row)
-
-    def _warehouse(self, record: LoadCount | TableCount | Verified | Heartbeat, entry: Heard) -> None:
-        assert entry.turn is not None
-        warehouse = self._session.get(TierRow, WAREHOUSE)
-        if warehouse is None:
-            warehouse = TierRow(tier=WAREHOUSE)
-            self._session.add(warehouse)
-            self._session.flush()
-        if entry.turn < warehouse.turn:
-            self._strangers.add(entry, type(record).__name__, _TURN_IS_OVER)
-            return
-        warehouse.turn = entry.turn
-        if isinstance(record, LoadCount):
-            self._load(record, entry)
-        elif warehouse.beaten_turn != entry.turn or record.number > warehouse.beaten_number:
-            warehouse.beaten_turn, warehouse.beaten_number = entry.turn, record.number
-            if isinstance(record, TableCount):
-                self._table(record, self._place.serial(entry.offset))
-            elif isinstance(record, Verified):
-                self._verified(record)
-            else:
-                warehouse.heartbeat = record.time
-
-    def _verified(self, verified: Verified) -> None:
-        """Take what was found in place of what was found before; the windows it is about are judged again."""
-        table, topic = VerifiedRow, verified.topic
-        rows = self._session.scalars(select(table).where(table.topic == topic).order_by(table.number))
-        before = [(row.hour, row.text) for row in rows]
-        found = [(problem.hour, storable(problem.text)) for problem in verified.problems]
-        if found == before:
-            return
-        self._changes.topic(topic)
-        self._session.execute(delete(table).where(table.topic == topic))
-        for number, (hour, text) in enumerate(found):
-            self._session.add(table(topic=topic, number=number, hour=hour, text=text))
-        news = [(hour, f"found: {text}") for hour, text in found if (hour, text) not in before]
-        news += [(hour, f"found right again: {text}") for hour, text in before if (hour, text) not in found]
-        for hour, what in news:
-            row = HistoryRow(time=verified.time, topic=topic, window=hour, who="millrace verify", what=what)
-            self._session.add(row)
-        for hour in {hour for hour, _ in news}:
-            here = [WindowRow.topic == topic]
-            if hour is not None:
-                here.append(WindowRow.window.between(hour, hour + HOUR_MS - WINDOW_MS))
-            self._session.execute(update(WindowRow).where(*here).values(settled=False, dirty=True))
-
-    def _table(self, table: TableCount, serial: int) -> None:
-        for window in filter(is_of_this_world, table.replaces):
-            change = self._changes.window(table.topic, window)
-            change.replace_table()
-            change.positions["counted", TABLE] = serial
-        keys = [key for key in table.counts.tallies if is_of_this_world(key.window)]
-        for key, producer in self._producers.get_all("", keys).items():
-            change = self._changes.window(table.topic, key.window)
-            change.table.append((producer.producer, table.counts.tallies[key]))
-            producer.be_in(key.window)
-
-    def _load(self, load: LoadCount, entry: Heard) -> None:
-        if not self._is_next_part(load, entry):
-            return
-        source = load.source
-        for counts, removed in ((load.counts, False), (load.removed, True)):
-            keys = [key for key in counts.tallies if is_of_this_world(key.window)]
-            for key, producer in self._producers.get_all("", keys).items():
-                change = self._changes.window(load.topic, key.window)
-                held = (WAREHOUSE, producer.producer, counts.tallies[key])
-                (change.removed if removed else change.counts).append(held)
-                producer.be_in(key.window)
-                change.positions["counted", WAREHOUSE] = self._place.serial(entry.offset)
-        self._changes.topic(load.topic)
-        if source.part == source.parts:
-            for end in load.ends:
-                at: dict[str, Any] = {"tier": WAREHOUSE, "topic_id": end.topic_id, "partition": end.partition}
-                row = self._session.get(CoverageRow, at)
-                if row is None:
-                    self._session.add(CoverageRow(**at, topic=load.topic, end=end.end, counted=True))
-                    self._session.flush()
-                else:
-                    row.end = max(row.end, end.end)
-
-    def _is_next_part(self, load: LoadCount, entry: Heard) -> bool:
-        """True if it is the next thing to count of its load, which is counted once its last part is."""
-        source, table = load.source, store.LoadRow
-        key: dict[str, Any] = {"topic": load.topic, "load": source.load}
-        if source.edition > 1:  # an edition says nothing without the one before
-            before = self._session.get(table, {**key, "edition": source.edition - 1})
-            if before is None or before.counted < before.parts:
-                return False
-        row = self._session.get(table, {**key, "edition": source.edition})
-        if row is not None and row.sha256 != source.sha256[:64]:
-            cause = f"load {source.load} of topic {load.topic} was counted from another manifest"
-            self._strangers.add(entry, "LoadCount", cause)
-            return False
-        if source.part != (row.counted if row else 0) + 1 or (row and row.counted == row.parts):
-            return False
-        if row is None:
-            row = table(
-                **key, edition=source.edition, counted=0, parts=source.parts, sha256=source.sha256[:64]
-            )
-            self._session.add(row)
-        row.counted = source.part
-        self._session.flush()
-        return True

@@ -55,6 +55,9 @@ class Evidence:
     """Tier -> producer -> what is there."""
     foreign: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     """Origin -> tier -> [messages, fingerprint] of those without an audit header."""
+    unkeyed: dict[str, list[int]] = field(default_factory=dict)
+    """Rows without a whole audit header: `warehouse` -> [all, of these in an hour's partition], `table` ->
+    [those in an hour's partition]; no entry where nobody has said it."""
     is_too_much: bool = False
     """More was said of the window than is kept: of what was, nothing is."""
 
@@ -89,6 +92,10 @@ class Evidence:
         here[0] += messages
         here[1] = wrapped(here[1] + fingerprint)
 
+    def count_unkeyed(self, tier: str, *rows: int) -> None:
+        before = self.unkeyed.get(tier, [0] * len(rows))
+        self.unkeyed[tier] = [a + b for a, b in zip(before, rows, strict=True)]
+
     def bound(self) -> Evidence:
         told = chain.from_iterable((said.acknowledged, said.failed) for said in self.said.values())
         held = (held.ranges for producers in self.held.values() for held in producers.values())
@@ -115,7 +122,9 @@ class Evidence:
             for entry in chain(said.values(), *(producers.values() for producers in held.values())):
                 if isinstance(entry, list):
                     entry[1::2] = [0] * len(entry[1::2])
-        value = [said, held, self.foreign, self.is_too_much]
+        value: list[Any] = [said, held, self.foreign, self.is_too_much]
+        if self.unkeyed:
+            value.append(self.unkeyed)
         return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), _SMALL if fold else _FAST)
 
     def _as_said(self, producer: int, held: Held) -> bool:
@@ -126,7 +135,7 @@ class Evidence:
     def unpack(cls, packed: bytes) -> Evidence:
         if not packed:
             return cls()
-        said, held, foreign, is_too_much = json.loads(zlib.decompress(packed))
+        said, held, foreign, is_too_much, *unkeyed = json.loads(zlib.decompress(packed))
         reported = {int(producer): Said(*entry) for producer, entry in said.items()}
 
         def there(producer: int, entry: Any) -> Held:
@@ -142,6 +151,7 @@ class Evidence:
                 for tier, producers in held.items()
             },
             foreign,
+            unkeyed[0] if unkeyed else {},
             is_too_much,
         )
 

@@ -13,18 +13,9 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
-from millrace_audit.auditor.batch import (
-    Changes,
-    Heard,
-    Place,
-    Producers,
-    Strangers,
-    is_of_this_world,
-    names_hash,
-    storable,
-)
+from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, names_hash, storable
 from millrace_audit.auditor.store import ProducerRow
-from millrace_audit.reports.counts import WINDOW_MS, CountKey
+from millrace_audit.reports.counts import WINDOW_MS, CountKey, is_of_this_world
 from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, Hello, Report
 from millrace_audit.reports.seals import seal_of
 

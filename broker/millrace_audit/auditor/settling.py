@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Instance, Verdict, Window, to_json
@@ -13,10 +13,12 @@ from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.circumstances import FINAL, Circumstances
 from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
 from millrace_audit.auditor.gaps import note_unheard
+from millrace_audit.auditor.load_facts import erased_in, rejected_in
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.store import HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.store import ChangedRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.topic_view import TopicView, is_listed, to_instance, views
 from millrace_audit.auditor.verdict import judge
+from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import NOTHING
 
 _TOO_MUCH = (
@@ -41,7 +43,8 @@ def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: No
         if view.announced:
             topic = topics[view.topic]
             topic.final_through = max(topic.final_through, view.final_through)
-        judging = _Judge(session, rules, progress.heartbeats, view.topic)
+        _doubt_table(session, view)
+        judging = _Judge(session, rules, progress.heartbeats, view)
         judged += _settle(session, judging, view, settled)
     return judged
 
@@ -54,12 +57,13 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
         WindowRow.positions,
         WindowRow.signature,
         WindowRow.last_settled,
+        WindowRow.verdict,
     )
     # What is still to come nobody can have sent, whatever clocks say: it waits for its time.
     still_open = columns.where(
         ~WindowRow.settled, WindowRow.topic == view.topic, WindowRow.window <= view.now
     )
-    changes = []
+    changes, changed = [], set()
     for row in session.execute(still_open.order_by(WindowRow.window)).all():
         around = view.around(row.window, row.positions)
         signature = around.digest()
@@ -78,6 +82,9 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
             "judged": to_json(window),
         }
         changes.append(change)
+        before = row.last_settled if row.verdict == Verdict.PENDING else row.verdict
+        if row.last_settled is not None and window.verdict not in (Verdict.PENDING, before):
+            changed.add(row.window - row.window % HOUR_MS)
         if is_final and row.last_settled is None:
             settled(window, around, view.topic)
         elif is_final and row.last_settled != window.verdict:
@@ -87,6 +94,7 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
             )
     if changes:
         session.execute(update(WindowRow), changes)
+    _note_changed(session, view.topic, changed)
     return len(changes)
 
 
@@ -94,10 +102,10 @@ class _Judge:
     """Judges windows of a topic, and reads of every producer once who it is."""
 
     def __init__(
-        self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int], topic: str
+        self, session: Session, rules: AuditRules, heartbeats: Mapping[str, int], view: TopicView
     ) -> None:
         self._session, self._rules, self._heartbeats = session, rules, heartbeats
-        self._topic = topic
+        self._topic, self._loads = view.topic, view.loads
         self._instances: dict[int, Instance] = {}
 
     def judge(self, start: int, around: Circumstances) -> Window:
@@ -114,7 +122,32 @@ class _Judge:
                 )
         if evidence.is_too_much:
             around.waiting.append((Verdict.UNKNOWN, _TOO_MUCH))
+        around.rejected = rejected_in(self._session, self._loads, start)
+        around.waiting += map(self._loads.of_rejected, around.rejected)
+        if evidence.foreign or evidence.unkeyed:
+            around.set_aside = erased_in(self._session, self._topic, start)
+            spans = (span for span in self._loads.spans if span.window <= start <= span.last)
+            around.set_aside += sum(span.messages for span in spans)
         return judge(start, evidence, self._instances, around)
+
+
+def _note_changed(session: Session, topic: str, hours: Set[int]) -> None:
+    """Number the hours behind all changes before: whoever has seen those asks for what comes after them."""
+    if hours:
+        number = (session.scalar(select(func.max(ChangedRow.number))) or 0) + 1
+        for hour in sorted(hours):
+            session.merge(ChangedRow(topic=topic, hour=hour, number=number))
+            number += 1
+        session.flush()
+
+
+def _doubt_table(session: Session, view: TopicView) -> None:
+    """Have a topic's windows judged again once its published table has been gone for too long."""
+    state = view.loads.state
+    if state is not None and not state.is_table_doubted and view.loads.is_table_gone(view.now):
+        state.is_table_doubted = True
+        settled = update(WindowRow).where(WindowRow.topic == view.topic, WindowRow.settled)
+        session.execute(settled.values(settled=False, signature=""))
 
 
 def _note_hellos(session: Session, progress: Progress) -> None:

@@ -6,17 +6,31 @@ since the epoch; offsets are those of the log that is named.
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
-from sqlalchemy import JSON, BigInteger, Engine, Index, Integer, String, Text, inspect
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Engine,
+    Index,
+    Integer,
+    String,
+    Text,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, open_database
-from millrace_audit.reports.messages import FOR_EVER, NOTHING
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, now_ms
 
 Ranges = list[list[int]]
 Vector = dict[str, list[Any]]
@@ -139,6 +153,8 @@ class TopicRow(Row):
     """Windows before this were final once, even those without a row."""
     kept_from: Mapped[int] = mapped_column(default=NOTHING)
     """Windows before this have expired from the database."""
+    unkeyed_from: Mapped[int] = mapped_column(default=NOTHING)
+    """Windows from here on are in loads that told of rows without a header, too."""
 
 
 class WindowRow(Row):
@@ -285,6 +301,119 @@ class LoadRow(Row):
     parts: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
     """Of its manifest."""
+    whole: Mapped[bool] = mapped_column(default=True)
+    """All parts told of hours and of rows without a header, as the version before did not."""
+    retold: Mapped[int] = mapped_column(default=0)
+    """Parts of one that is not whole which were told again with them."""
+
+
+class LoadPartRow(Row):
+    """A part of a load as it was told: to take it out again, or to count it once it may be."""
+
+    __tablename__ = "load_part"
+    topic: Mapped[TopicKey]
+    load: Mapped[NumberKey]
+    edition: Mapped[NumberKey]
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    part: Mapped[NumberKey]
+    waits: Mapped[bool]
+    """It is not counted: the topic has lost loads, and it may be in the place of one."""
+    told: Mapped[int]
+    """When it was applied, by the auditor's clock."""
+    serial: Mapped[int]
+    record: Mapped[bytes]
+    """The record, packed."""
+
+
+class LoadHourRow(Row):
+    """What an edition of a load holds of an hour; that of the newest edition counts."""
+
+    __tablename__ = "load_hour"
+    __table_args__ = (Index("hours_of_load", "topic", "load"),)
+    topic: Mapped[TopicKey]
+    hour: Mapped[NumberKey]
+    """NOTHING for rows in no hour."""
+    load: Mapped[NumberKey]
+    edition: Mapped[NumberKey]
+    rows: Mapped[int]
+    rejected: Mapped[int] = mapped_column(default=0)
+    erased: Mapped[int] = mapped_column(default=0)
+    """Rows without a header that were erased."""
+
+
+class RejectedRow(Row):
+    """Messages that a load's newest edition set aside, in a window or somewhere up to the window `last`."""
+
+    __tablename__ = "rejected"
+    __table_args__ = (
+        Index("rejected_of_window", "topic", "window"),
+        Index("rejected_spans", "is_span", "topic"),
+    )
+    topic: Mapped[TopicKey]
+    load: Mapped[NumberKey]
+    edition: Mapped[NumberKey]
+    window: Mapped[NumberKey]
+    last: Mapped[NumberKey]
+    is_span: Mapped[bool]
+    """Nobody knows which of the windows it is."""
+    messages: Mapped[int]
+    keyed: Mapped[int]
+    """Of these the ones with an audit header."""
+    reason: Mapped[LongText]
+
+
+class WarehouseStateRow(Row):
+    """What the warehouse's reader sees of a topic now."""
+
+    __tablename__ = "warehouse_state"
+    topic: Mapped[TopicKey]
+    newest_load: Mapped[int] = mapped_column(default=0)
+    sha256: Mapped[str] = mapped_column(String(64), default="")
+    editions_sha256: Mapped[str] = mapped_column(String(64), default="")
+    """Empty when that is not known."""
+    table_exists: Mapped[bool] = mapped_column(default=False)
+    table_snapshot: Mapped[int | None] = mapped_column(default=None)
+    table_trouble: Mapped[LongText] = mapped_column(default="")
+    table_gone_since: Mapped[int] = mapped_column(default=FOR_EVER)
+    """When the table was first not there or not readable; for ever while it is."""
+    is_table_doubted: Mapped[bool] = mapped_column(default=False)
+    """It has been gone for so long that published hours are judged again without it."""
+    lost_from: Mapped[int] = mapped_column(default=FOR_EVER)
+    """The first counted load that the warehouse has no more, or has another one of; for ever for none."""
+    other_editions: Mapped[list[int]] = mapped_column(JSON, default_factory=list)
+    """The first loads of which an edition was counted that the warehouse has another one of."""
+    at: Mapped[int] = mapped_column(default=NOTHING)
+
+
+class AcceptanceRow(Row):
+    """What an operator decided of loads."""
+
+    __tablename__ = "acceptance"
+    number: Mapped[CountedKey] = mapped_column(init=False)
+    time: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(16))
+    """`rejected`: what an edition of a load set aside is given up. `lost`: loads from it on were replaced."""
+    topic: Mapped[TopicName] = mapped_column(index=True)
+    load: Mapped[int]
+    edition: Mapped[int]
+    who: Mapped[LongText]
+    reason: Mapped[LongText]
+
+
+class ChangedRow(Row):
+    """An hour in which the final verdict of a window has changed; changes are numbered in their order."""
+
+    __tablename__ = "changed"
+    topic: Mapped[TopicKey]
+    hour: Mapped[NumberKey]
+    number: Mapped[int] = mapped_column(index=True)
+
+
+class DatabaseRow(Row):
+    """The name of this database: cursors of another one mean nothing here."""
+
+    __tablename__ = "database"
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
 
 
 class VerifiedRow(Row):
@@ -323,22 +452,49 @@ class HistoryRow(Row):
     what: Mapped[LongText]
 
 
+def _added(now: int) -> Mapping[str, Mapping[str, int]]:
+    """Table -> the columns that a database of the version before lacks, and what holds for its rows.
+
+    Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded.
+    """
+    return {"loads": {"whole": 0, "retold": 0}, "topics": {"unkeyed_from": now}}
+
+
 def _prepare(engine: Engine) -> None:
-    """Make the tables, or refuse those of another Millrace."""
+    """Make the tables, add what those of the version before lack, or refuse those of another Millrace."""
     there = inspect(engine)
+    added = _added(now_ms())
     for table in Row.metadata.sorted_tables:
-        if there.has_table(table.name):
-            columns = {column["name"] for column in there.get_columns(table.name)}
-            if columns != set(table.columns.keys()):
-                raise MillraceError(
-                    "the auditor's database is of another version of Millrace (its table"
-                    f" {table.name} differs): give --database-url of an empty one, which the audit topics"
-                    " fill again"
-                )
+        if not there.has_table(table.name):
+            continue
+        columns = {column["name"] for column in there.get_columns(table.name)}
+        lacking = {*table.columns.keys()} - columns
+        if columns - {*table.columns.keys()} or lacking - added.get(table.name, {}).keys():
+            raise MillraceError(
+                "the auditor's database is of another version of Millrace (its table"
+                f" {table.name} differs): give --database-url of an empty one, which the audit topics"
+                " fill again"
+            )
+        for name in sorted(lacking):
+            _add_column(engine, table.columns[name], added[table.name][name])
     Row.metadata.create_all(engine)
     for table in Row.metadata.sorted_tables:  # of a database that was made before there was the index
         for index in table.indexes:
             index.create(engine, checkfirst=True)
+    with Session(engine) as session, session.begin():
+        if session.scalar(select(DatabaseRow.name)) is None:
+            session.add(DatabaseRow(name=secrets.token_hex(8)))
+
+
+def _add_column(engine: Engine, column: Column[Any], value: int) -> None:
+    kind = column.type.compile(engine.dialect)
+    default = str(bool(value)).upper() if isinstance(column.type, Boolean) else value
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} {kind} DEFAULT {default} NOT NULL"
+            )
+        )
 
 
 class AuditStore:

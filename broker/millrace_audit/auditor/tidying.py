@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Verdict
@@ -14,8 +14,8 @@ from millrace_audit.auditor.evidence import Evidence
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import CoverageRow, HistoryRow, ProducerRow, TopicRow, WindowRow
 from millrace_audit.auditor.topic_view import is_listed
-from millrace_audit.reports.counts import MOST_AHEAD_MS, WINDOW_MS, window_start
-from millrace_audit.reports.messages import FOR_EVER, WAREHOUSE
+from millrace_audit.reports.counts import HOUR_MS, MOST_AHEAD_MS, WINDOW_MS, window_start
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, WAREHOUSE
 
 _AT_ONCE = 1000
 """Windows that are folded in one transaction."""
@@ -40,6 +40,7 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     _forget_producers(session, now, kept_from)
     session.execute(delete(HistoryRow).where(HistoryRow.time < now - rules.keep_ms))
     session.execute(delete(store.UnheardRow).where(store.UnheardRow.until < kept_from))
+    _forget_loads(session, kept_from)
     still = (WindowRow.touched < now - rules.fold_after_ms, ~WindowRow.folded)
     complete = (WindowRow.settled, WindowRow.verdict == Verdict.COMPLETE)
     columns = select(WindowRow.topic, WindowRow.window, WindowRow.evidence).where(*still, *complete)
@@ -60,6 +61,26 @@ def tidy(session: Session, rules: AuditRules) -> bool:
     if heard:
         beats.forget(session, min(*heard, FOR_EVER if first_open is None else first_open) - beats.ALL_KEPT_MS)
     return len(folded) == _AT_ONCE
+
+
+def _forget_loads(session: Session, kept_from: int) -> None:
+    """Delete what loads held of windows that have expired, and the counts of loads that are as old."""
+    hours, rejected, parts = store.LoadHourRow, store.RejectedRow, store.LoadPartRow
+    changed = store.ChangedRow
+    newest = select(func.max(changed.number)).scalar_subquery()  # the next one is numbered behind it
+    for topic, before in session.execute(select(TopicRow.topic, TopicRow.kept_from)).all():
+        if before == NOTHING:
+            continue
+        kept = exists().where(WindowRow.topic == topic)
+        of_hour = kept.where(WindowRow.window.between(hours.hour, hours.hour + HOUR_MS - 1))
+        old = (hours.topic == topic, hours.hour < before, hours.hour != NOTHING, ~of_hour)
+        session.execute(delete(hours).where(*old))
+        of_span = kept.where(WindowRow.window.between(rejected.window, rejected.last))
+        session.execute(delete(rejected).where(rejected.topic == topic, rejected.last < before, ~of_span))
+        session.execute(
+            delete(changed).where(changed.topic == topic, changed.hour < before, changed.number < newest)
+        )
+    session.execute(delete(parts).where(parts.told < kept_from, ~parts.waits))
 
 
 def _forget_producers(session: Session, now: int, kept_from: int) -> None:

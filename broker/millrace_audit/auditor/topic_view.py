@@ -18,6 +18,7 @@ from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Beat, Ends, Progress
 from millrace_audit.auditor.circumstances import Circumstances, silent_about
 from millrace_audit.auditor.gaps import Gap, gaps_of
+from millrace_audit.auditor.load_facts import LoadFacts, load_facts
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import CoverageRow, ProducerRow, TopicRow
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
@@ -61,9 +62,12 @@ class TopicView:
         announced: bool,
         instances: Sequence[Instance],
         gaps: Sequence[Gap],
+        loads: LoadFacts,
     ) -> None:
         self.topic, self._rules, self._progress = topic, rules, progress
-        self.announced, self.instances, self.gaps = announced, instances, gaps
+        self.announced, self.instances, self.gaps, self.loads = announced, instances, gaps, loads
+        tiers = (*rules.origins, OFFLINE)
+        self._is_counted = any(progress.began(tier, topic) is not None for tier in tiers)
         self.now = rules.clock_ms()
         self.heartbeats = {
             tier: min(time, self.now) for tier, time in progress.heartbeats.items() if time != NOTHING
@@ -98,6 +102,8 @@ class TopicView:
         early = [gap for gap in gaps if gap.since < over]
         around.waiting += [(Verdict.UNKNOWN, gap.reason) for gap in early]
         around.doubted |= {gap.tier for gap in early if gap.tier is not None}
+        if not self._is_counted and not (positions or {}).get("origins"):
+            around.waiting.append((Verdict.UNKNOWN, self._uncounted_topic()))
         if not self.announced and not positions:
             nobody = f"no audited producer has announced itself for topic {self.topic}"
             around.waiting.append((Verdict.CARRIED, f"{nobody}: nobody says how many events there should be"))
@@ -105,6 +111,9 @@ class TopicView:
             stuck = {gap.tier for gap in early if gap.until == FOR_EVER}
             self._follow(positions, over, stuck, around)
         around.waiting += self._verified(window)
+        is_published = bool(positions and TABLE in positions.get("counted", {}))
+        around.waiting += self.loads.reasons(window, self.now, is_published=is_published)
+        around.is_unkeyed_known = window >= self.loads.unkeyed_from
         for gap in gaps:  # late events lie where they were looked for, however long their time is over
             if gap.since < over:
                 continue
@@ -118,6 +127,13 @@ class TopicView:
                 if gap.tier == WAREHOUSE or (reached is not None and gap.serial <= reached.serial):
                     around.lacks[gap.tier] = gap.reason
         return around
+
+    def _uncounted_topic(self) -> str:
+        origins = ", ".join(self._rules.origins)
+        return (
+            f"no audit reader of {origins} counts topic {self.topic}: is the topic there, and among the"
+            " --topics of `millrace audit-reader`?"
+        )
 
     def _verified(self, window: int) -> Iterator[tuple[Verdict, str]]:
         for problem in self._progress.verified[self.topic]:
@@ -283,6 +299,8 @@ def views(
         own = select(link.topic).distinct().select_from(named)
         announced = {*session.scalars(own.where(link.topic.in_(some), ~ProducerRow.disowned))}
         gaps = gaps_of(session, progress, some)
+        rows_told = select(TopicRow.topic, TopicRow.unkeyed_from).where(TopicRow.topic.in_(some))
+        loads = load_facts(session, some, {row[0]: row[1] for row in session.execute(rows_told)})
         for topic in some:
             yield TopicView(
                 rules,
@@ -291,6 +309,7 @@ def views(
                 announced=topic in announced,
                 instances=instances[topic],
                 gaps=gaps[topic],
+                loads=loads[topic],
             )
 
 

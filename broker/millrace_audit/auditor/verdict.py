@@ -11,7 +11,8 @@ so that what it lacks then it lacks for good. The worst that holds is the verdic
     carried      all is well as far as it was reported, and what was not is the same at every tier
     complete     at every tier each acknowledged sequence is there exactly once, and nothing else
 
-What `millrace verify` has found in the window's hour makes it incomplete, too; the circumstances say so.
+What `millrace verify` has found in the window's hour makes it incomplete, too, and so do messages that a load
+rejected and loads that the warehouse has lost; the circumstances say so.
 
 What is wrong is said of the first tier where it is. What has an unknown outcome (failed, or never reported
 by an instance that an operator accepted) may be there or not, but in one way: what is at one tier must be at
@@ -73,6 +74,9 @@ def judge(
     notes = [note for entry in entries for note in _silence(entry, end)]
     found = [(entry.home, finding) for entry in entries for finding in _findings(entry, end, around)]
     found += _foreign_findings(evidence, around)
+    found += _unkeyed_findings(evidence, around, is_published)
+    found, given_up = _without_given_up(found, around)
+    notes += given_up
     excuses = [around.excuse(finding, home) for home, finding in found]
     findings = [finding for (_, finding), excuse in zip(found, excuses, strict=True) if excuse is None]
     waiting = [*around.waiting, *((Verdict.UNKNOWN, excuse) for excuse in excuses if excuse is not None)]
@@ -81,6 +85,9 @@ def judge(
         verdicts.append(Verdict.INCOMPLETE)
     foreign: Counter[str] = Counter()
     at_home = 0
+    for tier, rows in evidence.unkeyed.items():
+        if rows[0] and (tier != TABLE or is_published):
+            foreign[tier] = rows[0]
     for tiers in evidence.foreign.values():
         foreign.update({tier: messages for tier, (messages, _) in tiers.items()})
         at_home += max((messages for messages, _ in tiers.values()), default=0)
@@ -110,6 +117,7 @@ def judge(
         reasons=_at_most([*dict.fromkeys((*(text for _, text in waiting), *around.notes, *notes))]),
         carried=carried,
         foreign=dict(foreign),
+        rejected=sum(each.messages for each in around.rejected),
     )
 
 
@@ -296,6 +304,40 @@ def _foreign_findings(evidence: Evidence, around: Circumstances) -> Iterator[tup
         kind = "missing" if more < 0 else "duplicate" if more else "altered" if here != there else ""
         if kind:
             yield origin, Finding(kind, OFFLINE, "", FOREIGN, 0, [], abs(more) or here[0])
+
+
+def _unkeyed_findings(
+    evidence: Evidence, around: Circumstances, is_published: bool
+) -> Iterator[tuple[str, Finding]]:
+    """What is wrong with rows without a header: what the aggregate cluster has is loaded or set aside."""
+    rows, filed = evidence.unkeyed.get(WAREHOUSE, [0, 0])
+    if ("", WAREHOUSE) in around.past and not {OFFLINE, WAREHOUSE} & around.doubted:
+        offline = sum(tiers.get(OFFLINE, [0])[0] for tiers in evidence.foreign.values())
+        aside = sum(each.messages - each.keyed for each in around.rejected)
+        lacking = offline - rows - aside
+        if lacking > around.set_aside and around.is_unkeyed_known:
+            yield "", Finding("missing", WAREHOUSE, "", FOREIGN, 0, [], lacking - around.set_aside)
+        if lacking < 0 and rows and ("", WAREHOUSE) in around.ahead:
+            kind = "duplicate" if offline else "unexpected"
+            yield "", Finding(kind, WAREHOUSE, "", FOREIGN, 0, [], min(-lacking, rows))
+    if is_published and TABLE in evidence.unkeyed and around.is_unkeyed_known:
+        (published,) = evidence.unkeyed[TABLE]
+        if published != filed:
+            kind = "missing" if published < filed else "duplicate" if filed else "unexpected"
+            yield "", Finding(kind, TABLE, "", FOREIGN, 0, [], abs(published - filed))
+
+
+def _without_given_up(
+    found: list[tuple[str, Finding]], around: Circumstances
+) -> tuple[list[tuple[str, Finding]], list[str]]:
+    """Leave out what the warehouse lacks because loads rejected it, where an operator gave that up."""
+    lacks = [each for _, each in found if (each.kind, each.tier) == ("missing", WAREHOUSE) and each.server]
+    missing = sum(each.count for each in lacks)
+    given_up = sum(each.keyed for each in around.rejected if each.accepted is not None)
+    if not missing or missing > given_up:
+        return found, []
+    note = f"{missing} events with a header are not in the warehouse: they were rejected, and given up"
+    return [(home, each) for home, each in found if each not in lacks], [note]
 
 
 def _acknowledged(said: Said) -> SequenceRanges:

@@ -54,6 +54,18 @@ from millrace_audit.show import print_bad, print_completeness
     is_flag=True,
     help="With one of both: what they have reported does not count, either. They were nobody.",
 )
+@click.option(
+    "--accept-rejected",
+    "load",
+    type=click.IntRange(1),
+    metavar="LOAD",
+    help="Give up the messages of TOPIC that a load could not decode; needs --reason.",
+)
+@click.option(
+    "--replace-loads",
+    is_flag=True,
+    help="Count what was loaded in place of loads of TOPIC that the warehouse has lost; needs --reason.",
+)
 @click.option("--reason", metavar="TEXT", help="Why; it stays visible beside the windows.")
 @click.option("--json", "as_json", is_flag=True, help="Print the auditor's answer for a script.")
 @click.pass_context
@@ -72,7 +84,7 @@ def audit(
     **acceptance: Any,
 ) -> None:
     """Ask whether every event of TOPIC has arrived everywhere, once: complete or not, and why."""
-    accepted = _accept(url, as_json=as_json, **acceptance)
+    accepted = _accept(url, topic, as_json=as_json, **acceptance)
     if accepted and topic is None:
         return
     if is_bad:
@@ -115,6 +127,7 @@ def _span(start: str | None, end: str | None) -> tuple[datetime, datetime]:
 
 def _accept(
     url: str,
+    topic: str | None,
     *,
     as_json: bool,
     instance: int | None,
@@ -122,19 +135,30 @@ def _accept(
     server: str | None,
     before: str | None,
     disown: bool,
+    load: int | None,
+    replace_loads: bool,
     reason: str | None,
 ) -> bool:
     """Say what the operator accepts; False when that is nothing."""
-    if (instance is None and service is None) != (reason is None):
-        raise MillraceError("--accept INSTANCE or --accept-service NAME needs --reason TEXT: give both")
-    if instance is not None and service is not None:
-        raise MillraceError("--accept and --accept-service are two ways to say it: give one")
+    ways = [instance is not None, service is not None, load is not None, replace_loads]
+    if sum(ways) > 1:
+        raise MillraceError(
+            "--accept, --accept-service, --accept-rejected and --replace-loads are four decisions: give one"
+        )
+    if any(ways) != (reason is not None):
+        raise MillraceError(
+            "--accept INSTANCE, --accept-service NAME, --accept-rejected LOAD or --replace-loads needs"
+            " --reason TEXT: give both"
+        )
     if service is None and (server is not None or before is not None):
         raise MillraceError("--server and --before belong to --accept-service NAME: give it, too")
+    if disown and instance is None and service is None:
+        raise MillraceError("--disown belongs to --accept or --accept-service: give one, too")
     if reason is None:
-        if disown:
-            raise MillraceError("--disown belongs to --accept or --accept-service: give one, too")
         return False
+    if load is not None or replace_loads:
+        _decide_on_loads(url, topic, load, reason, as_json=as_json)
+        return True
     done = "disowned" if disown else "accepted"
     if instance is not None:
         client.accept(url, instance, reason, disown=disown)
@@ -144,3 +168,15 @@ def _accept(
         accepted = client.accept_service(url, service, reason, server=server, before=until, disown=disown)
         click.echo(f"{done}: {len(accepted)} instances of service {service} ({reason})", err=as_json)
     return True
+
+
+def _decide_on_loads(url: str, topic: str | None, load: int | None, reason: str, *, as_json: bool) -> None:
+    if topic is None:
+        raise MillraceError("--accept-rejected and --replace-loads need a topic: `millrace audit TOPIC ...`")
+    if load is not None:
+        messages = client.accept_rejected(url, topic, load, reason)
+        text = f"accepted: {messages} messages that load {load} of {topic} rejected"
+    else:
+        loads = client.replace_loads(url, topic, reason)
+        text = f"replaced: load {', '.join(map(str, loads))} of {topic}"
+    click.echo(f"{text} ({reason})", err=as_json)

@@ -23,8 +23,16 @@ MOST_AHEAD_MS = 24 * 3600 * 1000
 """Nor one that is further ahead of its clock; a load files none that is further ahead of its own."""
 
 
+_LAST_MS = 253_402_300_800_000 - WINDOW_MS  # of year 9999: dates have no more digits
+
+
 def window_start(time_ms: int) -> int:
     return time_ms - time_ms % WINDOW_MS
+
+
+def is_of_this_world(window: int) -> bool:
+    """True for a window that there is; whatever the clock of who names it says, so that all tiers agree."""
+    return FIRST_EVENT_MS <= window < _LAST_MS and window % WINDOW_MS == 0
 
 
 class CountKey(NamedTuple):

@@ -18,6 +18,7 @@ from fastavro.validation import ValidationError
 
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records.messages import read_varint, write_bytes, write_varint
+from millrace_audit.reports.counts import WINDOW_MS
 
 PREFIX_BYTES = 5
 MAX_NAME_BYTES = 255
@@ -81,6 +82,17 @@ def read_header(message: bytes) -> EventHeader:
     if not all(-(1 << 63) <= number < 1 << 63 for number in (time, instance, sequence)):
         raise NotAudited("a number of more than 64 bits")
     return EventHeader(time, server, service, instance, sequence)
+
+
+def counted_header(message: bytes) -> EventHeader | None:
+    """The header that readers count a message of a schema with one by; None where it has none."""
+    try:
+        header = read_header(message)
+    except NotAudited:
+        return None
+    names = (header.server.encode(), header.service.encode())
+    is_counted = max(map(len, names)) <= MAX_NAME_BYTES and header.time >= -(1 << 63) + WINDOW_MS
+    return header if is_counted else None
 
 
 def instance_bytes(server: str, service: str, instance: int) -> bytes:

@@ -6,13 +6,15 @@ what is said. Times are ms since the epoch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import fastavro
 from fastavro.schema import to_parsing_canonical_form
@@ -210,6 +212,40 @@ class LoadEnd:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class HourRows:
+    """What the files of a load's edition hold of one hour."""
+
+    hour: int
+    """Its start (ms); NOTHING for rows in no hour, of which only the erased ones are told."""
+    rows: int
+    """All rows, with and without an audit header."""
+    erased: int = 0
+    """Rows without a whole header that were erased: only the manifest can say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnkeyedRows:
+    """Rows without a whole audit header in the window of their records' time."""
+
+    window: int
+    rows: int
+    unfiled: int = 0
+    """Of these the rows in no hour's partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedMessages:
+    """Messages that a load set aside, in one window or somewhere in the windows up to `last`."""
+
+    window: int
+    last: int
+    messages: int
+    keyed: int
+    """Of these the ones with an audit header."""
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCount:
     """What the files of a load hold, as the warehouse's reader has read them back."""
@@ -222,6 +258,12 @@ class LoadCount:
     """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
     ends: Sequence[LoadEnd] = field(default_factory=list)
     """How far the topic is loaded with it; empty when that is not said."""
+    hours: Sequence[HourRows] | None = None
+    """None in a record of the version before, as `unkeyed` is."""
+    unkeyed: Sequence[UnkeyedRows] | None = None
+    """Of a later edition what it has more than the one before, which may be negative."""
+    rejected: Sequence[RejectedMessages] = field(default_factory=list)
+    """What the edition set aside, in the last part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +278,8 @@ class TableCount:
     replaces: Sequence[int]
     """Windows whose earlier counts it takes the place of; those of others are added."""
     counts: SequenceCounts
+    unkeyed: Sequence[UnkeyedRows] | None = None
+    """None in a record of the version before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +301,43 @@ class Verified:
     problems: Sequence[VerifyProblem]
 
 
-AuditRecord = Hello | Report | Heartbeat | Count | LoadCount | TableCount | Verified
-OF_THE_WAREHOUSE = (LoadCount, TableCount, Verified)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarehouseState:
+    """What the warehouse's reader sees of a topic now, whoever changed it."""
+
+    time: int
+    topic: str
+    number: int
+    """Ascends within a turn, in one row with those of TableCount."""
+    load: int
+    """Number of the newest load in the folder; 0 for none."""
+    sha256: str
+    """Of its manifest; empty for none."""
+    editions: str
+    """`editions_hash` of the folder; empty when that is not known."""
+    exists: bool
+    """The catalog has the published table."""
+    snapshot: int | None = None
+    trouble: str = ""
+    """Why the table cannot be counted; empty when it can."""
+
+
+def editions_hash(editions: Mapping[int, int]) -> str:
+    """A hash of the newest edition of each load that was read again: load -> edition."""
+    lines = "".join(f"{load}.{edition}\n" for load, edition in sorted(editions.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+AuditRecord = Hello | Report | Heartbeat | Count | LoadCount | TableCount | Verified | WarehouseState
+OF_THE_WAREHOUSE = (LoadCount, TableCount, Verified, WarehouseState)
 """Kinds that only the warehouse's reader may write."""
 SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE)
 """Kinds that only a reader may write, under a key of its turn."""
 _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
+_NEW_FIELDS = {"AuditLoadCount": {"hours", "unkeyed", "rejected"}, "AuditTableCount": {"unkeyed"}}
+"""What records have that those of the version before lack, which are read, too."""
 
 
 class OtherVersion:
@@ -284,7 +357,7 @@ _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
 def _to_avro(value: Any) -> Any:
     """A dataclass of this file as the record of its schema, and likewise what it holds."""
     if value is None or isinstance(value, int | str | bytes):
-        return value
+        return value  # None only where the schema has a null: a record of the version before is never written
     if isinstance(value, SequenceRanges):
         return to_deltas(value)
     if isinstance(value, SequenceCounts):
@@ -297,7 +370,7 @@ def _to_avro(value: Any) -> Any:
 def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass of this file, given the record of its schema."""
     return {
-        _FIELDS.get(name, name): _READERS[name](value) if name in _READERS else value
+        _FIELDS.get(name, name): _READERS[name](value) if name in _READERS and value is not None else value
         for name, value in record.items()
     }
 
@@ -334,7 +407,10 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "foreign": _each(ForeignCount),
     "ends": _each(LoadEnd),
     "problems": _each(VerifyProblem),
-    "origin": lambda record: record and Origin(**_from_avro(record)),
+    "hours": _each(HourRows),
+    "unkeyed": _each(UnkeyedRows),
+    "rejected": _each(RejectedMessages),
+    "origin": lambda record: Origin(**_from_avro(record)),
     "source": lambda record: LoadNumber(**record),
     "counts": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
@@ -348,7 +424,7 @@ class AuditCodec:
     def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
         self._prefixes: dict[str, bytes] = {}
-        self._kinds: dict[bytes, Kind | None] = {}
+        self._forms: dict[bytes, _Form | None] = {}
         self._unknown: set[bytes] = set()
         self._fetch: object = None
 
@@ -360,7 +436,7 @@ class AuditCodec:
             self._prefixes[name] = b"\0" + schema_id.to_bytes(4, "big")
         out = BytesIO()
         out.write(self._prefixes[name])
-        fastavro.schemaless_writer(out, _parsed(name), _to_avro(record))
+        fastavro.schemaless_writer(out, _parsed(_Form(type(record), name)), _to_avro(record))
         return out.getvalue()
 
     def decode(self, message: bytes | None) -> AuditRecord | None:
@@ -368,12 +444,12 @@ class AuditCodec:
 
         A registry that does not answer raises: what it would have told must not be taken for foreign.
         """
-        kind = self.kind(message)
-        if message is None or kind is None or issubclass(kind, OtherVersion):
+        form = self._form(message)
+        if message is None or form is None or issubclass(form.kind, OtherVersion):
             return None
-        schema = _parsed(f"Audit{kind.__name__}")
+        kind = form.kind
         try:
-            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), schema, None)
+            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), _parsed(form), None)
             return kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
         except Exception:  # whoever choked on it would choke on it again after every restart
             return None
@@ -384,45 +460,85 @@ class AuditCodec:
         A schema that the registry does not know may be registered later: it is asked again, but for all
         messages of one `fetch` (any value but None) once.
         """
+        form = self._form(message, fetch)
+        return None if form is None else form.kind
+
+    def _form(self, message: bytes | None, fetch: object = None) -> _Form | None:
         if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
             return None
         prefix = message[:PREFIX_BYTES]
-        if prefix not in self._kinds:
+        if prefix not in self._forms:
             if fetch is None or fetch != self._fetch:
                 self._fetch, self._unknown = fetch, set()
             if prefix in self._unknown or len(self._unknown) >= MOST_UNKNOWN:
                 return None
             try:
-                self._kinds[prefix] = _kind_of(self._registry.schema(int.from_bytes(prefix, "big")))
+                self._forms[prefix] = _form_of(self._registry.schema(int.from_bytes(prefix, "big")))
             except UnknownSchema:
                 self._unknown.add(prefix)
                 if len(self._unknown) == MOST_UNKNOWN:
                     self._look_up_own()
                 return None
-        return self._kinds[prefix]
+        return self._forms[prefix]
 
     def _look_up_own(self) -> None:
         """Learn the ids of the schemas that ship with Millrace: ids that somebody made up must hide none."""
-        for name, kind in _KINDS.items():
-            if version := self._registry.lookup(name, dict(schema_file(name))):
-                self._kinds[b"\0" + version.schema_id.to_bytes(4, "big")] = kind
+        for form in _FORMS:
+            if version := self._registry.lookup(form.name, dict(form.schema)):
+                self._forms[b"\0" + version.schema_id.to_bytes(4, "big")] = form
 
 
-def _kind_of(schema: Any) -> Kind | None:
-    """The kind whose schema ships with Millrace just so, but for its comments."""
+class _Form(NamedTuple):
+    """A kind of record as one version writes it."""
+
+    kind: Kind
+    name: str = ""
+    of_before: bool = False
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        return previous_schema(self.name) if self.of_before else schema_file(self.name)
+
+
+_FORMS = [
+    *(_Form(kind, name) for name, kind in _KINDS.items()),
+    *(_Form(_KINDS[name], name, of_before=True) for name in _NEW_FIELDS),
+]
+"""Every form that is read."""
+
+
+def previous_schema(name: str) -> Mapping[str, Any]:
+    """The schema of an audit record in the version before."""
+    schema = schema_file(name)
+    kept = [field for field in schema["fields"] if field["name"] not in _NEW_FIELDS[name]]
+    return {**schema, "fields": kept}
+
+
+def _form_of(schema: Any) -> _Form | None:
+    """The form whose schema ships with Millrace just so, but for its comments."""
     # One that only has the name could make a few bytes decode for ever.
     try:
-        form = to_parsing_canonical_form(fastavro.parse_schema(schema))
+        canonical = to_parsing_canonical_form(fastavro.parse_schema(schema))
     except Exception:  # as in `decode`
         return None
-    for name, kind in _KINDS.items():
-        if form == to_parsing_canonical_form(_parsed(name)):
-            return kind
+    for own in _FORMS:
+        if canonical == to_parsing_canonical_form(_parsed(own)):
+            return own
     parsed = schema if isinstance(schema, Mapping) else {}
     is_named_so = parsed.get("name") in _KINDS and parsed.get("namespace") == _NAMESPACE
-    return OtherVersion if is_named_so else None
+    return _Form(OtherVersion) if is_named_so else None
 
 
 @cache
-def _parsed(name: str) -> Any:
-    return fastavro.parse_schema(dict(schema_file(name)))
+def _parsed(form: _Form) -> Any:
+    return fastavro.parse_schema(dict(form.schema))
+
+
+def packed(load: LoadCount) -> bytes:
+    """A load's record for the auditor's database, from which a replaced load is taken out again."""
+    return zlib.compress(json.dumps(_to_avro(load), separators=(",", ":")).encode())
+
+
+def unpacked(content: bytes) -> LoadCount:
+    """What `packed` wrote, also before an upgrade: fields that it lacks have their defaults."""
+    return LoadCount(**_from_avro(json.loads(zlib.decompress(content))))

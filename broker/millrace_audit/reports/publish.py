@@ -9,17 +9,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
-from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber, TableCount, now_ms
+from millrace_audit.reports.messages import (
+    HourRows,
+    LoadCount,
+    LoadEnd,
+    LoadNumber,
+    RejectedMessages,
+    TableCount,
+    UnkeyedRows,
+    now_ms,
+)
+
+T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
@@ -29,6 +40,8 @@ PART_BYTES = 512 << 10
 the same parts."""
 _RANGE_BYTES, _NUMBERS_BYTES = 20, 40
 """What a range takes at most, and what the numbers beside it do: Avro writes each in up to ten bytes."""
+_MOST_ENTRIES = 20_000
+"""Hours or windows that one part names beside sequences: each takes up to 30 bytes."""
 _METADATA_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 # librdkafka looks for expired messages once a second, and those in a request wait for it to end first.
@@ -121,12 +134,23 @@ class AuditPublisher:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class EditionRows:
+    """What is told of an edition beside its sequences."""
+
+    unkeyed: Sequence[UnkeyedRows] = ()
+    """What it has more than the edition before."""
+    hours: Sequence[HourRows] = ()
+    rejected: Sequence[RejectedMessages] = ()
+
+
 def edition_records(
     topic: str,
     source: LoadNumber,
     before: SequenceCounts,
     counts: SequenceCounts,
     ends: Sequence[LoadEnd] = (),
+    rows: EditionRows = EditionRows(),
 ) -> list[LoadCount]:
     """What to tell of an edition of a load, given the one before: in as many parts as messages may be large.
 
@@ -134,15 +158,33 @@ def edition_records(
     `ends` says how far the topic is loaded with it.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
+    most = max(len(rows.unkeyed), len(rows.hours))
+    pieces += [(SequenceCounts(), SequenceCounts())] * (-(-most // _MOST_ENTRIES) - len(pieces))
     count = partial(LoadCount, time=now_ms(), topic=topic, ends=ends)
     return [
-        count(counts=more, removed=less, source=replace(source, part=part, parts=len(pieces)))
+        count(
+            counts=more,
+            removed=less,
+            source=replace(source, part=part, parts=len(pieces)),
+            unkeyed=_share(rows.unkeyed, part),
+            hours=_share(rows.hours, part),
+            rejected=rows.rejected if part == len(pieces) else [],
+        )
         for part, (more, less) in enumerate(pieces, 1)
     ]
 
 
+def _share(entries: Sequence[T], part: int) -> Sequence[T]:
+    return entries[(part - 1) * _MOST_ENTRIES : part * _MOST_ENTRIES]
+
+
 def table_records(
-    topic: str, snapshot: int, windows: Sequence[int], counts: SequenceCounts, numbers: Iterator[int]
+    topic: str,
+    snapshot: int,
+    windows: Sequence[int],
+    counts: SequenceCounts,
+    unkeyed: Mapping[int, int],
+    numbers: Iterator[int],
 ) -> list[TableCount]:
     """What to tell of windows of a published table, each record with the next number."""
     pieces = _pieces(counts, SequenceCounts())
@@ -154,6 +196,7 @@ def table_records(
             snapshot=snapshot,
             replaces=[] if at else windows,
             counts=more,
+            unkeyed=[] if at else [UnkeyedRows(window, unkeyed.get(window, 0)) for window in windows],
         )
         for at, (more, _) in enumerate(pieces)
     ]

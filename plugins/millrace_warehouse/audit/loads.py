@@ -8,14 +8,18 @@ words. Knows files and records; neither turns nor brokers.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, NamedTuple
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber
-from millrace_audit.reports.publish import edition_records
+from millrace_audit.reports.messages import LoadCount, LoadEnd, LoadNumber, UnkeyedRows, editions_hash
+from millrace_audit.reports.publish import EditionRows, edition_records
 from millrace_warehouse.audit.read_back import ReadBack
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import HOUR_US, hour_of
@@ -26,15 +30,34 @@ from millrace_warehouse.storage import Storage
 _AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
 
 
+LOOKED_AT_S = 60.0
+"""How long a manifest that was read is taken for the one that is there."""
+
+
+class LoadId(NamedTuple):
+    """A load by its number and its manifest; 0 for none."""
+
+    load: int = 0
+    sha256: str = ""
+
+
 class Loads:
     """What was told of the loads of a topic, and what was not."""
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
-        names = map(_AUDITED.fullmatch, storage.names(layout.Folder.AUDITED.of(topic)))
+        there = storage.names(layout.Folder.AUDITED.of(topic))
+        names = map(_AUDITED.fullmatch, there)
         self._told = {(int(name[1]), int(name[2])) for name in names if name}
+        self._is_whole = layout.AUDITED_ROWS in there
+        """All that was told of was told with its rows; a version that knew of none left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._told), default=0)
+        self._editions: dict[int, int] = {}
+        self._listed = 0
+        """The newest load in the folder."""
+        self._sure_of, self._sure_until = LoadId(), 0.0
+        """The load that was looked at last, as it is in the folder; and until when that will do."""
 
     def news(self) -> Iterator[LoadManifest]:
         """What is to be told, in order; ask for the next one when one is told.
@@ -42,12 +65,68 @@ class Loads:
         MillraceError for a manifest that is gone or edited, or does not follow the one before.
         """
         storage, topic = self._storage, self._topic
-        if layout.load_numbers(storage, topic, self._newest):
+        self._forget_lost()
+        yield from self._to_complete()
+        if self._listed > self._newest:
             yield from layout.loads_after(storage, topic, self._newest)
-        for load, editions in sorted(layout.editions_of(storage, topic).items()):
+        told_of = {load: e for load, e in layout.editions_of(storage, topic).items() if load <= self._newest}
+        for load, editions in sorted(told_of.items()):
             for edition in editions:
-                if load <= self._newest and (load, edition) not in self._told:
+                if (load, edition) not in self._told:
                     yield layout.read_edition(storage, topic, load, edition)
+        self._editions = {load: editions[-1] for load, editions in told_of.items()}
+
+    def _to_complete(self) -> Iterator[LoadManifest]:
+        """The editions that a version told of without their rows and rejected messages, once all of them."""
+        path = layout.audited_rows_path(self._topic)
+        if not self._is_whole:
+            for load, edition in sorted(self._told):
+                yield layout.read_edition(self._storage, self._topic, load, edition)
+            self._storage.put(path, io.BytesIO(b"{}"))
+            self._is_whole = True
+
+    def _forget_lost(self) -> None:
+        """Forget that loads were told of which are gone, or are others now: the folder is an older copy.
+
+        What is made in their place is told again. To look at the newest one will do: its manifest names the
+        one before it.
+        """
+        numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
+        while self._newest > 0 and not self._is_there(numbers):
+            for load, edition in sorted(self._told, reverse=True):
+                if load == self._newest:
+                    self._storage.delete(layout.audited_path(self._topic, load, edition))
+                    self._told.discard((load, edition))
+            self._newest = max((load for load, _ in self._told), default=0)
+            numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
+        self._listed = numbers[-1] if numbers else 0
+
+    def _is_there(self, numbers: Sequence[int]) -> bool:
+        """True if the newest load that was told of is in the folder, given the numbers from it on."""
+        load = self._newest
+        if load not in numbers:
+            return False
+        if load == self._sure_of.load and time.monotonic() < self._sure_until:
+            return True
+        self._look_at(load)
+        return self._sure_of.sha256 == self._note_of(load, 1).get("manifest")
+
+    def _look_at(self, load: int) -> None:
+        self._sure(LoadId(load, layout.read_load(self._storage, self._topic, load).sha256))
+
+    def _sure(self, newest: LoadId) -> None:
+        self._sure_of, self._sure_until = newest, time.monotonic() + LOOKED_AT_S
+
+    def newest(self) -> LoadId:
+        """The newest load that was in the folder when its news was asked for."""
+        load = max(self._listed, self._newest)
+        if load != self._sure_of.load:
+            self._look_at(load)
+        return self._sure_of
+
+    def editions(self) -> str:
+        """A hash of the newest editions of loads that were read again, as its news named them last."""
+        return editions_hash(self._editions)
 
     def behind(self, published: Through) -> set[str] | None:
         """The hours of which a table does not have what was told; None while it has what was not told yet."""
@@ -95,11 +174,12 @@ class Loads:
                 counts.merge(SequenceCounts({key: tally}))
         return hours
 
-    def records(self, manifest: LoadManifest, counts: SequenceCounts) -> Sequence[LoadCount]:
+    def records(self, manifest: LoadManifest, counts: SequenceCounts, found: ReadBack) -> Sequence[LoadCount]:
         """What to say of an edition of which that is accounted for."""
-        before = SequenceCounts()
+        before, unkeyed_before = SequenceCounts(), dict[int, UnkeyedRows]()
         if manifest.edition > 1:
             before = self._told_counts(manifest.load, manifest.edition - 1)
+            unkeyed_before = self._told_unkeyed(manifest.load, manifest.edition - 1)
         source = LoadNumber(
             load=manifest.load,
             edition=manifest.edition,
@@ -107,22 +187,52 @@ class Loads:
             sha256=manifest.sha256,
         )
         ends = [LoadEnd(manifest.topic_id, partition, end) for partition, end in manifest.ends.items()]
-        return edition_records(manifest.topic, source, before, counts, ends)
+        rows = EditionRows(_more(found.unkeyed, unkeyed_before), found.hours, found.rejected)
+        return edition_records(manifest.topic, source, before, counts, ends, rows)
 
-    def note(self, manifest: LoadManifest, counts: SequenceCounts) -> None:
+    def note(
+        self, manifest: LoadManifest, counts: SequenceCounts, unkeyed: Mapping[int, UnkeyedRows]
+    ) -> None:
         """Write down that an edition is told of, and with which counts."""
-        told = {"manifest": manifest.sha256, "counts": counts.to_json()}
+        rows = [astuple(each) for each in unkeyed.values()]
+        told = {"manifest": manifest.sha256, "counts": counts.to_json(), "unkeyed": rows}
         path = layout.audited_path(manifest.topic, manifest.load, manifest.edition)
-        self._storage.create(path, gzip.compress(json.dumps(told, sort_keys=True).encode(), mtime=0))
+        content = gzip.compress(json.dumps(told, sort_keys=True).encode(), mtime=0)
+        if (manifest.load, manifest.edition) in self._told:
+            self._storage.put(path, io.BytesIO(content))
+        else:
+            self._storage.create(path, content)
         self._told.add((manifest.load, manifest.edition))
-        self._newest = max(self._newest, manifest.load)
+        if manifest.load > self._newest:
+            self._newest = manifest.load
+            self._sure(LoadId(manifest.load, manifest.sha256))
 
     def _told_counts(self, load: int, edition: int) -> SequenceCounts:
+        return SequenceCounts.from_json(self._note_of(load, edition)["counts"])
+
+    def _told_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
+        """Nothing for an edition that was told of by a version that knew no such rows."""
+        rows = self._note_of(load, edition).get("unkeyed", [])
+        return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
+
+    def _note_of(self, load: int, edition: int) -> Mapping[str, Any]:
         path = layout.audited_path(self._topic, load, edition)
         try:
-            return SequenceCounts.from_json(json.loads(gzip.decompress(self._storage.read(path)))["counts"])
+            note: Mapping[str, Any] = json.loads(gzip.decompress(self._storage.read(path)))
+            SequenceCounts.from_json(note["counts"])
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             raise MillraceError(
                 f"{path} is gone or was edited: restore it from a copy; the editions of load {load} cannot be"
                 " told of without it"
             ) from None
+        return note
+
+
+def _more(now: Mapping[int, UnkeyedRows], before: Mapping[int, UnkeyedRows]) -> list[UnkeyedRows]:
+    """What each window has more than before; negative where it has less."""
+    more = []
+    for window in sorted({*now, *before}):
+        here, there = (each.get(window, UnkeyedRows(window, 0)) for each in (now, before))
+        if here != there:
+            more.append(UnkeyedRows(window, here.rows - there.rows, here.unfiled - there.unfiled))
+    return more

@@ -1,24 +1,27 @@
-"""Which sequences a load's files hold, read from the storage after they were written.
+"""Which rows and rejected messages a load's files hold, read from the storage after they were written.
 
-Reads the columns of the audit header and no other. Believes nothing that the load has said of its sequences,
-but for files that `expire` has deleted, whose rows the table was counted to have.
+Reads the columns of the audit header and the record's time. Believes nothing that the load has said of its
+rows, but for files that `expire` has deleted, whose rows the table was counted to have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import NOTHING, HourRows, RejectedMessages, UnkeyedRows
+from millrace_warehouse.audit.rejected import rejected_of
 from millrace_warehouse.history.expired import expired_entries
-from millrace_warehouse.history.hours import HOUR_US, hour_of
+from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of, start_ms
 from millrace_warehouse.history.layout import rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import erased_sequences_of, sequences_of
-from millrace_warehouse.sequences import count_file
+from millrace_warehouse.sequences import FileRows
 from millrace_warehouse.storage import Storage, open_file
 
 _HOUR_MS = HOUR_US // 1000
@@ -29,39 +32,84 @@ class ReadBack:
     """What the files of a load were found to hold."""
 
     counts: SequenceCounts
-    bad: Sequence[str]
+    bad: Sequence[str] = ()
     """A line for each file that is gone or broken: nothing in it is counted."""
     erased: SequenceCounts = field(default_factory=SequenceCounts)
     """What the manifest says was erased: only it can."""
+    unkeyed: Mapping[int, UnkeyedRows] = field(default_factory=dict)
+    """Window -> rows without a whole audit header."""
+    hours: Sequence[HourRows] = ()
+    rejected: Sequence[RejectedMessages] = ()
 
 
 def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
     """Count the files of a load; MillraceError when the storage does not answer, or they go meanwhile."""
-    topic, counts, bad = manifest.topic, SequenceCounts(), list[str]()
+    topic, bad = manifest.topic, list[str]()
     folder = rows_folder(topic, manifest.load, manifest.attempt)
     there = {f"{folder}/{found.path}" for found in storage.files(folder)}
     paths = {file.path: f"{topic}/{file.path}" for file in manifest.files}
     expired = _expired(storage, topic) if set(paths.values()) - there else set()
     expired_hours = {f.hour for f in manifest.files if f.path in expired and paths[f.path] not in there}
+    hours: defaultdict[str, FileRows] = defaultdict(FileRows)
     for file in manifest.files:
         path = paths[file.path]
         if file.hour in expired_hours:
-            continue
-        if path not in there:
+            hours[file.hour].rows += file.rows
+        elif path not in there:
             bad.append(f"{path} is gone")
-            continue
-        try:
-            counts.merge(count_file(open_file(storage, path)))
-        except FileNotFoundError:
-            raise MillraceError(f"{path} was deleted while it was read; it is looked at again") from None
-        except (pa.ArrowException, OSError) as error:
-            bad.append(f"{path} cannot be read: {str(error).splitlines()[0]}")
+        else:
+            try:
+                found = FileRows()
+                found.add(open_file(storage, path))
+                hours[file.hour].merge(found)
+            except FileNotFoundError:
+                raise MillraceError(f"{path} was deleted while it was read; it is looked at again") from None
+            except (pa.ArrowException, OSError) as error:
+                bad.append(f"{path} cannot be read: {str(error).splitlines()[0]}")
+    counts = SequenceCounts()
+    for rows in hours.values():
+        counts.merge(rows.counts)
     if expired_hours:
-        for key, tally in sequences_of(storage, manifest).tallies.items():
-            if hour_of(key.window // _HOUR_MS) in expired_hours:
-                for first, last in tally.ranges():
-                    counts.add(*key, first, last)
-    return ReadBack(counts, bad, erased_sequences_of(storage, manifest))
+        _add_expired(sequences_of(storage, manifest), expired_hours, counts)
+    erased = erased_sequences_of(storage, manifest)
+    return ReadBack(
+        counts=counts,
+        bad=bad,
+        erased=erased,
+        unkeyed=_unkeyed(hours),
+        hours=_hours(manifest, {hour: rows.rows for hour, rows in hours.items()}, erased),
+        rejected=rejected_of(storage, manifest),
+    )
+
+
+def _add_expired(stated: SequenceCounts, hours: Set[str], counts: SequenceCounts) -> None:
+    for key, tally in stated.tallies.items():
+        if hour_of(key.window // _HOUR_MS) in hours:
+            for first, last in tally.ranges():
+                counts.add(*key, first, last)
+
+
+def _unkeyed(hours: Mapping[str, FileRows]) -> dict[int, UnkeyedRows]:
+    rows, unfiled = Counter[int](), Counter[int]()
+    for hour, found in hours.items():
+        rows.update(found.unkeyed)
+        if hour == UNFILED:
+            unfiled.update(found.unkeyed)
+    return {window: UnkeyedRows(window, rows[window], unfiled[window]) for window in sorted(rows)}
+
+
+def _hours(manifest: LoadManifest, rows: Mapping[str, int], erased: SequenceCounts) -> list[HourRows]:
+    """The rows of each hour, and how many without a header the manifest says were erased from it."""
+    without = Counter[str]()
+    for each in manifest.erased:
+        without[each.hour] += each.rows
+    for key, tally in erased.tallies.items():
+        without[hour_of(key.window // _HOUR_MS)] -= tally.total
+    named = sorted({*rows, *(hour for hour, count in without.items() if count > 0)} - {UNFILED})
+    told = [HourRows(start_ms(hour), rows.get(hour, 0), max(without[hour], 0)) for hour in named]
+    if without[UNFILED] > 0:
+        told.append(HourRows(NOTHING, 0, without[UNFILED]))
+    return told
 
 
 def _expired(storage: Storage, topic: str) -> set[str]:

@@ -12,8 +12,9 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,15 +27,23 @@ from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace_audit.reader.numbers import PREFIX, TierNumbers
 from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
 from millrace_audit.reader.turn_taker import TurnTaker
-from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Heartbeat, Verified, now_ms
+from millrace_audit.reports.messages import (
+    WAREHOUSE,
+    AuditCodec,
+    AuditRecord,
+    Heartbeat,
+    Verified,
+    WarehouseState,
+    now_ms,
+)
 from millrace_audit.reports.mirrors import cluster_name
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher, table_records
 from millrace_audit.reports.turns import Seat, Turn
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.audit import findings
-from millrace_warehouse.audit.loads import Loads
+from millrace_warehouse.audit.loads import LoadId, Loads
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.audit.tables import PublishedTable
+from millrace_warehouse.audit.tables import PublishedTable, TableState
 from millrace_warehouse.history.layout import Folder, edition_path
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
@@ -43,6 +52,8 @@ from millrace_warehouse.verbs import AuditWarehouse
 log = logging.getLogger("millrace.audit.warehouse")
 
 _TIMEOUT_S = 10.0
+MOST_LETTERS = 500
+"""Of why a table cannot be counted."""
 
 
 class WarehouseNumbers(TierNumbers):
@@ -79,6 +90,9 @@ class WarehouseReader(TierReader):
         self._loads: dict[str, Loads] = {}
         self._tables: dict[str, PublishedTable] = {}
         self._found: dict[str, findings.Findings] = {}
+        self._states: dict[str, WarehouseState] = {}
+        self._topics: set[str] = set()
+        """Those whose state is told: of the cluster, and of folders that were there in this turn."""
         self._numbered = itertools.count(1)
         self._beat_due = 0.0
         with ExitStack() as opened:
@@ -116,17 +130,28 @@ class WarehouseReader(TierReader):
         self._loads.clear()
         self._tables.clear()
         self._found.clear()
+        self._states.clear()
         self._numbered = itertools.count(1)
+        # Of a topic that was loaded once and has no folder now, its topic in the cluster is all there is.
+        with ClusterClient(self._request.bootstrap, timeout_s=_TIMEOUT_S) as client:
+            self._topics = {*client.topics()}
 
     def count_once(self) -> None:
         """Count and tell what is new of every topic; one that cannot be counted is logged, no other waits."""
         now = now_ms()
         topics = [name for name in self._storage.names("") if Folder.LOADS in self._storage.names(name)]
-        problems = [*self._each(topics, self._count_loads), *self._each(topics, self._tell_findings)]
+        of_loads = self._each(topics, self._count_loads)
+        of_findings = self._each(topics, self._tell_findings)
+        of_tables: dict[str, str] = {}
         if topics:
             # Opened anew: a local warehouse has no catalog before its first publication.
             with connect(self._storage, self._request.catalog, create=False) as catalog:
-                problems += self._each(topics, partial(self._count_table, catalog))
+                of_tables = self._each(topics, partial(self._count_table, catalog))
+        self._topics |= {*topics}
+        gone = self._topics - {*topics}
+        of_states = self._each(sorted(self._topics), partial(self._tell_state, of_loads, of_tables, gone))
+        causes = (of_loads, of_findings, of_tables, of_states)
+        problems = [f"{topic}: {text}" for cause in causes for topic, text in cause.items()]
         for problem in problems:
             if problem not in self._numbers.problems:  # once for each cause
                 log.warning("%s; it is looked at again in every round", problem)
@@ -136,14 +161,18 @@ class WarehouseReader(TierReader):
             self._numbers.heartbeat_at = time.time()
             self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
 
-    def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> Iterator[str]:
+    def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> dict[str, str]:
+        """What goes wrong with which topic."""
+        problems = {}
         for topic in topics:
             try:
                 do(topic)
             except MillraceError as error:
-                yield f"{topic}: {error}"
+                problems[topic] = str(error)
             except Exception as error:  # of a file or a table that is broken as nobody foresaw
-                yield f"{topic}: unexpected {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                line = (str(error).splitlines() or [""])[0]
+                problems[topic] = f"unexpected {type(error).__name__}: {line}"
+        return problems
 
     def _count_loads(self, topic: str) -> None:
         if topic not in self._loads:
@@ -157,8 +186,8 @@ class WarehouseReader(TierReader):
             for bad in found.bad:
                 log.error("%s: it is counted as lost; run `millrace verify`", bad)
             counts = loads.accounted(manifest, found)
-            self._tell(loads.records(manifest, counts))
-            loads.note(manifest, counts)
+            self._tell(loads.records(manifest, counts, found))
+            loads.note(manifest, counts, found.unkeyed)
             path = edition_path(topic, manifest.load, manifest.edition)
             self._numbers.rows["loads"] += found.counts.total
             self._numbers.rows["erased"] += counts.total - found.counts.total
@@ -183,9 +212,38 @@ class WarehouseReader(TierReader):
         for found in self._tables[topic].news(catalog, self._loads[topic]):
             if self._stop.is_set() or self._taker.lost.is_set():
                 return
-            self._tell(table_records(topic, found.snapshot, found.windows, found.counts, self._numbered))
+            told = (topic, found.snapshot, found.windows, found.counts, found.unkeyed)
+            self._tell(table_records(*told, self._numbered))
             self._numbers.rows["table"] += found.counts.total
             log.info("table of %s, %s: %d rows with a header", topic, found.hour, found.counts.total)
+
+    def _tell_state(
+        self, of_loads: Mapping[str, str], of_tables: Mapping[str, str], gone: Set[str], topic: str
+    ) -> None:
+        """Tell what there is of a topic, at the start of a turn and when it is another than before."""
+        if self._stop.is_set() or self._taker.lost.is_set():
+            return  # not all that is there was told
+        newest, editions, table = LoadId(), "", TableState()
+        if topic not in gone:
+            if topic not in self._loads:
+                return  # its folder cannot be read: that is the problem which is named
+            newest = self._loads[topic].newest()
+            editions = "" if topic in of_loads else self._loads[topic].editions()
+            table = self._tables[topic].state if topic in self._tables else TableState()
+        state = WarehouseState(
+            time=0,
+            topic=topic,
+            number=0,
+            load=newest.load,
+            sha256=newest.sha256,
+            editions=editions,
+            exists=table.exists,
+            snapshot=table.snapshot,
+            trouble=of_tables.get(topic, "")[:MOST_LETTERS],
+        )
+        if state != self._states.get(topic):
+            self._tell([replace(state, time=now_ms(), number=next(self._numbered))])
+            self._states[topic] = state
 
     def _tell(self, records: Sequence[AuditRecord]) -> None:
         assert self._turn is not None

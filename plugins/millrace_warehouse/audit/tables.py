@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,28 +22,37 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import FileScanTask, Table
 
 from millrace.errors import MillraceError
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts, is_of_this_world
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.hours import UNFILED, hour_of, start_of
+from millrace_warehouse.history.hours import UNFILED, hour_of, start_ms
 from millrace_warehouse.publish.table import find_table, publication_of
-from millrace_warehouse.sequences import count_sequences
+from millrace_warehouse.sequences import HEADER, TIMESTAMP, FileRows, count_sequences, count_unkeyed
 from millrace_warehouse.storage import Storage
 
-HEADER = "header"
 NOTED_EVERY = 100
 """Hours after which it is written down what was told: a killed reader tells at most so many again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableHour:
-    """What a reader of the table gets of an hour."""
+    """What a reader of the table gets of an hour, in whichever hour's partition it lies."""
 
     hour: str
     snapshot: int
     windows: list[int]
     counts: SequenceCounts
-    """Of these windows alone."""
+    """Of these windows alone, as `unkeyed`."""
+    unkeyed: Mapping[int, int]
+    """Window -> rows without a whole audit header."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What there is of a table, whether its hours can be counted or not."""
+
+    exists: bool = False
+    snapshot: int | None = None
 
 
 class PublishedTable:
@@ -51,8 +60,11 @@ class PublishedTable:
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
+        self.state = TableState()
         self._seen = "", 0
         self._told: dict[str, str] = {}
+        self._strays: dict[str, FileRows] = {}
+        """Hour -> rows of other hours in its partition."""
         # A hint that is lost or cut costs no more than to count every hour again.
         with suppress(FileNotFoundError, ValueError, TypeError):
             self._told = dict(json.loads(storage.read(layout.audited_table_path(topic))))
@@ -64,6 +76,7 @@ class PublishedTable:
         """
         table = find_table(catalog, self._topic)
         snapshot = table.current_snapshot() if table is not None else None
+        self.state = TableState(table is not None, None if snapshot is None else snapshot.snapshot_id)
         erased = loads.erased_by_hour()
         if table is None or snapshot is None:
             return
@@ -72,17 +85,25 @@ class PublishedTable:
             return
         publication = publication_of(self._storage, self._topic, table)
         behind = None if publication is None else loads.behind(publication.loads)
-        if behind is None or HEADER not in table.schema().column_names:
+        if behind is None:
             return
         hours = _tasks_by_hour(table)
-        digests = {hour: _digest(tasks, erased.get(hour)) for hour, tasks in hours.items()}
-        changed = [hour for hour in sorted(digests.keys() | self._told) if self._is_new(hour, digests)]
-        for at, hour in enumerate((hour for hour in changed if hour not in behind), 1):
-            found = self._count(table, snapshot.snapshot_id, hour, hours.get(hour, []))
+        files = {hour: _digest(tasks, erased.get(hour)) for hour, tasks in hours.items()}
+        changed = [hour for hour in sorted(files.keys() | self._told) if self._is_new(hour, files)]
+        waiting, at = deque(hour for hour in changed if hour not in behind), 0
+        while waiting:
+            hour = waiting.popleft()
+            found, moved = self._count(table, hour, hours.get(hour, []))
+            # Rows that lie in the partition of another hour are counted where a reader of that hour looks.
+            again = [
+                other for other in sorted(moved) if other in files.keys() | self._told and other not in behind
+            ]
+            waiting.extend(other for other in again if other not in waiting)
             if hour in erased:
                 found.counts.merge(erased[hour])
-            yield found
-            self._told[hour] = digests.get(hour, "")
+            yield TableHour(hour, snapshot.snapshot_id, _windows(hour), found.counts, dict(found.unkeyed))
+            self._told[hour] = files.get(hour, "")
+            at += 1
             if at % NOTED_EVERY == 0:
                 self._note()
         if changed:
@@ -92,27 +113,59 @@ class PublishedTable:
     def _is_new(self, hour: str, digests: dict[str, str]) -> bool:
         return hour != UNFILED and self._told.get(hour) != digests.get(hour, "")
 
-    def _count(self, table: Table, snapshot: int, hour: str, tasks: list[FileScanTask]) -> TableHour:
-        start = int(start_of(hour).timestamp()) * 1000
-        windows = [start + n * WINDOW_MS for n in range(3_600_000 // WINDOW_MS)]
-        counts, found = SequenceCounts(), SequenceCounts()
+    def _count(self, table: Table, hour: str, tasks: list[FileScanTask]) -> tuple[FileRows, set[str]]:
+        """The hour's rows, wherever they lie; and the hours whose rows in its partition have changed."""
+        found = self._read(table, hour, tasks)
+        own, strays = _split(found, hour)
+        before = self._strays.pop(hour, FileRows())
+        if strays.counts.tallies or strays.unkeyed:
+            self._strays[hour] = strays
+        moved = set() if strays == before else _hours_of(strays) | _hours_of(before)
+        for other in self._strays.values():
+            own.merge(_split(other, hour)[0])
+        return own, moved
+
+    def _read(self, table: Table, hour: str, tasks: list[FileScanTask]) -> FileRows:
+        found = FileRows()
+        columns = [name for name in (HEADER, TIMESTAMP) if name in table.schema().column_names]
         try:
-            scan = ArrowScan(table.metadata, table.io, table.schema().select(HEADER), AlwaysTrue())
-            for batch in scan.to_record_batches(tasks):
-                count_sequences(batch, found)
+            scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue())
+            for batch in scan.to_record_batches(tasks) if columns else ():
+                count_sequences(batch, found.counts)
+                count_unkeyed(batch, found.unkeyed)
         except Exception as error:  # whatever pyiceberg and pyarrow say of a file that is gone or broken
             reason = (str(error).splitlines() or [""])[0]
             raise MillraceError(
                 f"{'.'.join(table.name())} cannot be read in {hour} ({type(error).__name__}: {reason}): run"
                 " `millrace verify`"
             ) from error
-        counts.tallies = {key: tally for key, tally in found.tallies.items() if key.window in windows}
-        return TableHour(hour, snapshot, windows, counts)
+        return found
 
     def _note(self) -> None:
-        told = {hour: digest for hour, digest in self._told.items() if digest}
+        # An hour with rows of others is counted again by who comes next, who does not know them.
+        told = {hour: digest for hour, digest in self._told.items() if digest and hour not in self._strays}
         content = json.dumps(told, sort_keys=True).encode()
         self._storage.put(layout.audited_table_path(self._topic), io.BytesIO(content))
+
+
+def _windows(hour: str) -> list[int]:
+    return [start_ms(hour) + n * WINDOW_MS for n in range(HOUR_MS // WINDOW_MS)]
+
+
+def _split(found: FileRows, hour: str) -> tuple[FileRows, FileRows]:
+    """The rows of an hour's windows, and those of all others."""
+    windows = _windows(hour)
+    parts = FileRows(), FileRows()
+    for key, tally in found.counts.tallies.items():
+        parts[key.window not in windows].counts.tallies[key] = tally
+    for window, rows in found.unkeyed.items():
+        parts[window not in windows].unkeyed[window] = rows
+    return parts
+
+
+def _hours_of(found: FileRows) -> set[str]:
+    windows = {*found.unkeyed, *(key.window for key in found.counts.tallies)}
+    return {hour_of(window // HOUR_MS) for window in windows if is_of_this_world(window)}
 
 
 def _tasks_by_hour(table: Table) -> dict[str, list[FileScanTask]]:

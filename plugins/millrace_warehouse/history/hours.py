@@ -22,6 +22,11 @@ def start_of(hour: str) -> datetime:
     return datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
 
 
+def start_ms(hour: str) -> int:
+    """When an hour begins, in ms since the epoch, for any but UNFILED."""
+    return int(start_of(hour).timestamp()) * 1000
+
+
 def number_of(hour: str) -> int:
     """The hours since 1970 of any hour but UNFILED."""
     return int(start_of(hour).timestamp()) // 3600

@@ -52,7 +52,7 @@ T = TypeVar("T")
 CATALOG = "catalog.db"
 """SQLite writes files beside it whose names begin like its own."""
 HEAD = "_head"
-AUDITED_TABLE, VERIFIED = "_table", "_verified"
+AUDITED_TABLE, AUDITED_ROWS, VERIFIED = "_table", "_rows", "_verified"
 HEAD_EVERY = 100
 """A listing of up to as many names costs as much as one of none, on every storage."""
 EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
@@ -142,6 +142,10 @@ def audited_path(topic: str, load: int, edition: int) -> str:
 
 def audited_table_path(topic: str) -> str:
     return f"{Folder.AUDITED.of(topic)}/{AUDITED_TABLE}"
+
+
+def audited_rows_path(topic: str) -> str:
+    return f"{Folder.AUDITED.of(topic)}/{AUDITED_ROWS}"
 
 
 def verified_path(topic: str) -> str:

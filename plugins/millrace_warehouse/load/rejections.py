@@ -27,11 +27,15 @@ REJECTED_SCHEMA = pa.schema(
         ("schema_id", pa.int32()),
         ("reason", pa.string()),
         ("raw", pa.binary()),
+        ("timestamp", pa.int64()),
+        ("keyed", pa.bool_()),
     ]
 )
 """A row is one record, or `records` of them where a batch cannot be unpacked.
 
-`raw` is null where an erasure has taken it out; `reason` quotes no value of the record.
+`raw` is null where an erasure has taken it out; `reason` quotes no value of the record. `timestamp` (ms)
+is that of its audit header, which `keyed` says that there is, or the record's, or a batch's largest. Files of
+versions before have neither column.
 """
 _BESIDE_BYTES = [name for name in REJECTED_SCHEMA.names if name != "raw"]
 HELD_BYTES = 16 << 20
@@ -144,8 +148,12 @@ def _wrapped(record: Rejected) -> int | None:
 
 def without_bytes(rejected: pa.Table) -> pa.Table:
     """The rows of a file of rejected records, each without the bytes of its record."""
-    nothing = pa.nulls(len(rejected), pa.binary())
-    return rejected.select(_BESIDE_BYTES).append_column(REJECTED_SCHEMA.field("raw"), nothing)
+    there = set(rejected.column_names) - {"raw"}
+    columns = [
+        rejected.column(field.name) if field.name in there else pa.nulls(len(rejected), field.type)
+        for field in REJECTED_SCHEMA
+    ]
+    return pa.Table.from_arrays(columns, schema=REJECTED_SCHEMA)
 
 
 def read_without_bytes(content: Path | BinaryIO) -> pa.Table:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from millrace.records.framing import BrokenBatch, Frames, frame_batches
 from millrace.records.row_cursor import Faults, Longs
+from millrace_audit.reports.event import counted_header, has_header
 from millrace_avro.columns import FixedWidth, Slices
 from millrace_avro.resolution import SCALES
 from millrace_avro.rows import RowDecoder
@@ -61,6 +62,10 @@ class Rejected:
     schema_id: int | None
     reason: str
     raw: bytes
+    timestamp: int
+    """By which auditing readers file it, in ms: of its header, of the record, of a batch the largest one."""
+    keyed: bool = False
+    """It has an audit header, by which auditing readers count it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,8 @@ class Decoder:
         self._filing = filing
         self._lookup = lookup
         self._decoders: dict[int, BodyDecoder | str] = {}
+        self._with_header: set[int] = set()
+        """Ids of schemas whose messages begin with an audit header."""
 
     def decode(
         self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
@@ -133,7 +140,7 @@ class Decoder:
             body = frames.value + PREFIX_BYTES
             columns, faults = decoder.decode(frames.buffer, body, frames.value + frames.value_size)
         rejected = [
-            _rejected(partition, frames, row, schema_id, reason)
+            _rejected(partition, frames, row, schema_id, reason, schema_id in self._with_header)
             for row, reason in sorted(faults.reasons.items())
         ]
         good = frames.select(np.flatnonzero(~faults.bad)) if faults else frames
@@ -159,6 +166,8 @@ class Decoder:
         schema = self._lookup(schema_id)
         if schema is None:
             return f"schema id {schema_id} is not in the registry"
+        if has_header(schema):
+            self._with_header.add(schema_id)
         try:
             writer = parse(schema)
             if not isinstance(writer, Record):
@@ -188,7 +197,15 @@ def frames_of(
 def _rejected_batch(partition: int, broken: BrokenBatch) -> Rejected:
     header, batch = broken.batch
     reason = f"the batch cannot be unpacked: {broken.reason}"
-    return Rejected(partition, header.base_offset, max(header.records_count, 1), None, reason, bytes(batch))
+    return Rejected(
+        partition=partition,
+        offset=header.base_offset,
+        records=max(header.records_count, 1),
+        schema_id=None,
+        reason=reason,
+        raw=bytes(batch),
+        timestamp=header.max_timestamp,
+    )
 
 
 def _why_untagged(frames: Frames, row: int) -> str:
@@ -197,10 +214,22 @@ def _why_untagged(frames: Frames, row: int) -> str:
     return "the message does not begin with a zero byte and a schema id"
 
 
-def _rejected(partition: int, frames: Frames, row: int, schema_id: int | None, reason: str) -> Rejected:
+def _rejected(
+    partition: int, frames: Frames, row: int, schema_id: int | None, reason: str, has_header: bool = False
+) -> Rejected:
     start, size = int(frames.value[row]), max(int(frames.value_size[row]), 0)
     raw = bytes(frames.buffer.data[start : start + size])
-    return Rejected(partition, int(frames.offset[row]), 1, schema_id, reason, raw)
+    header = counted_header(raw) if has_header else None
+    return Rejected(
+        partition=partition,
+        offset=int(frames.offset[row]),
+        records=1,
+        schema_id=schema_id,
+        reason=reason,
+        raw=raw,
+        timestamp=int(frames.timestamp[row]) if header is None else header.time,
+        keyed=header is not None,
+    )
 
 
 def _log_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Array]:

@@ -20,11 +20,11 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of
 from millrace_warehouse.history.layout import read_edition
-from millrace_warehouse.history.manifest import DataFile, LoadManifest, LoadRows
+from millrace_warehouse.history.manifest import LoadManifest, LoadRows
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.contents import rows_by_load
-from millrace_warehouse.sequences import HEADER_COLUMNS, count_file, count_sequences
+from millrace_warehouse.sequences import HEADER_COLUMNS, FileRows, count_sequences
 from millrace_warehouse.storage import Storage, open_file
 
 _HOUR_MS = HOUR_US // 1000
@@ -93,16 +93,19 @@ def _differences(
     found = SequenceCounts()
     for file in manifest.files:
         if file.hour == hour:
-            path = f"{manifest.topic}/{file.path}"
+            path, there = f"{manifest.topic}/{file.path}", FileRows()
             try:
-                rows = _count(storage, path, file, found)
+                there.add(open_file(storage, path))
             except FileNotFoundError:
                 return  # the commit refuses it, and says what to do
             except (pa.ArrowException, OSError) as error:
                 yield f"{path} cannot be read: {_first_line(error)}; run `millrace verify`"
                 return
-            if rows != file.rows:
-                yield f"{path} has {rows} rows, and its load wrote {file.rows}; run `millrace verify --rows`"
+            found.merge(there.counts)
+            if there.rows != file.rows:
+                yield (
+                    f"{path} has {there.rows} rows, and its load wrote {file.rows}; run `millrace verify --rows`"
+                )
     expected = _of_hour(stated, hour)
     lacking, more = expected.without(found), found.without(expected).total
     if lacking.total and not more and not lacking.without(_unfiled(storage, manifest)).total:
@@ -117,21 +120,13 @@ def _differences(
         )
 
 
-def _count(storage: Storage, path: str, file: DataFile, found: SequenceCounts) -> int:
-    """Add a file's sequences to `found`; its rows, with and without a header."""
-    with open_file(storage, path) as content:
-        rows: int = pq.read_metadata(content).num_rows
-    found.merge(count_file(open_file(storage, path)))
-    return rows
-
-
 def _unfiled(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
-    found = SequenceCounts()
+    found = FileRows()
     with suppress(pa.ArrowException, OSError):  # then its rows are missing
         for file in manifest.files:
             if file.hour == UNFILED:
-                found.merge(count_file(open_file(storage, f"{manifest.topic}/{file.path}")))
-    return found
+                found.add(open_file(storage, f"{manifest.topic}/{file.path}"))
+    return found.counts
 
 
 def _of_hour(counts: SequenceCounts, hour: str) -> SequenceCounts:

@@ -120,3 +120,18 @@ def test_json_of_somebody_else_at_the_auditors_address_is_waited_out_like_no_ans
     assert ask("http://u:secret@a:1", "T", START, END, soon, None) == Judgement(
         Step.WAIT, "http://***@a:1 does not answer like an auditor of this version: give the right address"
     )
+
+
+def test_the_line_names_the_messages_that_loads_rejected() -> None:
+    found = answer(
+        "incomplete", window(rejected=1200), window(1, rejected=34, reasons=["load 7 rejected 34"])
+    )
+    assert ": incomplete, 1,234 messages rejected by loads: load 7 rejected 34" in describe(found)
+
+
+def test_messages_without_a_header_are_nobodys() -> None:
+    foreign = Finding("missing", "warehouse", "", "messages without a header", 0, [], 5)
+    line = describe(answer("incomplete", window(findings=[foreign])))
+    assert line.endswith(
+        "5 missing at tier warehouse, window 2015-05-17T10:00:00+00:00: messages without a header"
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +21,7 @@ from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
@@ -32,18 +32,22 @@ from millrace_audit.reports.messages import (
     ForeignCount,
     Heartbeat,
     Hello,
+    HourRows,
     LoadCount,
     LoadEnd,
     LoadNumber,
     Origin,
     ReaderPosition,
+    RejectedMessages,
     Report,
     ReportedWindow,
     TableCount,
     Truncated,
+    UnkeyedRows,
     Unreadable,
     Verified,
     VerifyProblem,
+    WarehouseState,
 )
 from millrace_audit.reports.ranges import Range, SequenceRanges
 from millrace_audit.reports.seals import fingerprint, seal_of, wrapped
@@ -89,6 +93,7 @@ class Story:
         self.partitions: defaultdict[tuple[str, str], list[Heard]] = defaultdict(list)
         self._applied: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.ends: defaultdict[tuple[str, str, int], int] = defaultdict(int)
+        self._looked: Counter[str] = Counter()
         self.loads = self.published = 0
 
     # What is said.
@@ -235,9 +240,25 @@ class Story:
         removed: SequenceCounts | None = None,
         whole: bool = True,
         turn: int | None = 1,
+        unkeyed: Sequence[UnkeyedRows] | None = None,
+        rejected: Sequence[RejectedMessages] = (),
+        hours: Sequence[HourRows] | None = None,
+        is_of_before: bool = False,
     ) -> None:
-        """A load that brings the topic as far as it is counted offline by now."""
+        """A load that brings the topic as far as it is counted offline by now.
+
+        Its rows lie in the hours of their windows, and it has those without a header that were counted.
+        """
         self.loads += source is None
+        if unkeyed is None:
+            unkeyed = self._not_loaded(topic)
+        if hours is None:
+            rows = Counter[int]()
+            for key, tally in counts.tallies.items():
+                rows[key.window - key.window % HOUR_MS] += tally.total
+            for each in unkeyed:
+                rows[each.window - each.window % HOUR_MS] += each.rows
+            hours = [HourRows(hour, count) for hour, count in sorted(rows.items())]
         ends = [
             LoadEnd(record.topic_id, record.partition, record.end)
             for record in (heard.record for heard in self.partitions[OWN, OFFLINE])
@@ -250,6 +271,46 @@ class Story:
             counts=counts,
             removed=removed or SequenceCounts(),
             ends=ends if whole else [],
+            hours=None if is_of_before else hours,
+            unkeyed=None if is_of_before else unkeyed,
+            rejected=rejected,
+        )
+        self.say(OWN, OFFLINE, record, turn)
+
+    def _not_loaded(self, topic: str) -> list[UnkeyedRows]:
+        """Messages without a header that were counted offline since the load before."""
+        there, at = self.partitions[OWN, OFFLINE], self._looked[topic]
+        self._looked[topic] = len(there)
+        rows = Counter[int]()
+        for record in (heard.record for heard in there[at:]):
+            if isinstance(record, Count) and record.topic == topic:
+                for foreign in record.foreign:
+                    rows[foreign.window] += foreign.messages
+        return [UnkeyedRows(window, count) for window, count in sorted(rows.items())]
+
+    def state(
+        self,
+        load: int,
+        sha256: str = "",
+        *,
+        topic: str = TOPIC,
+        editions: str = "",
+        exists: bool = False,
+        trouble: str = "",
+        time: int = NOW,
+        turn: int | None = 1,
+    ) -> None:
+        """What there is of the topic in the warehouse's folder and in the catalog."""
+        self.published += 1
+        record = WarehouseState(
+            time=time,
+            topic=topic,
+            number=self.published,
+            load=load,
+            sha256=sha256,
+            editions=editions,
+            exists=exists,
+            trouble=trouble,
         )
         self.say(OWN, OFFLINE, record, turn)
 
@@ -261,6 +322,7 @@ class Story:
         windows: Sequence[int] = (W,),
         number: int | None = None,
         turn: int | None = 1,
+        unkeyed: Sequence[UnkeyedRows] | None = (),
     ) -> None:
         """What the published table holds of these windows now."""
         self.published += 1
@@ -271,6 +333,7 @@ class Story:
             snapshot=7,
             replaces=windows,
             counts=counts,
+            unkeyed=unkeyed,
         )
         self.say(OWN, OFFLINE, record, turn)
 

@@ -7,9 +7,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from millrace_audit.answer import (
+    Changes,
     Completeness,
     Finding,
     Instance,
+    JudgedHour,
+    LoadHour,
+    NewestLoad,
     Topic,
     Verdict,
     Window,
@@ -33,6 +37,7 @@ WINDOW = Window(
     reasons=["instance 7 is silent"],
     carried=4,
     foreign={"dc1": 3},
+    rejected=1,
 )
 ANSWER = Completeness(
     topic="PageView",
@@ -42,6 +47,9 @@ ANSWER = Completeness(
     watermark=None,
     held_by="dc1 stands",
     foreign={"dc1": 3},
+    applied_at=START,
+    newest_load=NewestLoad(2, "ab"),
+    hours=[JudgedHour(START, [LoadHour(1, 2, "cd", 9, 1)])],
     windows=[WINDOW],
 )
 
@@ -52,16 +60,32 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
         '{"topic": "PageView", "from": "2015-05-17T10:00:00Z", "to": "2015-05-17T10:05:00.007Z",'
         ' "verdict": "incomplete", "watermark": null, "held_by": "dc1 stands",'
         ' "foreign": {"dc1": 3}, "enough": "complete",'
+        ' "applied_at": "2015-05-17T10:00:00Z", "newest_load": {"load": 2, "sha256": "ab"},'
+        ' "hours": [{"hour": "2015-05-17T10:00:00Z",'
+        ' "loads": [{"load": 1, "edition": 2, "sha256": "cd", "rows": 9, "rejected": 1}]}],'
         ' "windows": [{"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z",'
         ' "verdict": "incomplete", "revision": 2, "acknowledged": 10, "failed": 1,'
         ' "tiers": {"dc1": 10, "offline": 6, "warehouse": 0},'
         ' "findings": [{"kind": "missing", "tier": "offline", "server": "web-1", "service": "shop",'
         ' "instance": 11, "sequences": [[3, 3], [7, 9]], "count": 4}],'
-        ' "reasons": ["instance 7 is silent"], "carried": 4, "foreign": {"dc1": 3}}]}'
+        ' "reasons": ["instance 7 is silent"], "carried": 4, "foreign": {"dc1": 3}, "rejected": 1}]}'
     )
     assert Completeness.from_json(json.loads(text)) == ANSWER
     proved = replace(ANSWER, watermark=START)
     assert Completeness.from_json(json.loads(json.dumps(to_json(proved)))) == proved
+
+
+def test_an_auditor_of_the_version_before_names_no_hours() -> None:
+    answer = to_json(ANSWER)
+    for name in ("hours", "newest_load", "applied_at"):
+        del answer[name]
+    read = Completeness.from_json(answer)
+    assert (read.hours, read.newest_load, read.applied_at) == (None, None, None)
+
+
+def test_changed_hours_are_read_back() -> None:
+    changes = Changes("ab.7", [START], more=True)
+    assert Changes.from_json(json.loads(json.dumps(to_json(changes)))) == changes
 
 
 def test_the_json_of_a_topic_names_its_instances_and_the_ends_of_time() -> None:
@@ -99,6 +123,7 @@ def test_an_hour_adds_its_windows_up_and_is_as_bad_as_the_worst() -> None:
     assert (hour.start, hour.end) == (START, next_window.end)
     assert (hour.verdict, hour.revision, hour.acknowledged, hour.failed) == ("incomplete", 2, 20, 2)
     assert hour.tiers == {"dc1": 10, "dc2": 1, "offline": 7, "warehouse": 0}
+    assert hour.rejected == 2
     assert (hour.findings, hour.reasons) == ([LOST], ["instance 7 is silent"] * 2)
     assert (next_hour.start, next_hour.verdict) == (later.start, "complete")
     assert tiers_of([hour]) == ["dc1", "dc2", "offline", "warehouse"]

@@ -15,9 +15,9 @@ from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.settling import settle
 from millrace_audit.auditor.store import AuditStore
-from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat
-from tests.unit.audit.story import NOW, OWN, RULES, TOPIC, Story, found
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat, RejectedMessages
+from tests.unit.audit.story import NOW, OWN, RULES, TOPIC, Story, W, found
 
 SPAN = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T10:10Z"}
 
@@ -26,6 +26,7 @@ SPAN = {"from": "2015-05-17T10:00Z", "to": "2015-05-17T10:10Z"}
 class Worker:
     numbers: AuditNumbers
     trouble: str | None = None
+    applied_at: int | None = None
 
 
 class Client:
@@ -118,6 +119,46 @@ def test_an_acceptance_is_in_the_answer_at_once_and_in_the_history_with_who_said
     assert "accepted: rack gone" in answer["windows"][0]["reasons"][0]
     (entry,) = service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()
     assert (entry["who"], entry["what"]) == ("me@host", "accepted 1 of service shop: rack gone")
+
+
+def test_the_answer_says_when_all_there_was_had_been_applied(service: Service) -> None:
+    service.story.whole()
+    service.story.apply()
+    ask = f"/v1/topics/{TOPIC}/completeness"
+    assert service.client.get(ask, params=SPAN).json()["applied_at"] is None
+    service.worker.applied_at = NOW
+    answer = service.client.get(ask, params=SPAN).json()
+    assert answer["applied_at"] == "2015-05-17T11:40:00Z"
+    assert answer["newest_load"] == {"load": 1, "sha256": ""}
+    (hour,) = answer["hours"]
+    assert hour["hour"] == "2015-05-17T10:00:00Z"
+    assert hour["loads"] == [{"load": 1, "edition": 1, "sha256": "", "rows": 10, "rejected": 0}]
+
+
+def test_what_an_operator_decides_of_loads_is_in_the_answer_at_once(service: Service) -> None:
+    story, ask = service.story, f"/v1/topics/{TOPIC}/completeness"
+    story.whole()
+    story.load(SequenceCounts(), rejected=[RejectedMessages(W, W, 3, 0, "no value")])
+    story.apply()
+    assert service.client.get(ask, params=SPAN).json()["verdict"] == "incomplete"
+    decided = f"/v1/topics/{TOPIC}/accept-rejected"
+    assert service.client.post(decided, json={"load": 2, "reason": " "}).status_code == 400
+    refused = service.client.post(decided, json={"load": 9, "reason": "r"})
+    assert "load 9 of topic PageView has no rejected messages" in refused.json()["error"]
+    done = service.client.post(decided, json={"load": 2, "reason": "a test page", "who": "me@host"})
+    assert done.json() == {"load": 2, "messages": 3, "accepted": "a test page"}
+    assert service.client.get(ask, params=SPAN).json()["verdict"] == "carried"
+    story.state(1)
+    story.apply()
+    changes = service.client.get(f"/v1/topics/{TOPIC}/changes").json()
+    assert (changes["hours"], changes["more"]) == (["2015-05-17T10:00:00Z"], False)
+    again = service.client.get(f"/v1/topics/{TOPIC}/changes", params={"since": changes["cursor"]}).json()
+    assert again == {"cursor": changes["cursor"], "hours": [], "more": False}
+    replaced = service.client.post(f"/v1/topics/{TOPIC}/replace-loads", json={"reason": "disk lost"})
+    assert replaced.json() == {"loads": [2], "accepted": "disk lost"}
+    whats = [entry["what"] for entry in service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()]
+    assert "accepted 3 messages that load 2 rejected: a test page" in whats
+    assert "replaced 1 lost loads from load 2 on: disk lost" in whats
 
 
 def test_a_body_of_any_size_is_not_read_to_its_end(service: Service) -> None:

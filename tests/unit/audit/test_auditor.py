@@ -21,9 +21,9 @@ from millrace_audit.auditor import auditor as auditor_module
 from millrace_audit.auditor.auditor import Auditor
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
-from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, AuditCodec, Heartbeat
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, AuditCodec, Heartbeat, ReaderPosition
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
-from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, Story, W, found
+from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, TOPIC, Story, W, found
 from tests.unit.audit.test_messages import Ids
 
 LATER = NOW + 20 * WINDOW_MS
@@ -252,6 +252,8 @@ def test_an_auditor_that_begins_behind_expired_records_calls_nothing_before_comp
     story.report(0, instance=2, cluster="dc2", time=NOW)
     story.hello(3, time=NOW)
     story.report(0, instance=3, time=NOW)
+    counted = ReaderPosition(TOPIC, f"dc1-{TOPIC}", 0, story.ends["dc1", "dc1", 0])
+    story.beat("dc1", LATER - 6 * WINDOW_MS, positions=[counted])
     story.beats(LATER - 5 * WINDOW_MS)
     story.beats(LATER)
     cluster.publish(story)

@@ -23,8 +23,8 @@ from millrace_audit.auditor.console import MARKS
 from millrace_audit.auditor.heat import hours_of_all, newest_end
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.store import AuditStore, CoverageRow, WindowRow
-from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS
-from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, RejectedMessages
 from tests.unit.audit.story import NOW, RULES, TOPIC, Story, W, found
 from tests.unit.audit.test_app import Client, Worker
 
@@ -361,3 +361,16 @@ def test_a_browser_that_asks_for_nothing_is_sent_to_the_console(console: Console
     answer = client.get("/", headers={"accept": "text/html,*/*"})
     assert (answer.status_code, answer.headers["location"]) == (307, "console")
     assert client.get("/").json()["service"] == "millrace auditor"
+
+
+def test_the_number_of_rejected_messages_stands_beside_the_hour(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    assert "rejected" not in console.get(topic=TOPIC, at="2015-05-17T10").text
+    console.story.load(SequenceCounts(), rejected=[RejectedMessages(W, W, 1234, 0, "no value")])
+    console.story.apply()
+    for at in ("2015-05-17T10", "2015-05-17"):
+        page = console.get(topic=TOPIC, at=at).text
+        assert '<th class="n">rejected</th>' in page
+        assert '<td class="n">1,234</td>' in page
+    assert "load 2 rejected 1234 messages (no value)" in page

@@ -535,13 +535,12 @@ def test_an_idle_instance_of_which_an_event_was_counted_is_awaited(story: Story)
 
 def test_an_event_of_an_impossible_time_touches_nobody_elses_windows(story: Story) -> None:
     story.whole()
-    before = story.apply().answer()
+    before = story.apply().window()
     for window in (0, W + 10 * 365 * 144 * WINDOW_MS):
         story.carry(found((0, 0), instance=9, window=window))
     story.count("dc1", SequenceCounts(), foreign=[ForeignCount(0, 1, 1)])
     story.beats(NOW + 6000)
-    after = story.apply().answer()
-    assert after == before
+    assert story.apply().window() == before
     assert set(story.strangers()) == {("Count", f"events of topic {TOPIC} have a time no producer sends")}
 
 
@@ -656,7 +655,8 @@ def test_a_topic_of_plain_producers_is_carried_and_has_a_watermark(story: Story)
     story.beats()
     answer = story.apply().answer(windows=2)
     assert [window["verdict"] for window in answer["windows"]] == ["carried", "carried"]
-    assert answer["windows"][0]["foreign"] == {"dc1": 200, "offline": 200} == answer["foreign"]
+    there = {"dc1": 200, "offline": 200, "warehouse": 200}
+    assert answer["windows"][0]["foreign"] == there == answer["foreign"]
     assert answer["watermark"] == "2015-05-17T11:30:00Z"
     assert answer["enough"] == "complete"
     story.rules = replace(RULES, carried=f"Search.*|{TOPIC}")
@@ -822,7 +822,7 @@ def test_a_disowned_instance_is_nobody_from_then_on(story: Story) -> None:
     story.accept(instance=3, disown=True)
     story.beats(NOW + 18_000)
     assert story.apply().verdict() == "carried"
-    assert story.verdict(topic="Other") == "carried", "nobody has announced anything there"
+    assert story.verdict(topic="Other") == "unknown", "no reader counts it"
     assert ("Hello", "an operator has disowned its instance") in story.strangers()
 
 
@@ -1004,6 +1004,7 @@ def test_what_lost_counts_and_loads_may_have_told_is_not_missing(quick: Story) -
     quick.hello()
     quick.report(0, (0, 9))
     quick.hello(2, topic="Other")
+    quick.count("dc1", SequenceCounts(), topic="Other", partition=1)
     quick.count("dc1", found((0, 9)))
     quick.count("offline", found((0, 9)))
     quick.beats(LATER - WINDOW_MS)
@@ -1436,14 +1437,6 @@ def test_what_is_said_of_loads_counts_only_in_the_newest_turn_of_the_warehouse(s
     assert [kind for kind, _ in story.strangers()] == ["LoadCount", "LoadCount"]
     story.load(found((5, 9)), turn=3)
     assert story.apply().verdict() == "complete"
-
-
-def test_another_manifest_under_the_number_of_a_load_that_is_counted_is_a_strangers(story: Story) -> None:
-    story.whole()
-    story.load(found((0, 0)), source=LoadNumber(1, sha256="another"))
-    assert story.apply().verdict() == "complete"
-    cause = f"load 1 of topic {TOPIC} was counted from another manifest"
-    assert story.strangers() == [("LoadCount", cause)]
 
 
 # Published tables.

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from io import BytesIO
 from typing import Any, cast
 
+import fastavro
 import pytest
 
 from millrace_audit.reports.counts import SequenceCounts
@@ -16,17 +18,26 @@ from millrace_audit.reports.messages import (
     ForeignCount,
     Heartbeat,
     Hello,
+    HourRows,
     LoadCount,
     LoadEnd,
     LoadNumber,
     Origin,
     OtherVersion,
     ReaderPosition,
+    RejectedMessages,
     Report,
     ReportedWindow,
+    TableCount,
     Truncated,
+    UnkeyedRows,
     Unreadable,
+    WarehouseState,
+    editions_hash,
+    packed,
+    previous_schema,
     schema_file,
+    unpacked,
 )
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_registry.client import (
@@ -126,7 +137,7 @@ RECORDS: list[AuditRecord] = [
         end=1,
         origin=replace(ORIGIN, end=9),
     ),
-    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=unmarked()),
+    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=unmarked(), hours=[], unkeyed=[]),
     LoadCount(
         time=6,
         topic="PageView",
@@ -134,6 +145,28 @@ RECORDS: list[AuditRecord] = [
         source=LoadNumber(7, 2),
         removed=unmarked(),
         ends=[LoadEnd("ab", 3, 9)],
+        hours=[HourRows(0, 120, 3)],
+        unkeyed=[UnkeyedRows(600_000, -4, 1)],
+        rejected=[RejectedMessages(600_000, 1_200_000, 3, 1, "no value")],
+    ),
+    TableCount(
+        time=7,
+        topic="PageView",
+        number=8,
+        snapshot=9,
+        replaces=[600_000],
+        counts=unmarked(),
+        unkeyed=[UnkeyedRows(600_000, 4)],
+    ),
+    WarehouseState(
+        time=8,
+        topic="PageView",
+        number=9,
+        load=7,
+        sha256="ab",
+        editions=editions_hash({7: 2}),
+        exists=True,
+        snapshot=9,
     ),
 ]
 
@@ -193,12 +226,49 @@ def test_a_schema_that_only_has_the_name_of_an_audit_record_is_passed_over(schem
 
 
 def test_a_record_of_another_version_is_told_from_what_is_no_audit_record() -> None:
-    ids, fields = Ids(), schema_file("AuditHello")["fields"]
-    older = ids.register("AuditHello", {**schema_file("AuditHello"), "fields": fields[:-1]})
+    ids, columns = Ids(), schema_file("AuditHello")["fields"]
+    older = ids.register("AuditHello", {**schema_file("AuditHello"), "fields": columns[:-1]})
     message = b"\0" + older.to_bytes(4, "big") + b"abc"
     codec = AuditCodec(ids)
     assert codec.kind(message) is OtherVersion
     assert codec.decode(message) is None
+
+
+def of_the_version_before(record: LoadCount | TableCount, ids: Ids) -> bytes:
+    """The message of a record as the version before wrote it: without the fields that are new."""
+    name = f"Audit{type(record).__name__}"
+    schema = dict(previous_schema(name))
+    out = BytesIO()
+    written = {"source": {"load": 7}, **vars_of(record), "counts": record.counts.to_avro()}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), written)
+    return b"\0" + ids.register(name, schema).to_bytes(4, "big") + out.getvalue()
+
+
+def vars_of(record: LoadCount | TableCount) -> dict[str, Any]:
+    simple = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: value for name, value in simple.items() if isinstance(value, int | str | list)}
+
+
+def test_records_of_the_version_before_are_read_and_say_nothing_of_what_is_new() -> None:
+    ids = Ids()
+    load = replace(cast(LoadCount, RECORDS[6]), hours=None, unkeyed=None)
+    table = replace(cast(TableCount, RECORDS[8]), unkeyed=None)
+    for record in (load, table):
+        assert AuditCodec(ids).decode(of_the_version_before(record, ids)) == record
+
+
+def test_made_up_schema_ids_hide_no_record_of_the_version_before() -> None:
+    ids = Ids()
+    message = of_the_version_before(cast(LoadCount, RECORDS[6]), ids)
+    codec = AuditCodec(ids)
+    for number in range(1000, 1000 + 2 * MOST_UNKNOWN):
+        assert codec.kind(b"\0" + number.to_bytes(4, "big") + b"x", 1) is None
+    assert codec.kind(message, 1) is LoadCount
+
+
+def test_a_load_that_is_kept_comes_back_as_it_was_told() -> None:
+    for record in RECORDS[6:8]:
+        assert unpacked(packed(cast(LoadCount, record))) == record
 
 
 def test_a_schema_that_was_unknown_once_is_asked_for_again_by_the_next_fetch() -> None:

@@ -7,11 +7,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, select, text
 
 from millrace.errors import MillraceError
 from millrace_audit.auditor import answers, ledger
-from millrace_audit.auditor.store import AuditStore
-from tests.unit.audit.story import NOW, RULES, SAID, Story
+from millrace_audit.auditor.store import AuditStore, LoadRow, Row, TopicRow
+from tests.unit.audit.story import NOW, RULES, SAID, TOPIC, Story
 
 
 def test_what_was_applied_before_an_error_is_not_kept_in_half() -> None:
@@ -65,3 +66,44 @@ def test_a_database_of_another_millrace_is_refused_in_one_sentence(tmp_path: Pat
         database.execute("ALTER TABLE tiers DROP COLUMN turn")
     with pytest.raises(MillraceError, match=r"its table tiers differs.*--database-url of an empty one"):
         AuditStore(url)
+
+
+NEW_TABLES = ("load_part", "load_hour", "rejected", "warehouse_state", "acceptance", "changed", "database")
+
+
+def empty(store: AuditStore) -> None:
+    with store.writing() as session:
+        for table in reversed(Row.metadata.sorted_tables):
+            session.execute(delete(table))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+    if kind == "postgresql":
+        url = request.getfixturevalue("postgres_url")
+    store = AuditStore(url)
+    empty(store)
+    story = Story(store)
+    story.whole()
+    story.apply()
+    with store.writing() as session:  # as the version before left it
+        for table in NEW_TABLES:
+            session.execute(text(f"DROP TABLE {table}"))
+        session.execute(text("ALTER TABLE loads DROP COLUMN whole"))
+        session.execute(text("ALTER TABLE topics DROP COLUMN unkeyed_from"))
+    store.close()
+    store = AuditStore(url)
+    story = Story(store)
+    assert story.verdict() == "complete"
+    with store.reading() as session:
+        (load,) = session.scalars(select(LoadRow)).all()
+        assert not load.whole, "nobody knows which hours it holds"
+        assert session.get_one(TopicRow, TOPIC).unkeyed_from > NOW
+    story.state(0)
+    assert story.apply().verdict() == "unknown"
+    assert "load 1 was counted, in hours that are not known, and is gone" in story.window()["reasons"][0]
+    empty(store)
+    store.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,15 +15,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
+from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_audit.reports.messages import LoadCount
+from millrace_audit.reports.messages import HourRows, LoadCount, UnkeyedRows
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
+from millrace_warehouse.audit.rejected import MOST_TOLD
 from millrace_warehouse.history.expired import Expired
-from millrace_warehouse.history.layout import expired_path, read_edition, read_load
+from millrace_warehouse.history.layout import (
+    audited_path,
+    audited_rows_path,
+    expired_path,
+    read_edition,
+    read_load,
+)
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.load.rejections import RejectedLimit
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
@@ -43,10 +55,10 @@ def tell(storage: Storage, loads: Loads, *, killed: bool = False) -> list[LoadCo
     """What a reader tells now; a killed one dies before it has written down the last of it."""
     told: list[LoadCount] = []
     for manifest in loads.news():
-        counts = read_back(storage, manifest).counts
-        told += loads.records(manifest, counts)
+        found = read_back(storage, manifest)
+        told += loads.records(manifest, found.counts, found)
         if not killed:
-            loads.note(manifest, counts)
+            loads.note(manifest, found.counts, found.unkeyed)
     return told
 
 
@@ -174,3 +186,150 @@ def test_a_manifest_that_was_edited_is_told_nothing_of(
     path.write_text(path.read_text().replace('"rows": 5', '"rows": 6', 1).replace("run-1", "run-9"))
     with pytest.raises(MillraceError, match="the manifest was edited"):
         tell(storage, Loads(storage, TOPIC))
+
+
+def set_aside(scene: Mended) -> None:
+    """Two messages that the first decoder rejects, of which one is no event, and one without a value."""
+    scene.log.append(0, [event(0, START), later_event(1, START + HOUR), Message(START, None, b"text")])
+    scene.log.append(1, [Message(START + HOUR, None, None)])
+    scene.load()
+
+
+def test_rejected_messages_are_told_by_window_as_they_lie_in_the_files(tmp_path: Path) -> None:
+    scene = Mended(tmp_path)
+    set_aside(scene)
+    storage = scene.storage()
+    (told,) = tell(storage, Loads(storage, TOPIC))
+    assert [(each.window, each.last, each.messages, each.keyed) for each in told.rejected] == [
+        (START, START, 1, 0),
+        (START + HOUR, START + HOUR, 2, 0),
+    ]
+    assert told.rejected[0].reason == "the message does not begin with a zero byte and a schema id"
+    assert told.hours == [HourRows(START, 1)]
+    scene.fixed = True
+    reload_topic(scene.reload_run(), TOPIC, [1])
+    (again,) = tell(storage, Loads(storage, TOPIC))
+    assert [(each.window, each.messages) for each in again.rejected] == [(START, 1), (START + HOUR, 1)]
+    assert again.hours == [HourRows(START, 1), HourRows(START + HOUR, 1)]
+
+
+def test_a_rejected_event_has_a_header_where_its_schema_begins_with_one(tmp_path: Path) -> None:
+    scene = Mended(tmp_path, fixed=True)
+    whole = event(0, START).value
+    assert whole is not None
+    scene.log.append(0, [event(1, START), Message(START, None, whole[:-1])])
+    scene.load()
+    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    assert [(each.messages, each.keyed) for each in told.rejected] == [(1, 1)]
+
+
+def rewrite_rejected(scene: Mended, change: Callable[[pa.Table], pa.Table]) -> Path:
+    (path,) = {scene.folder / TOPIC / f.path for f in read_load(scene.storage(), TOPIC, 1).rejected_files[:1]}
+    rewrite(path, change)
+    return path
+
+
+@pytest.mark.parametrize("fault", ["older", "gone", "broken"])
+def test_of_a_file_that_tells_no_times_any_window_of_the_load_may_be_meant(
+    tmp_path: Path, fault: str
+) -> None:
+    scene = Mended(tmp_path)
+    scene.log.append(0, [event(0, START), event(1, START + HOUR), Message(START, None, b"text")])
+    scene.load()
+    path = rewrite_rejected(scene, lambda rows: rows.drop_columns(["timestamp", "keyed"]))
+    if fault == "gone":
+        path.unlink()
+    elif fault == "broken":
+        path.write_bytes(b"PAR1")
+    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    (aside,) = told.rejected
+    assert (aside.window, aside.last, aside.messages) == (START, START + HOUR, 1)
+    assert aside.reason.startswith("not known which: ")
+
+
+def test_in_a_load_of_one_window_it_is_known_which_one_is_meant(tmp_path: Path) -> None:
+    scene = Mended(tmp_path)
+    scene.log.append(0, [event(0, START), Message(START, None, b"text")])
+    scene.log.append(1, [event(1, START), Message(START, None, b"more")])
+    scene.load()
+    path = rewrite_rejected(scene, lambda rows: rows.drop_columns(["timestamp", "keyed"]))
+    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    assert [(each.window, each.last, each.messages) for each in told.rejected] == [(START, START, 2)], path
+
+
+def test_rejected_messages_of_very_many_windows_are_told_in_a_bounded_number_of_entries(
+    tmp_path: Path,
+) -> None:
+    scene = Mended(tmp_path)
+    times = [START + n * 600_000 for n in range(MOST_TOLD + 50)]
+    for at in range(0, len(times), 100):
+        scene.log.append(0, [Message(time, None, b"text") for time in times[at : at + 100]])
+    scene.load(max_rejected=RejectedLimit(percent=100))
+    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    assert len(told.rejected) == MOST_TOLD + 1
+    span = told.rejected[-1]
+    assert (span.window, span.last, span.messages) == (times[MOST_TOLD], times[-1], 50)
+    assert span.reason == "not known which: in 50 windows"
+
+
+def test_rows_without_a_header_are_told_by_the_time_of_their_record(tmp_path: Path) -> None:
+    scene = Mended(tmp_path)
+    scene.log.append(0, [event(0, START), event(1, START), event(2, START + HOUR)])
+    scene.load()
+    path = next(f.path for f in read_load(scene.storage(), TOPIC, 1).files if f.hour.endswith("10"))
+
+    def without_header(rows: pa.Table) -> pa.Table:
+        index = rows.column_names.index("header")
+        field = rows.schema.field(index)
+        return rows.set_column(index, field, pa.nulls(len(rows), field.type))
+
+    rewrite(tmp_path / TOPIC / path, without_header)
+    (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
+    assert told.unkeyed == [UnkeyedRows(START, 2)]
+    assert told.counts.total == 1
+    assert told.hours == [HourRows(START, 2), HourRows(START + HOUR, 1)]
+
+
+def test_what_was_made_in_place_of_loads_that_are_gone_is_told_again(tmp_path: Path) -> None:
+    log, storage = filled_log(), open_storage(str(tmp_path))
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    loads = Loads(storage, TOPIC)
+    assert len(tell(storage, loads)) == 2
+    second = loads.newest()
+    assert second == (2, read_load(storage, TOPIC, 2).sha256)
+    for folder in ("loads", "ledger/loads"):
+        (tmp_path / TOPIC / folder / "0000000002.json").unlink()
+    assert (tell(storage, loads), loads.newest().load) == ([], 1)
+    load_topic(load_run(log, tmp_path, "run-3"), TOPIC)
+    (told,) = tell(storage, loads)
+    assert (told.source.load, loads.newest() == second) == (2, False)
+
+
+def test_a_reader_that_comes_after_notices_another_load_under_a_number_that_was_told_of(
+    tmp_path: Path,
+) -> None:
+    log, storage = filled_log(), open_storage(str(tmp_path))
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    tell(storage, Loads(storage, TOPIC))
+    for folder in ("loads", "ledger/loads"):
+        (tmp_path / TOPIC / folder / "0000000002.json").unlink()
+    load_topic(load_run(log, tmp_path, "run-3"), TOPIC)
+    (told,) = tell(storage, Loads(storage, TOPIC))
+    assert told.source.sha256 == read_load(storage, TOPIC, 2).sha256
+
+
+def test_loads_that_the_version_before_told_of_are_told_again_with_their_rows(tmp_path: Path) -> None:
+    scene = Mended(tmp_path)
+    set_aside(scene)
+    storage = scene.storage()
+    (told,) = tell(storage, Loads(storage, TOPIC))
+    storage.delete(audited_rows_path(TOPIC))  # as the version before left it
+    note = {"manifest": told.source.sha256, "counts": told.counts.to_json()}
+    storage.put(audited_path(TOPIC, 1, 1), io.BytesIO(gzip.compress(json.dumps(note).encode())))
+    (again,) = tell(storage, Loads(storage, TOPIC))
+    assert dataclasses.replace(again, time=0) == dataclasses.replace(told, time=0)
+    assert tell(storage, Loads(storage, TOPIC)) == []

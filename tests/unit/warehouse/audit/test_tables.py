@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,19 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.expressions import AlwaysTrue
 
 from millrace.errors import MillraceError
+from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import UnkeyedRows
 from millrace_warehouse.at import At
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.audit.tables import PublishedTable, TableHour
+from millrace_warehouse.audit.tables import PublishedTable, TableHour, TableState
 from millrace_warehouse.history.layout import audited_table_path, load_numbers, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import sequences_of
+from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.compact import compact_topic
@@ -29,7 +34,7 @@ from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.verbs import Compact
 from tests.loaded import compact_as_others_do
-from tests.unit.warehouse.memory_log import HOUR, START, event
+from tests.unit.warehouse.memory_log import HOUR, START, MemoryLog, event, load_run
 from tests.unit.warehouse.mended import Mended, moved_event
 from tests.unit.warehouse.publish.publishing import H10, H11, H12, TOPIC, publish_in
 
@@ -54,7 +59,8 @@ class Scene:
 
     def news(self) -> list[TableHour]:
         for manifest in self.loads.news():
-            self.loads.note(manifest, read_back(self.storage, manifest).counts)
+            found = read_back(self.storage, manifest)
+            self.loads.note(manifest, found.counts, found.unkeyed)
         return list(self.table.news(self.catalog, self.loads))
 
     def publish(self, *hours: str, **settings: Any) -> None:
@@ -151,7 +157,8 @@ def test_a_file_of_the_table_that_is_gone_is_named_and_nothing_is_told_of_its_ho
     (load,) = load_numbers(scene.storage, TOPIC)
     manifest: LoadManifest = read_edition(scene.storage, TOPIC, load, 1)
     for m in scene.loads.news():
-        scene.loads.note(m, read_back(scene.storage, m).counts)
+        found = read_back(scene.storage, m)
+        scene.loads.note(m, found.counts, found.unkeyed)
     for file in manifest.files:
         scene.storage.delete(f"{TOPIC}/{file.path}")
     with pytest.raises(MillraceError, match=r"millrace\.PageView cannot be read in 2015-05-17T10"):
@@ -164,3 +171,64 @@ def test_without_what_was_written_down_every_hour_is_told_again(scene: Scene) ->
     scene.storage.delete(audited_table_path(TOPIC))
     scene.table = PublishedTable(scene.storage, TOPIC)
     assert scene.tell() == told
+
+
+def test_a_table_that_is_dropped_is_told_to_be_gone(scene: Scene) -> None:
+    scene.publish(H10)
+    assert scene.tell() == {H10: 2}
+    assert scene.table.state == TableState(True, scene.iceberg.current_snapshot().snapshot_id)
+    scene.catalog.drop_table(table_identifier(TOPIC))
+    assert scene.tell() == {}
+    assert scene.table.state == TableState(False, None)
+
+
+def test_rows_in_the_partition_of_another_hour_are_told_with_their_own_hour(scene: Scene) -> None:
+    scene.publish(H10, H11)
+    assert scene.tell() == {H10: 2, H11: 1}
+    (eleven,) = [t.file for t in scene.iceberg.scan().plan_files() if t.file.partition[0] % 24 == 11]
+    with scene.iceberg.io.new_input(eleven.file_path).open() as content:
+        more = pq.read_table(io.BytesIO(content.read()))
+    both = partial(pa.concat_tables, promote_options="permissive")
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: both([rows, more]))
+    assert scene.tell() == {H10: 2, H11: 2}, "the row of the later hour is there twice"
+    assert scene.tell() == {}
+    scene.table = PublishedTable(scene.storage, TOPIC)
+    assert scene.tell() == {H10: 2, H11: 2}, "a reader that comes after looks again"
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, lambda rows: rows.slice(0, 2))
+    assert scene.tell() == {H10: 2, H11: 1}
+
+
+def test_rows_without_a_header_in_an_hours_partition_are_told(scene: Scene) -> None:
+    scene.publish(H10)
+    (before,) = scene.news()
+    assert before.unkeyed == {}
+
+    def with_two_more(rows: pa.Table) -> pa.Table:
+        index = rows.column_names.index("header")
+        field = rows.schema.field(index)
+        extra = rows.slice(0, 1).set_column(index, field, pa.nulls(1, field.type))
+        return pa.concat_tables([rows, extra, extra], promote_options="permissive")
+
+    compact_as_others_do(scene.storage, scene.iceberg, TOPIC, H10, with_two_more)
+    (after,) = scene.news()
+    assert (after.counts, after.unkeyed) == (before.counts, {START: 2})
+
+
+def test_a_table_whose_rows_have_no_header_is_told_by_the_time_of_their_records(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.schemas = {5: {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}}
+    log.append(0, [Message(START + at, None, b"\0\0\0\0\5\2/") for at in (0, 1, HOUR)])
+    load_topic(load_run(log, tmp_path), TOPIC)
+    storage = open_storage(str(tmp_path))
+    with connect(storage) as catalog:
+        loads, table = Loads(storage, TOPIC), PublishedTable(storage, TOPIC)
+        for manifest in loads.news():
+            found = read_back(storage, manifest)
+            (told,) = loads.records(manifest, found.counts, found)
+            assert told.unkeyed == [UnkeyedRows(START, 2), UnkeyedRows(START + HOUR, 1)]
+            loads.note(manifest, found.counts, found.unkeyed)
+        publish_in(storage, catalog, H10, H11)
+        assert [(hour.hour, hour.unkeyed) for hour in table.news(catalog, loads)] == [
+            (H10, {START: 2}),
+            (H11, {START + HOUR: 1}),
+        ]

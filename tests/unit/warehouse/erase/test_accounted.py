@@ -17,9 +17,10 @@ def tell(scene: Scene, loads: Loads) -> list[tuple[int, int]]:
     """Sequences that came and went, by each edition that was told of."""
     told = []
     for manifest in loads.news():
-        counts = loads.accounted(manifest, read_back(scene.storage, manifest))
-        (record,) = loads.records(manifest, counts)
-        loads.note(manifest, counts)
+        found = read_back(scene.storage, manifest)
+        counts = loads.accounted(manifest, found)
+        (record,) = loads.records(manifest, counts, found)
+        loads.note(manifest, counts, found.unkeyed)
         told.append((record.counts.total, record.removed.total))
     return told
 

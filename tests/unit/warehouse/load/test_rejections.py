@@ -39,7 +39,7 @@ def unknown(schema_id: int) -> bytes:
 
 
 def rejected(reason: str, raw: bytes = b"", records: int = 1) -> Rejected:
-    return Rejected(0, 5, records, None, reason, raw)
+    return Rejected(0, 5, records, None, reason, raw, START)
 
 
 def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothing(tmp_path: Path) -> None:
