@@ -366,13 +366,6 @@ class AuditWarehouse:
         "--zookeeper HOST:PORT", "The aggregate cluster's: whose turn it is.", envvar="MILLRACE_ZOOKEEPER"
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
-    auditor: str = option(
-        "--auditor URL",
-        "Auditor that is asked whether each topic's folder is as new as what it has counted.",
-        default="",
-        envvar="MILLRACE_AUDITOR",
-        repr=False,
-    )
     interval_ms: int = option(
         "--interval-ms N", "How often it looks for new loads.", default=10_000, type=int, show_default=True
     )

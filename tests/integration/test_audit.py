@@ -407,6 +407,15 @@ def test_what_verify_finds_in_the_warehouse_turns_the_verdict_until_it_is_clean_
     assert history.count("millrace verify: found right again: edited/rows/") == 1
 
 
+def published(world: World, topic: str) -> dict[str, Any]:
+    """What `millrace publish --proven` says of one topic."""
+    words = ("--proven", "--warehouse", str(world.warehouse), "--auditor", world.url, "--json")
+    done = run_millrace("publish", topic, *words)
+    assert done.returncode == 0, done.stderr
+    (answer,) = json.loads(done.stdout)
+    return dict(answer)
+
+
 def test_messages_that_a_load_rejected_are_carried_once_an_operator_gives_them_up(world: World) -> None:
     with world.producer("dc2") as producer:
         for n in range(20):
@@ -435,6 +444,8 @@ def test_messages_that_a_load_rejected_are_carried_once_an_operator_gives_them_u
     assert (load.load, load.edition, load.rows, load.rejected) == (1, 1, 20, 3)
     assert found.newest_load is not None
     assert (found.newest_load.sha256, found.applied_at is not None) == (load.sha256, True)
+    (waits,) = published(world, "mixed")["waiting"]
+    assert (waits["rows"], waits["rejected"], waits["verdict"]["verdict"]) == (20, 3, "incomplete")
     accept = ("--accept-rejected", "1", "--reason", "probes", "--auditor", world.url)
     done = run_millrace("audit", "mixed", *accept)
     assert "accepted: 3 messages that load 1 of mixed rejected (probes)" in done.stdout
@@ -461,6 +472,11 @@ def test_a_warehouse_from_an_older_copy_is_noticed_and_its_lost_loads_can_be_rep
     world.await_verdict("restored", "complete")
     shutil.rmtree(topic)
     shutil.copytree(copy, topic)
+    (waits,) = published(world, "restored")["waiting"]  # before the auditor may have noticed
+    assert waits["verdict"]["verdict"] == "incomplete"
+    verified = run_millrace("verify", str(world.warehouse), "--topic", "restored", "--auditor", world.url)
+    assert verified.returncode == 1
+    assert "0000000002.json was counted by the auditor and is gone" in verified.stderr
     found = world.await_verdict("restored", "incomplete")
     gone = "load 2 was counted with 10 rows and is gone: the warehouse's newest load is 1"
     assert any(reason.startswith(gone) for reason in found.windows[0].reasons)
@@ -471,6 +487,8 @@ def test_a_warehouse_from_an_older_copy_is_noticed_and_its_lost_loads_can_be_rep
     assert "replaced: load 2 of restored" in run_millrace("audit", "restored", *replace).stdout
     found = world.await_verdict("restored", "complete")
     assert found.newest_load == NewestLoad(2, made)
+    (change,) = published(world, "restored")["changes"]
+    assert (change["verdict"]["verdict"], change["added"]) == ("complete", 20)
 
 
 SILENT = """

@@ -92,11 +92,16 @@ def _each_topic(
 
 def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
     changes = (
-        {**change, "topic": answer["topic"], "verdict": change["verdict"]["verdict"]}
+        {
+            **change,
+            "topic": answer["topic"],
+            "verdict": change["verdict"]["verdict"],
+            "rejected": answer["rejected"].get(change["hour"], 0),
+        }
         for answer in answers
         for change in answer["changes"]
     )
-    show_rows(changes, "topic", "hour", "added", "removed", "verdict", ("", "kind"))
+    show_rows(changes, "topic", "hour", "added", "removed", "rejected", "verdict", ("", "kind"))
     for answer in answers:
         click.echo(f"{answer['topic']}: {_outcome(answer)}")
         _show_waiting(answer["topic"], answer["waiting"])
@@ -117,7 +122,8 @@ def _outcome(answer: Mapping[str, Any]) -> str:
 
 def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
     for hour in waiting[:SHOWN]:
-        click.echo(f"waits: {topic} {hour['hour']}: {hour['rows']:,} rows, {_why(hour['verdict'])}", err=True)
+        rows = f"{hour['rows']:,} rows" + (f", {hour['rejected']:,} rejected" if hour["rejected"] else "")
+        click.echo(f"waits: {topic} {hour['hour']}: {rows}, {_why(hour['verdict'])}", err=True)
     if len(waiting) > SHOWN:
         click.echo(f"waits: {topic}: and {len(waiting) - SHOWN:,} more hours", err=True)
 

@@ -54,6 +54,7 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
     newest = result.publication
     answer = asdict(replace(result, publication=None))
     answer["publication"] = None if newest is None else newest.number
+    answer["rejected"] = {} if newest is None else dict(newest.rejected)
     for name in ("sha256", "created", "rows", "complete_from", "complete_until"):
         answer[name] = None if newest is None else getattr(newest, name)
     return answer
@@ -130,15 +131,6 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
             progress=progress,
         )
         reports = verify_topics(run, request.topic)
-        counted = {
-            report.topic: newest_counted(request.auditor, report.topic)
-            for report in (reports if request.auditor else ())
-        }
-    for report in reports:
-        try:
-            check_not_restored(run.storage, report.topic, counted.get(report.topic))
-        except MillraceError as error:
-            report.problems.append(str(error))
     asked = {"table": not request.no_catalog, "rows": request.rows, "log": request.bootstrap is not None}
     looked_at = {"history", *(what for what, was in asked.items() if was)}
     for report in reports:
@@ -147,4 +139,10 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
             findings.note(run.storage, report.topic, looked_at, problems)
         except MillraceError as error:
             report.notes.append(f"the auditor does not hear of it: {error}")
+    for report in reports if request.auditor else ():  # last: what it knows it need not be told
+        counted = newest_counted(request.auditor, report.topic)
+        try:
+            check_not_restored(run.storage, report.topic, counted)
+        except MillraceError as error:
+            report.problems.append(str(error))
     return reports

@@ -103,9 +103,7 @@ def _differences(
                 return
             found.merge(there.counts)
             if there.rows != file.rows:
-                yield (
-                    f"{path} has {there.rows} rows, and its load wrote {file.rows}; run `millrace verify --rows`"
-                )
+                yield f"{path} has {there.rows} rows, the load wrote {file.rows}: run `millrace verify`"
     expected = _of_hour(stated, hour)
     lacking, more = expected.without(found), found.without(expected).total
     if lacking.total and not more and not lacking.without(_unfiled(storage, manifest)).total:

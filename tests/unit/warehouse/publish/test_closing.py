@@ -145,5 +145,5 @@ def test_rows_of_another_hour_in_a_file_of_this_one_are_too_many(mended: Mended)
     pq.write_table(both, paths[0])
     hours = {hour: [LoadRows(load=1, rows=file.rows)] for hour, file in files.items()}
     (rows, sequences) = unclosed(mended.storage(), TOPIC, hours)[H10]
-    assert "has 4 rows, and its load wrote 3" in rows
+    assert "has 4 rows, the load wrote 3" in rows
     assert "0 missing, 1 too many" in sequences

@@ -241,7 +241,7 @@ def test_rows_of_another_hour_in_a_file_are_a_difference(w: Warehouse) -> None:
     both = [pq.read_table(files[hour], partitioning=None) for hour in (TEN, ELEVEN)]
     pq.write_table(pa.concat_tables(both), files[TEN])
     problems = unclosed(w.storage, TOPIC, {TEN: [LoadRows(load=1, rows=10)]})
-    assert "has 14 rows, and its load wrote 10" in problems[TEN][0]
+    assert "has 14 rows, the load wrote 10" in problems[TEN][0]
 
 
 def test_a_file_without_headers_that_lost_rows_holds_its_hour_back(w: Warehouse, auditor: Memory) -> None:
@@ -251,7 +251,7 @@ def test_a_file_without_headers_that_lost_rows_holds_its_hour_back(w: Warehouse,
     pq.write_table(pq.read_table(path, partitioning=None).slice(0, 4), path)
     result = w.publish(proven=True, auditor=auditor)
     assert verdicts(result) == {TEN: "waits incomplete"}
-    assert "has 4 rows, and its load wrote 10" in reasons(result, TEN)
+    assert "has 4 rows, the load wrote 10" in reasons(result, TEN)
 
 
 def test_the_number_of_rejected_messages_stands_beside_the_hour(w: Warehouse, auditor: Memory) -> None:
