@@ -1,16 +1,17 @@
 """What is written down before data files are deleted: `expired/<10 digits>.json`, one for each run.
 
 By files, not by loads: an hour that late rows reach keeps the files of a few of them for ever, and would keep
-whole loads. Knows no table.
+whole loads. A file that the table takes back is written down as well: its readers' time begins anew when no
+snapshot names it any more. Knows no table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from millrace_warehouse.history.layout import Folder, expired_path, numbers_in
-from millrace_warehouse.history.manifest import FORMAT, PreviousPublication, decode
+from millrace_warehouse.history.manifest import FORMAT, PreviousPublication, decode, encode
 from millrace_warehouse.storage.verbs import Storage
 
 
@@ -24,7 +25,39 @@ class Expired:
     """The one whose state allowed it."""
     files: Sequence[str]
     """By their paths from the topic's folder, sorted; deleted once readers have had their time."""
+    named_again: Sequence[str] = ()
+    """Files of earlier entries that the table has taken back: those entries count for them no longer."""
     format: int = FORMAT
+
+
+def waiting_since(entries: Iterable[Expired]) -> dict[str, str]:
+    """File -> when it was first found unneeded, since the table named it last; of entries in their order."""
+    since: dict[str, str] = {}
+    for entry in entries:
+        for path in entry.named_again:
+            since.pop(path, None)
+        for path in entry.files:
+            since.setdefault(path, entry.created)
+    return since
+
+
+def note_named_again(
+    storage: Storage, topic: str, publication: PreviousPublication, files: Collection[str], created: str
+) -> None:
+    """Write down that the table takes files back; nothing for files that no entry tells of.
+
+    To be called before the commit: one that fails only makes the files stay for longer.
+    """
+    entries = list(expired_entries(storage, topic))
+    if named := sorted(waiting_since(entries).keys() & files):
+        number = entries[-1].number
+        while True:
+            number += 1
+            entry = Expired(
+                number=number, created=created, publication=publication, files=(), named_again=named
+            )
+            if storage.create(expired_path(topic, number), encode(entry)):
+                return
 
 
 def expired_entries(storage: Storage, topic: str) -> Iterator[Expired]:

@@ -27,7 +27,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.erasures import old_conditions
-from millrace_warehouse.history.expired import Expired, expired_entries
+from millrace_warehouse.history.expired import Expired, expired_entries, waiting_since
 from millrace_warehouse.history.layout import Folder
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
@@ -339,14 +339,19 @@ def _written_down(
     if published is None:
         return {}, {}, 0
     entries = list(expired_entries(at.storage, request.topic))
-    since = {path: entry.created for entry in reversed(entries) for path in entry.files}
+    since = waiting_since(entries)
+    named_again = sorted(since.keys() & published.named)
+    for path in named_again:
+        del since[path]
     created = datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="seconds")
-    if fresh := sorted((found.data.keys() | found.compacted.keys()) - since.keys()):
+    fresh = sorted((found.data.keys() | found.compacted.keys()) - since.keys())
+    if fresh or named_again:
         entry = Expired(
             number=entries[-1].number + 1 if entries else 1,
             created=created,
             publication=PreviousPublication(path=published.record_path, sha256=published.record.sha256),
             files=fresh,
+            named_again=named_again,
         )
         since |= dict.fromkeys(fresh, created)
         if not request.dry_run:

@@ -31,6 +31,7 @@ from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD, OFFSET, TIME, TOPIC_PARTITION
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import data_file
+from millrace_warehouse.history.expired import note_named_again
 from millrace_warehouse.history.hours import UNFILED, hour_of, number_of
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import (
@@ -50,6 +51,7 @@ from millrace_warehouse.publish.contents import (
     RowsByLoad,
     count_loads,
     edition_in,
+    path_in_topic,
     rows_by_load,
     stated_loads,
 )
@@ -168,6 +170,9 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
     there = {file.file_path for file in head}
     added = [file for uri, file in chosen.items() if uri not in there]
     removed = [file for file in head if file.file_path not in chosen]
+    if publication.previous is not None:
+        paths = {path for file in added if (path := path_in_topic(file.file_path, topic)) is not None}
+        note_named_again(storage, topic, publication.previous, paths, publication.created)
     return tables.commit_publication(at, table, publication, added, removed), publication
 
 

@@ -354,3 +354,32 @@ def test_files_of_loads_that_a_rebuild_has_put_back_into_the_table_meanwhile_sta
     w.expire(progress=meanwhile)
     assert len(offsets(w.table)) == 15
     assert w.problems(rows=True) == []
+
+
+@pytest.mark.parametrize("looks_between", [True, False])
+def test_the_readers_time_begins_anew_for_files_that_a_rebuild_took_back(
+    tmp_path: Path, looks_between: bool
+) -> None:
+    """A query of the rebuilt table reads the files of the loads, whatever was written down before."""
+    with warehouse(tmp_path / "w") as w:
+        for _ in range(3):
+            w.load({NINE: 3, TEN: 2})
+        w.publish(NINE, TEN)
+        w.compact()
+        w.forget_snapshots()
+        begin, grace = time.time() + LATER, 3 * DAY
+        assert w.expire(reader_grace_s=grace, clock=lambda: begin).waiting == 6
+        for path in w.topic.joinpath("compacted").rglob("*.parquet"):
+            path.unlink()  # a disk loses them, so that the loads' own files are taken again
+        assert w.publish(rebuild=True).published
+        w.forget_snapshots()
+        if looks_between:
+            assert w.expire(reader_grace_s=grace, clock=lambda: begin + 5 * DAY).data_files == 0
+        w.compact()
+        w.forget_snapshots()
+        again = begin + 5 * DAY + 60
+        kept = w.expire(reader_grace_s=grace, clock=lambda: again)
+        assert (kept.data_files, kept.waiting) == (0, 6)
+        assert w.expire(reader_grace_s=grace, clock=lambda: again + grace - 1).data_files == 0
+        assert w.expire(reader_grace_s=grace, clock=lambda: again + grace).data_files == 6
+        assert w.problems(rows=True) == []
