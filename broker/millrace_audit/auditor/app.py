@@ -43,6 +43,7 @@ from millrace_audit.auditor import answers
 from millrace_audit.auditor.acceptance import Acceptance, accept, accept_rejected, replace_loads
 from millrace_audit.auditor.access import role_of
 from millrace_audit.auditor.console import ClusterLook, add_console
+from millrace_audit.auditor.lease import LeaseHeld
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.settling import settle
@@ -92,6 +93,7 @@ class Worker(Protocol):
 
     trouble: str | None
     applied_at: int | None
+    is_standby: bool
     numbers: AuditNumbers
 
 
@@ -190,6 +192,7 @@ def build_app(
                 )
                 troubles.append(line)
         answer = {
+            "role": "standby" if worker.is_standby else "active",
             "trouble": "; ".join(troubles) or None,
             "counted_through": {tier: iso(time) for tier, time in sorted(counted.items())},
             "behind_s": behind,
@@ -291,6 +294,10 @@ def _span(start: str, end: str) -> tuple[int, int]:
 
 
 def _say_errors_in_one_line(app: FastAPI) -> None:
+    @app.exception_handler(LeaseHeld)
+    def _stands_by(_: Request, error: LeaseHeld) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, status_code=503)
+
     @app.exception_handler(MillraceError)
     def _refuse(_: Request, error: MillraceError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, status_code=400)

@@ -29,6 +29,7 @@ from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
 from millrace_audit.auditor import ledger
+from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.rules import AuditRules
@@ -163,7 +164,9 @@ class Auditor:
         self._mirrors: Mirrors | None = None
         self._readings: dict[tuple[str, int], _Reading] = {}
         self._fetches = itertools.count()
-        self._settle_due = self._tidy_due = 0.0
+        self._settle_due = self._tidy_due = self._renew_due = 0.0
+        self.is_standby = False
+        """True while another process writes to the database."""
         self._is_stale = True  # something was applied that is not settled
         self.numbers = AuditNumbers(store, rules)
         self.trouble: str | None = "the audit topics are not read to their end yet"
@@ -183,15 +186,32 @@ class Auditor:
         """After `check`: apply what comes until `stop` is set; what goes wrong is logged and tried again."""
         while not stop.is_set():
             try:
+                if time.monotonic() >= self._renew_due:
+                    self._store.renew()
+                    self._renew_due = time.monotonic() + RENEW_S
+                    if self.is_standby:
+                        log.info("this auditor writes to the database from now on")
+                        self.is_standby = False
                 began = self._rules.clock_ms()
                 news = self.apply_all()
                 self.trouble, self.applied_at = None, began
                 stop.wait(0 if news else _PAUSE_S)
+            except LeaseHeld as held:
+                self._stand_by(str(held))
+                stop.wait(_RETRY_S)
             except (MillraceError, SQLAlchemyError) as error:
                 self.trouble = " ".join(str(error).split())
                 log.warning("%s; trying again", self.trouble)
                 self._readings.clear()  # what was fetched and not applied is fetched again
                 stop.wait(_RETRY_S)
+
+    def _stand_by(self, why: str) -> None:
+        """Another process writes: what is known here of the database is not true any more."""
+        if not self.is_standby:
+            log.warning("%s", why)
+        self.is_standby, self.trouble, self.applied_at = True, why, None
+        self._readings.clear()
+        self._is_stale, self._renew_due = True, 0.0
 
     def close(self) -> None:
         self._client.close()

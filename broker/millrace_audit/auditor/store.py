@@ -6,11 +6,12 @@ since the epoch; offsets are those of the log that is named.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from sqlalchemy import (
     JSON,
@@ -26,11 +27,14 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from millrace.errors import MillraceError
-from millrace.service.database import BEGIN, open_database
+from millrace.service.database import BEGIN, open_database, reason_of
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, now_ms
+
+log = logging.getLogger("millrace.audit.auditor")
 
 Ranges = list[list[int]]
 Vector = dict[str, list[Any]]
@@ -58,6 +62,19 @@ class Row(MappedAsDataclass, DeclarativeBase, kw_only=True, eq=False, repr=False
     """Every table of the auditor."""
 
     type_annotation_map = {int: BigInteger, Ranges: JSON, Vector: JSON}  # noqa: RUF012  # SQLAlchemy's own way
+
+
+class LeaseRow(Row):
+    """The process that writes; one row. `Lease` decides who that is."""
+
+    __tablename__ = "lease"
+    name: Mapped[str] = mapped_column(String(16), primary_key=True)
+    token: Mapped[str] = mapped_column(String(32))
+    """Drawn by the holder."""
+    host: Mapped[TierName]
+    process: Mapped[TierName]
+    """Boot, number and start of the process: no later one on the host has the same."""
+    renewals: Mapped[int] = mapped_column(default=0)
 
 
 class AuditPosition(Row):
@@ -497,12 +514,26 @@ def _add_column(engine: Engine, column: Column[Any], value: int) -> None:
         )
 
 
+class Holding(Protocol):
+    """The right to write, of one process at a time."""
+
+    def renew(self, session: Session) -> None:
+        """Renew it within a transaction that writes; MillraceError when another process has it."""
+
+    def release(self, session: Session) -> None:
+        """Give it up within a transaction."""
+
+
 class AuditStore:
     """The database; its tables are made at the first start. Safe between threads of one process."""
 
-    def __init__(self, url: str) -> None:
-        """Raises MillraceError in one line when the URL or the database behind it will not do."""
+    def __init__(self, url: str, lease: Holding | None = None) -> None:
+        """Raises MillraceError in one line when the URL or the database behind it will not do.
+
+        With `lease` a transaction that writes renews it first. Without one nobody else may use the database.
+        """
         self._engine = open_database(url, _prepare)
+        self._lease = lease
         self._write_lock = threading.Lock()
 
     @contextmanager
@@ -513,11 +544,35 @@ class AuditStore:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A session whose changes are committed together at the end, or not at all on an error."""
+        """A session whose changes are committed together at the end, or not at all on an error.
+
+        MillraceError when another process holds the lease.
+        """
+        with self._immediate() as session:
+            if self._lease is not None:
+                self._lease.renew(session)
+                session.flush()  # PostgreSQL refuses it here if another process was faster
+            yield session
+
+    def renew(self) -> None:
+        """Renew the lease, or take it if it is free; MillraceError when another process holds it."""
+        with self.writing():
+            pass
+
+    @contextmanager
+    def _immediate(self) -> Iterator[Session]:
         # One writer at a time: SQLite refuses, and does not queue, a reader that turns writer too late.
         with self._write_lock, Session(self._engine) as session, session.begin():
             session.connection(execution_options={BEGIN: "BEGIN IMMEDIATE"})
             yield session
 
     def close(self) -> None:
-        self._engine.dispose()
+        """Give up the lease, if it is held, and close all connections."""
+        try:
+            if self._lease is not None:
+                with self._immediate() as session:
+                    self._lease.release(session)
+        except SQLAlchemyError as error:  # then another process waits for a while
+            log.warning("the lease of the database is not given up: %s", reason_of(error))
+        finally:
+            self._engine.dispose()

@@ -96,12 +96,13 @@ def auditor(
     from millrace_audit.auditor.app import build_app
     from millrace_audit.auditor.auditor import Auditor
     from millrace_audit.auditor.console import ClusterLook
+    from millrace_audit.auditor.lease import Lease
     from millrace_audit.auditor.store import AuditStore
 
     rules = _rules(**words)
     hush_requests()
     with (
-        closing(AuditStore(database_url)) as store,
+        closing(AuditStore(database_url, Lease())) as store,
         closing(Auditor(store, rules, bootstrap, registry, zookeeper)) as worker,
     ):
         worker.check()

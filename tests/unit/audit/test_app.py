@@ -27,6 +27,7 @@ class Worker:
     numbers: AuditNumbers
     trouble: str | None = None
     applied_at: int | None = None
+    is_standby: bool = False
 
 
 class Client:

@@ -1,0 +1,92 @@
+"""The lease of the auditor's database: one process writes, any other stands by and answers questions.
+
+Every transaction that writes renews the lease in the same step, so a process that has lost it cannot commit.
+No clock of another machine counts: a standby takes over when the number of renewals has not changed for
+LEASE_S by its own clock, or at once when the holder was a process of this machine that has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from millrace.errors import MillraceError
+from millrace_audit.auditor.store import LeaseRow
+
+LEASE_S = 30.0
+"""Time without a renewal after which another process takes over."""
+RENEW_S = 5.0
+"""The holder renews at least this often."""
+
+
+class LeaseHeld(MillraceError):
+    """Another auditor writes to the database."""
+
+
+class Lease:
+    """What one process knows of the lease. Used within the transactions that write."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._token = secrets.token_hex(16)
+        self._host, self._process = socket.gethostname(), process_of(os.getpid())
+        self._seen: tuple[str, int] | None = None
+        self._seen_at = 0.0
+
+    def renew(self, session: Session) -> None:
+        """Renew the lease, or take it if it is free; LeaseHeld names the process that holds it."""
+        row = session.get(LeaseRow, "auditor")
+        if row is None:
+            session.add(LeaseRow(name="auditor", token=self._token, host=self._host, process=self._process))
+        elif row.token == self._token or self._is_free(row):
+            row.token, row.host, row.process = self._token, self._host, self._process
+            row.renewals += 1
+        else:
+            raise LeaseHeld(
+                f"another auditor writes to this database, process {_pid(row.process)} on {row.host}: this"
+                " one stands by until that one ends"
+            )
+
+    def release(self, session: Session) -> None:
+        """Give the lease up, so that another process need not wait."""
+        row = session.get(LeaseRow, "auditor")
+        if row is not None and row.token == self._token:
+            session.delete(row)
+
+    def _is_free(self, row: LeaseRow) -> bool:
+        if (row.host, row.process) == (self._host, self._process):
+            return True
+        if row.host == self._host and _has_ended(row.process):
+            return True
+        now, state = self._clock(), (row.token, row.renewals)
+        if state != self._seen:
+            self._seen, self._seen_at = state, now
+        return now - self._seen_at >= LEASE_S
+
+
+def process_of(pid: int) -> str:
+    """Boot, number and start of a process of this machine: no later process has the same (Linux)."""
+    boot = started = "ended"
+    with suppress(FileNotFoundError, ProcessLookupError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # Behind the command's name, which may hold anything, the start is the twentieth field.
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{boot}/{pid}/{started}"
+
+
+def _has_ended(process: str) -> bool:
+    pid = _pid(process)
+    boot = process.partition("/")[0]
+    now = process_of(int(pid)) if pid.isdecimal() else ""
+    return now.partition("/")[0] == boot and now != process
+
+
+def _pid(process: str) -> str:
+    return process.split("/")[1] if process.count("/") == 2 else "?"

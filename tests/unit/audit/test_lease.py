@@ -1,0 +1,114 @@
+"""One auditor writes to a database; another one takes over only when the first has ended or stands still."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from millrace_audit.auditor import lease as leases
+from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld, process_of
+from millrace_audit.auditor.store import AuditStore, DatabaseRow, LeaseRow
+from tests.support import Clock, child
+
+
+class Elsewhere(Lease):
+    """The lease as another machine knows it."""
+
+    def __init__(self, host: str, clock: Clock) -> None:
+        super().__init__(clock)
+        self._host = host
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/audit.db"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def holder(store: AuditStore) -> str | None:
+    with store.reading() as session:
+        return session.scalar(select(LeaseRow.host))
+
+
+def test_the_second_auditor_stands_by_until_the_first_gives_the_lease_up(url: str, clock: Clock) -> None:
+    first, second = (AuditStore(url, Elsewhere(host, clock)) for host in ("a", "b"))
+    first.renew()
+    with pytest.raises(LeaseHeld, match=r"another auditor writes to this database, process .* on a:"):
+        second.renew()
+    with pytest.raises(LeaseHeld), second.writing() as session:
+        session.get_one(DatabaseRow, session.scalar(select(DatabaseRow.name))).name = "changed"
+    first.close()
+    second.renew()
+    assert holder(second) == "b"
+    second.close()
+
+
+def test_a_standby_takes_over_when_nothing_was_renewed_for_the_time_of_the_lease_by_its_own_clock(
+    url: str, clock: Clock
+) -> None:
+    first, second = (AuditStore(url, Elsewhere(host, clock)) for host in ("a", "b"))
+    first.renew()
+    for _ in range(5):  # renewed again and again
+        with pytest.raises(LeaseHeld):
+            second.renew()
+        clock.now += LEASE_S - 1
+        first.renew()
+    with pytest.raises(LeaseHeld):
+        second.renew()
+    clock.now += LEASE_S
+    second.renew()
+    with pytest.raises(LeaseHeld):  # it stood still, and cannot write any more
+        first.renew()
+    assert holder(first) == "b"
+    first.close()
+    assert holder(second) == "b", "whoever has lost the lease gives up nothing"
+    second.close()
+
+
+def test_a_transaction_of_an_auditor_that_has_lost_the_lease_changes_nothing(url: str, clock: Clock) -> None:
+    first, second = (AuditStore(url, Elsewhere(host, clock)) for host in ("a", "b"))
+    first.renew()
+    with pytest.raises(LeaseHeld):
+        second.renew()
+    clock.now += LEASE_S
+    second.renew()
+    with first.reading() as session:
+        before = session.scalar(select(DatabaseRow.name))
+    with pytest.raises(LeaseHeld), first.writing() as session:
+        session.add(DatabaseRow(name="by the first"))
+    with second.reading() as session:
+        assert session.scalars(select(DatabaseRow.name)).all() == [before]
+    first.close()
+    second.close()
+
+
+def test_the_lease_of_a_process_of_this_machine_that_has_ended_is_taken_at_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/audit.db"
+
+    def killed() -> None:
+        AuditStore(url, Lease()).renew()  # and no close
+
+    AuditStore(url).close()
+    assert child(killed) == 0
+    store = AuditStore(url, Lease())
+    store.renew()
+    store.close()
+
+
+def test_a_process_is_known_by_its_boot_number_and_start() -> None:
+    mine = process_of(os.getpid())
+    assert mine == process_of(os.getpid())
+    assert not leases._has_ended(mine)
+    boot, pid, started = mine.split("/")
+    assert leases._has_ended(f"{boot}/{pid}/{int(started) - 1}"), "another process had the number"
+    assert not leases._has_ended(f"another-boot/{pid}/1"), "of another machine nothing is known"
