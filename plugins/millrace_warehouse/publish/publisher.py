@@ -21,7 +21,7 @@ import random
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from pyiceberg.manifest import DataFile
@@ -204,7 +204,8 @@ class _Attempts:
         """Let no hour be called complete whose rows are not those that were judged."""
         for hour, verdict in self._refused(table, state).items():
             change = state.changes[hour]
-            self._judgements[hour] = replace(self._judgements[hour], verdict=verdict)
+            judged = self._judgements.get(hour)  # None for an hour of which rows were only erased
+            self._judgements[hour] = Judgement(verdict=verdict, rejected=judged.rejected if judged else 0)
             if change.kind == "verdict" and not state.is_complete(number_of(hour)):
                 del state.changes[hour]  # it stays as it is
             elif change.kind != "first" or hour in self._request.hours:

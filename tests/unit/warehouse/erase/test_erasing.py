@@ -12,6 +12,7 @@ import pytest
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.history import layout, ledger
 from millrace_warehouse.history.manifest import ErasedRows, LoadManifest, encode, sealed
+from millrace_warehouse.publish import publisher
 from millrace_warehouse.verify.check import TopicReport
 from tests.unit.warehouse.erase import scene as scenes
 from tests.unit.warehouse.erase.scene import ELEVEN, MEMBER, NAME, OTHER, TEN, TWELVE, Scene, holding
@@ -75,6 +76,22 @@ def test_a_complete_hour_stays_complete_and_its_change_names_the_erasure(scene: 
     assert {change.kind for change in changes.values()} == {"erase"}
     assert changes[TEN].removed - changes[TEN].added == 3
     assert "2 rows of load 1 were erased by 4711" in changes[TEN].verdict.reasons
+
+
+def test_a_complete_hour_whose_rows_do_not_close_after_an_erasure_is_complete_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.publish(TEN, ELEVEN)
+    problems = {TEN: ["a file is damaged"]}
+    monkeypatch.setattr(
+        publisher, "unclosed", lambda *of: {hour: problems[hour] for hour in of[2] if hour in problems}
+    )
+    scene.erase(id="4711", verdict_of=lambda *_: pytest.fail("nobody needs to be asked"))
+    after = scene.publish().publication
+    assert after is not None
+    verdicts = {change.hour: change.verdict for change in after.changes}
+    assert (verdicts[TEN].verdict, verdicts[ELEVEN].verdict) == ("incomplete", "complete")
+    assert list(verdicts[TEN].reasons) == ["a file is damaged"]
 
 
 def test_rows_that_nobody_has_published_are_erased_before_they_ever_are(scene: Scene) -> None:
