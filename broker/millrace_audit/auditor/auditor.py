@@ -187,7 +187,9 @@ class Auditor:
         while not stop.is_set():
             try:
                 if time.monotonic() >= self._renew_due:
-                    self._store.renew()
+                    if self._store.renew():  # another process may have applied what is read here
+                        self._readings.clear()
+                        self._is_stale = True
                     self._renew_due = time.monotonic() + RENEW_S
                     if self.is_standby:
                         log.info("this auditor writes to the database from now on")

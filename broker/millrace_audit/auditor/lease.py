@@ -1,8 +1,10 @@
 """The lease of the auditor's database: one process writes, any other stands by and answers questions.
 
 Every transaction that writes renews the lease in the same step, so a process that has lost it cannot commit.
-No clock of another machine counts: a standby takes over when the number of renewals has not changed for
-LEASE_S by its own clock, or at once when the holder was a process of this machine that has ended.
+Only `take` takes the lease, and says so: what the process had read before may have been applied by another
+one, also when that one has ended since. No clock of another machine counts: a standby takes over when the
+number of renewals has not changed for LEASE_S by its own clock, or at once when the holder was a process of
+this machine that has ended.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ LEASE_S = 30.0
 """Time without a renewal after which another process takes over."""
 RENEW_S = 5.0
 """The holder renews at least this often."""
+_ONLY = "auditor"
 
 
 class LeaseHeld(MillraceError):
@@ -41,22 +44,28 @@ class Lease:
         self._seen_at = 0.0
 
     def renew(self, session: Session) -> None:
-        """Renew the lease, or take it if it is free; LeaseHeld names the process that holds it."""
-        row = session.get(LeaseRow, "auditor")
+        """Renew the lease; LeaseHeld when it was lost, or never taken."""
+        row = session.get(LeaseRow, _ONLY)
+        if row is None or row.token != self._token:
+            raise _held_by(row)
+        row.renewals += 1
+
+    def take(self, session: Session) -> bool:
+        """Renew the lease, or take it if it is free; True if it was taken. LeaseHeld names its holder."""
+        row = session.get(LeaseRow, _ONLY)
         if row is None:
-            session.add(LeaseRow(name="auditor", token=self._token, host=self._host, process=self._process))
-        elif row.token == self._token or self._is_free(row):
-            row.token, row.host, row.process = self._token, self._host, self._process
-            row.renewals += 1
-        else:
-            raise LeaseHeld(
-                f"another auditor writes to this database, process {_pid(row.process)} on {row.host}: this"
-                " one stands by until that one ends"
-            )
+            session.add(LeaseRow(name=_ONLY, token=self._token, host=self._host, process=self._process))
+            return True
+        is_new = row.token != self._token
+        if is_new and not self._is_free(row):
+            raise _held_by(row)
+        row.token, row.host, row.process = self._token, self._host, self._process
+        row.renewals += 1
+        return is_new
 
     def release(self, session: Session) -> None:
         """Give the lease up, so that another process need not wait."""
-        row = session.get(LeaseRow, "auditor")
+        row = session.get(LeaseRow, _ONLY)
         if row is not None and row.token == self._token:
             session.delete(row)
 
@@ -69,6 +78,15 @@ class Lease:
         if state != self._seen:
             self._seen, self._seen_at = state, now
         return now - self._seen_at >= LEASE_S
+
+
+def _held_by(row: LeaseRow | None) -> LeaseHeld:
+    if row is None:
+        return LeaseHeld("this auditor does not write to its database yet: try again in a moment")
+    return LeaseHeld(
+        f"another auditor writes to this database, process {_pid(row.process)} on {row.host}: this"
+        " one stands by until that one ends"
+    )
 
 
 def process_of(pid: int) -> str:

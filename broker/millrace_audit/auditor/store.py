@@ -50,6 +50,8 @@ CountedKey = Annotated[
 LongText = Annotated[str, mapped_column(Text)]
 T = TypeVar("T")
 _IN_ONE_QUERY = 500
+ABANDONED_S = 60
+"""PostgreSQL ends a transaction in which nothing has happened for so long."""
 
 
 def slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -518,7 +520,10 @@ class Holding(Protocol):
     """The right to write, of one process at a time."""
 
     def renew(self, session: Session) -> None:
-        """Renew it within a transaction that writes; MillraceError when another process has it."""
+        """Renew it within a transaction that writes; MillraceError when it is not held any more."""
+
+    def take(self, session: Session) -> bool:
+        """Renew or take it within a transaction; True if it was taken, MillraceError when another has it."""
 
     def release(self, session: Session) -> None:
         """Give it up within a transaction."""
@@ -530,7 +535,8 @@ class AuditStore:
     def __init__(self, url: str, lease: Holding | None = None) -> None:
         """Raises MillraceError in one line when the URL or the database behind it will not do.
 
-        With `lease` a transaction that writes renews it first. Without one nobody else may use the database.
+        With `lease`, which `renew` takes, a transaction that writes renews it first. Without one nobody else
+        may use the database.
         """
         self._engine = open_database(url, _prepare)
         self._lease = lease
@@ -546,7 +552,7 @@ class AuditStore:
     def writing(self) -> Iterator[Session]:
         """A session whose changes are committed together at the end, or not at all on an error.
 
-        MillraceError when another process holds the lease.
+        MillraceError when this process does not hold the lease.
         """
         with self._immediate() as session:
             if self._lease is not None:
@@ -554,16 +560,22 @@ class AuditStore:
                 session.flush()  # PostgreSQL refuses it here if another process was faster
             yield session
 
-    def renew(self) -> None:
-        """Renew the lease, or take it if it is free; MillraceError when another process holds it."""
-        with self.writing():
-            pass
+    def renew(self) -> bool:
+        """Renew the lease, or take it if it is free; MillraceError when another process holds it.
+
+        True if it was taken: what was read of the database before may be out of date.
+        """
+        with self._immediate() as session:
+            return self._lease is not None and self._lease.take(session)
 
     @contextmanager
     def _immediate(self) -> Iterator[Session]:
         # One writer at a time: SQLite refuses, and does not queue, a reader that turns writer too late.
         with self._write_lock, Session(self._engine) as session, session.begin():
-            session.connection(execution_options={BEGIN: "BEGIN IMMEDIATE"})
+            connection = session.connection(execution_options={BEGIN: "BEGIN IMMEDIATE"})
+            if connection.dialect.name == "postgresql":  # a process that stands still keeps no row locked
+                limit = f"SET LOCAL idle_in_transaction_session_timeout = '{ABANDONED_S}s'"
+                connection.exec_driver_sql(limit)
             yield session
 
     def close(self) -> None:

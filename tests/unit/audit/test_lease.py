@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from millrace_audit.auditor import lease as leases
+from millrace_audit.auditor import store as stores
 from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld, process_of
 from millrace_audit.auditor.store import AuditStore, DatabaseRow, LeaseRow
 from tests.support import Clock, child
@@ -88,6 +90,48 @@ def test_a_transaction_of_an_auditor_that_has_lost_the_lease_changes_nothing(url
         session.add(DatabaseRow(name="by the first"))
     with second.reading() as session:
         assert session.scalars(select(DatabaseRow.name)).all() == [before]
+    first.close()
+    second.close()
+
+
+def test_an_auditor_that_stood_still_while_another_came_and_went_reads_again_before_it_writes(
+    url: str, clock: Clock
+) -> None:
+    first, second = (AuditStore(url, Elsewhere(host, clock)) for host in ("a", "b"))
+    assert first.renew()
+    assert not first.renew()
+    with pytest.raises(LeaseHeld):
+        second.renew()
+    clock.now += LEASE_S
+    assert second.renew()
+    second.close()  # and gives the lease up
+    for _ in range(2):  # by the batch that it had in its hands, and by an operator's decision
+        with pytest.raises(LeaseHeld, match="does not write to its database yet"), first.writing():
+            pass
+    assert first.renew(), "it is told that it was not the holder in between"
+    with first.writing():
+        pass
+    first.close()
+
+
+def test_an_auditor_that_stands_still_within_a_transaction_keeps_nobody_out_of_postgresql(
+    postgres_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "ABANDONED_S", 1)
+    first, second = (AuditStore(postgres_url, Elsewhere(host, clock)) for host in ("a", "b"))
+    first.renew()
+    with pytest.raises(LeaseHeld):
+        second.renew()
+    clock.now += LEASE_S
+
+    def stand_still() -> None:
+        with first.writing() as session:
+            assert second.renew()
+            session.add(DatabaseRow(name="by the first"))
+
+    with pytest.raises(SQLAlchemyError):
+        stand_still()
+    assert holder(second) == "b"
     first.close()
     second.close()
 
