@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
@@ -69,4 +70,4 @@ def _array(array: pa.Array, held: IcebergType, wanted: IcebergType, target: pa.D
 
 def _from_the_start(array: pa.Array) -> pa.Array:
     """The same values in an array that is no slice: Arrow takes no mask beside the offsets of one."""
-    return array.take(pa.array(range(len(array)), pa.int64())) if array.offset else array
+    return array.take(pa.array(np.arange(len(array)))) if array.offset else array

@@ -52,9 +52,9 @@ WRITE_AGAIN_S = 0.5
 CAMPAIGN_AGAIN_S = 5.0
 """When a replica campaigns again whose log could not be cut: the disk may have room by then."""
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
-ROOM_AGAIN_S = 2 * CLOSED_GRACE_S
-"""A full disk is tried again after this time; meanwhile the leader takes the replica out of those in sync."""
 """When a leader is asked again that does not know yet that it leads, and one after any other failure."""
+FULL_DISK_AGAIN_S = 2 * CLOSED_GRACE_S
+"""Pause before a full disk is tried again: the leader takes the replica out of those in sync meanwhile."""
 PREFER_AFTER_LAGS = 6
 """How long the first replica must be in sync before it leads again, in `replica_lag_ms`: 60 s by default."""
 HAND_OVER_S = 0.5
@@ -734,7 +734,7 @@ class Replicas:
         if one.log.lacks_room and one.thread is not None:
             # Commits wait until the leader goes on without this replica: tell it at once.
             one.thread.forget(one.id)
-            self._mailbox.after(ROOM_AGAIN_S, again)
+            self._mailbox.after(FULL_DISK_AGAIN_S, again)
         else:
             self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
 

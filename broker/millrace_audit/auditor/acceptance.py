@@ -12,11 +12,10 @@ from millrace.errors import MillraceError
 from millrace_audit.answer import Instance
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Producers
-from millrace_audit.auditor.load_facts import REJECTED
+from millrace_audit.auditor.load_counts import LoadCounts, judge_again
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.store import HistoryRow, ProducerRow, WindowRow
+from millrace_audit.auditor.store import HistoryRow, ProducerRow
 from millrace_audit.auditor.topic_view import to_instance
-from millrace_audit.auditor.warehouse import LoadCounts
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 
@@ -66,8 +65,7 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
         heard = select(store.TierRow.heard_through).where(store.TierRow.tier == gap.origin)
         session.execute(crowd.values(to=heard.scalar_subquery()))
         if said.disown:  # what it said may be in any window, and have made it incomplete
-            again = update(WindowRow).where(WindowRow.topic == topic)
-            session.execute(again.values(dirty=True, settled=False))
+            judge_again(session, topic)
         whom = (
             f"instance {said.instance}" if said.instance is not None else f"{count} of service {said.service}"
         )
@@ -91,10 +89,11 @@ def accept_rejected(session: Session, rules: AuditRules, topic: str, load: int, 
         )
     now, messages = rules.clock_ms(), sum(row.messages for row in rows)
     edition = rows[0].edition
-    session.add(_decision(rules, REJECTED, topic, load, edition, reason=reason, who=who))
+    session.add(
+        store.AcceptanceRow(time=now, topic=topic, load=load, edition=edition, who=who, reason=reason)
+    )
     for row in rows:
-        here = (WindowRow.topic == topic, WindowRow.window.between(row.window, row.last))
-        session.execute(update(WindowRow).where(*here).values(settled=False, dirty=True))
+        judge_again(session, topic, row.window, row.last)
     what = f"accepted {messages} messages that load {load} rejected: {reason}"
     session.add(HistoryRow(time=now, topic=topic, window=None, who=who, what=what))
     return messages
@@ -123,19 +122,10 @@ def replace_loads(session: Session, rules: AuditRules, topic: str, reason: str, 
     loads.lose_from(state, FOR_EVER)
     replaced = loads.take_out(topic, first)
     old = store.AcceptanceRow
-    session.execute(delete(old).where(old.topic == topic, old.kind == REJECTED, old.load >= first))
+    session.execute(delete(old).where(old.topic == topic, old.load >= first))
     for record, serial in loads.waiting(topic):
         loads.take(record, serial)
     changes.write()
-    session.add(_decision(rules, "lost", topic, first, 0, reason=reason, who=who))
     what = f"replaced {len(replaced)} lost loads from load {first} on: {reason}"
     session.add(HistoryRow(time=now, topic=topic, window=None, who=who, what=what))
     return replaced
-
-
-def _decision(
-    rules: AuditRules, kind: str, topic: str, load: int, edition: int, *, reason: str, who: str
-) -> store.AcceptanceRow:
-    return store.AcceptanceRow(
-        time=rules.clock_ms(), kind=kind, topic=topic, load=load, edition=edition, who=who, reason=reason
-    )

@@ -34,6 +34,7 @@ from millrace_audit.auditor import store
 from millrace_audit.auditor.beats import Progress
 from millrace_audit.auditor.circumstances import Circumstances
 from millrace_audit.auditor.evidence import Evidence
+from millrace_audit.auditor.load_counts import newest_load
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.store import (
     ChangedRow,
@@ -46,7 +47,6 @@ from millrace_audit.auditor.store import (
 )
 from millrace_audit.auditor.topic_view import TopicView, is_listed, listed, views
 from millrace_audit.auditor.verdict import judge
-from millrace_audit.auditor.warehouse import newest_load
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
@@ -112,13 +112,14 @@ def _hours(session: Session, topic: str, start: int, end: int) -> list[JudgedHou
 
 MOST_CHANGES = 10_000
 """Hours in one answer."""
+_CURSOR = re.compile(r"(.*)\.([0-9]{1,18})")
 
 
 def changes(session: Session, topic: str, since: str) -> Changes:
     """Hours in which a final verdict has changed since a cursor; all of them for another database's."""
     table, name = ChangedRow, session.scalar(select(DatabaseRow.name)) or ""
-    of, _, number = since.rpartition(".")
-    after = int(number) if of == name and number.isdigit() else 0
+    cursor = _CURSOR.fullmatch(since)
+    after = int(cursor[2]) if cursor is not None and cursor[1] == name else 0
     columns = select(table.hour, table.number).where(table.topic == topic, table.number > after)
     rows = session.execute(columns.order_by(table.number).limit(MOST_CHANGES + 1)).all()
     more = len(rows) > MOST_CHANGES

@@ -90,10 +90,14 @@ def _held_by(row: LeaseRow | None) -> LeaseHeld:
 
 
 def process_of(pid: int) -> str:
-    """Boot, number and start of a process of this machine: no later process has the same (Linux)."""
+    """Boot and namespace, number and start of a process: no later one has the same (Linux).
+
+    Containers with one host name have namespaces of their own, where the same number is another process.
+    """
     boot = started = "ended"
     with suppress(FileNotFoundError, ProcessLookupError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot += f" {Path('/proc/self/ns/pid').readlink()}"
         # Behind the command's name, which may hold anything, the start is the twentieth field.
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{boot}/{pid}/{started}"

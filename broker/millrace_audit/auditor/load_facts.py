@@ -26,8 +26,6 @@ from millrace_audit.auditor.store import (
 from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
-REJECTED = "rejected"
-"""Kind of an acceptance."""
 TABLE_PATIENCE_MS = 15 * 60_000
 """A table that is away for less is no cause for doubt: a catalog is restarted now and then."""
 
@@ -63,15 +61,17 @@ class LoadFacts:
             text = "the warehouse has other editions of the hour's loads than were counted"
             again = f"`millrace reload {self.topic} --hour HOUR --reason TEXT`"
             yield Verdict.UNKNOWN, f"{text}: restore a newer copy, or run {again}"
-        for span in self.spans:
-            if span.window <= window <= span.last:
-                yield self.of_rejected(self.rejected(span))
+        for span in self.spans_over(window):
+            yield self.of_rejected(self.rejected(span))
         if is_published and self.is_table_gone(now):
             assert self.state is not None
             why = self.state.table_trouble or "it is not in the catalog"
             since = iso(self.state.table_gone_since)
             text = f"the published table cannot be counted since {since} ({why})"
             yield Verdict.UNKNOWN, f"{text}: run `millrace verify WAREHOUSE --topic {self.topic}`"
+
+    def spans_over(self, window: int) -> Iterator[RejectedRow]:
+        return (span for span in self.spans if span.window <= window <= span.last)
 
     def is_table_gone(self, now: int) -> bool:
         return self.state is not None and now - self.state.table_gone_since >= TABLE_PATIENCE_MS
@@ -112,7 +112,7 @@ def load_facts(
         ):
             spans[span.topic].append(span)
         accepted: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-        decisions = select(AcceptanceRow).where(AcceptanceRow.topic.in_(some), AcceptanceRow.kind == REJECTED)
+        decisions = select(AcceptanceRow).where(AcceptanceRow.topic.in_(some))
         for row in session.scalars(decisions.order_by(AcceptanceRow.number)):
             accepted[row.topic][row.load, row.edition] = row.reason
         for topic in some:

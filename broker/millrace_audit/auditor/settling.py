@@ -126,8 +126,7 @@ class _Judge:
         around.waiting += map(self._loads.of_rejected, around.rejected)
         if evidence.foreign or evidence.unkeyed:
             around.set_aside = erased_in(self._session, self._topic, start)
-            spans = (span for span in self._loads.spans if span.window <= start <= span.last)
-            around.set_aside += sum(span.messages for span in spans)
+            around.set_aside += sum(span.messages for span in self._loads.spans_over(start))
         return judge(start, evidence, self._instances, around)
 
 

@@ -390,8 +390,6 @@ class WarehouseStateRow(Row):
     sha256: Mapped[str] = mapped_column(String(64), default="")
     editions_sha256: Mapped[str] = mapped_column(String(64), default="")
     """Empty when that is not known."""
-    table_exists: Mapped[bool] = mapped_column(default=False)
-    table_snapshot: Mapped[int | None] = mapped_column(default=None)
     table_trouble: Mapped[LongText] = mapped_column(default="")
     table_gone_since: Mapped[int] = mapped_column(default=FOR_EVER)
     """When the table was first not there or not readable; for ever while it is."""
@@ -401,17 +399,14 @@ class WarehouseStateRow(Row):
     """The first counted load that the warehouse has no more, or has another one of; for ever for none."""
     other_editions: Mapped[list[int]] = mapped_column(JSON, default_factory=list)
     """The first loads of which an edition was counted that the warehouse has another one of."""
-    at: Mapped[int] = mapped_column(default=NOTHING)
 
 
 class AcceptanceRow(Row):
-    """What an operator decided of loads."""
+    """Decision of an operator to give up what an edition of a load set aside."""
 
     __tablename__ = "acceptance"
     number: Mapped[CountedKey] = mapped_column(init=False)
     time: Mapped[int]
-    kind: Mapped[str] = mapped_column(String(16))
-    """`rejected`: what an edition of a load set aside is given up. `lost`: loads from it on were replaced."""
     topic: Mapped[TopicName] = mapped_column(index=True)
     load: Mapped[int]
     edition: Mapped[int]

@@ -317,7 +317,6 @@ class WarehouseState:
     """`editions_hash` of the folder; empty when that is not known."""
     exists: bool
     """The catalog has the published table."""
-    snapshot: int | None = None
     trouble: str = ""
     """Why the table cannot be counted; empty when it can."""
 

@@ -43,7 +43,7 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.audit import findings
 from millrace_warehouse.audit.loads import LoadId, Loads
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.audit.tables import PublishedTable, TableState
+from millrace_warehouse.audit.tables import PublishedTable
 from millrace_warehouse.history.layout import Folder, edition_path
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
@@ -223,13 +223,13 @@ class WarehouseReader(TierReader):
         """Tell what there is of a topic, at the start of a turn and when it is another than before."""
         if self._stop.is_set() or self._taker.lost.is_set():
             return  # not all that is there was told
-        newest, editions, table = LoadId(), "", TableState()
+        newest, editions, exists = LoadId(), "", False
         if topic not in gone:
             if topic not in self._loads:
                 return  # its folder cannot be read: that is the problem which is named
             newest = self._loads[topic].newest()
             editions = "" if topic in of_loads else self._loads[topic].editions()
-            table = self._tables[topic].state if topic in self._tables else TableState()
+            exists = topic in self._tables and self._tables[topic].exists
         state = WarehouseState(
             time=0,
             topic=topic,
@@ -237,8 +237,7 @@ class WarehouseReader(TierReader):
             load=newest.load,
             sha256=newest.sha256,
             editions=editions,
-            exists=table.exists,
-            snapshot=table.snapshot,
+            exists=exists,
             trouble=of_tables.get(topic, "")[:MOST_LETTERS],
         )
         if state != self._states.get(topic):

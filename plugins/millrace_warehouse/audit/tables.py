@@ -47,20 +47,13 @@ class TableHour:
     """Window -> rows without a whole audit header."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableState:
-    """What there is of a table, whether its hours can be counted or not."""
-
-    exists: bool = False
-    snapshot: int | None = None
-
-
 class PublishedTable:
     """What was told of a topic's table."""
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
-        self.state = TableState()
+        self.exists = False
+        """The catalog had the table when its news was asked for, whether it can be counted or not."""
         self._seen = "", 0
         self._told: dict[str, str] = {}
         self._strays: dict[str, FileRows] = {}
@@ -76,7 +69,7 @@ class PublishedTable:
         """
         table = find_table(catalog, self._topic)
         snapshot = table.current_snapshot() if table is not None else None
-        self.state = TableState(table is not None, None if snapshot is None else snapshot.snapshot_id)
+        self.exists = table is not None
         erased = loads.erased_by_hour()
         if table is None or snapshot is None:
             return

@@ -38,7 +38,7 @@ from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.condition import Condition
 from millrace_warehouse.history.erasures import Erasing, Erasure
 from millrace_warehouse.history.ledger import record
-from millrace_warehouse.history.manifest import DataFile, LoadManifest, RejectedFile, Verdict, check_law, now
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, RejectedFile, check_law, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import read_record, records
 from millrace_warehouse.history.stored import erased_sequences_of, store
@@ -56,8 +56,6 @@ from millrace_warehouse.verbs import Erase, Publish
 
 ATTEMPTS = 20
 """Most races that are lost in a row: for the number of a load, or for the next edition of one."""
-
-VerdictOf = Callable[[str, str], Verdict]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,6 +155,10 @@ def test_what_an_operator_decides_of_loads_is_in_the_answer_at_once(service: Ser
     assert (changes["hours"], changes["more"]) == (["2015-05-17T10:00:00Z"], False)
     again = service.client.get(f"/v1/topics/{TOPIC}/changes", params={"since": changes["cursor"]}).json()
     assert again == {"cursor": changes["cursor"], "hours": [], "more": False}
+    name = changes["cursor"].rpartition(".")[0]
+    for foreign in ("", "1", "another.1", f"{name}.", f"{name}.\u00b2", f"{name}.{'9' * 60}"):
+        found = service.client.get(f"/v1/topics/{TOPIC}/changes", params={"since": foreign}).json()
+        assert found == changes, foreign
     replaced = service.client.post(f"/v1/topics/{TOPIC}/replace-loads", json={"reason": "disk lost"})
     assert replaced.json() == {"loads": [2], "accepted": "disk lost"}
     whats = [entry["what"] for entry in service.client.get(f"/v1/topics/{TOPIC}/history", params=SPAN).json()]

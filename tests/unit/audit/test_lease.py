@@ -156,3 +156,6 @@ def test_a_process_is_known_by_its_boot_number_and_start() -> None:
     boot, pid, started = mine.split("/")
     assert leases._has_ended(f"{boot}/{pid}/{int(started) - 1}"), "another process had the number"
     assert not leases._has_ended(f"another-boot/{pid}/1"), "of another machine nothing is known"
+    elsewhere = boot.replace("pid:[", "pid:[1")
+    assert elsewhere != boot
+    assert not leases._has_ended(f"{elsewhere}/{pid}/1"), "nor of a container whose host has the same name"

@@ -159,14 +159,7 @@ RECORDS: list[AuditRecord] = [
         unkeyed=[UnkeyedRows(600_000, 4)],
     ),
     WarehouseState(
-        time=8,
-        topic="PageView",
-        number=9,
-        load=7,
-        sha256="ab",
-        editions=editions_hash({7: 2}),
-        exists=True,
-        snapshot=9,
+        time=8, topic="PageView", number=9, load=7, sha256="ab", editions=editions_hash({7: 2}), exists=True
     ),
 ]
 

@@ -22,7 +22,7 @@ from millrace_audit.reports.messages import UnkeyedRows
 from millrace_warehouse.at import At
 from millrace_warehouse.audit.loads import Loads
 from millrace_warehouse.audit.read_back import read_back
-from millrace_warehouse.audit.tables import PublishedTable, TableHour, TableState
+from millrace_warehouse.audit.tables import PublishedTable, TableHour
 from millrace_warehouse.history.layout import audited_table_path, load_numbers, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.stored import sequences_of
@@ -176,10 +176,10 @@ def test_without_what_was_written_down_every_hour_is_told_again(scene: Scene) ->
 def test_a_table_that_is_dropped_is_told_to_be_gone(scene: Scene) -> None:
     scene.publish(H10)
     assert scene.tell() == {H10: 2}
-    assert scene.table.state == TableState(True, scene.iceberg.current_snapshot().snapshot_id)
+    assert scene.table.exists
     scene.catalog.drop_table(table_identifier(TOPIC))
     assert scene.tell() == {}
-    assert scene.table.state == TableState(False, None)
+    assert not scene.table.exists
 
 
 def test_rows_in_the_partition_of_another_hour_are_told_with_their_own_hour(scene: Scene) -> None:

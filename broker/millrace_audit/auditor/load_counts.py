@@ -1,0 +1,352 @@
+"""Counts of loads: added to their windows part after part, and taken out again with loads that are lost.
+
+Each part is kept, so that a load which the warehouse has lost can be taken out. While a topic has lost loads,
+what is told of loads in their place waits until an operator says that they are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from millrace_audit.auditor.batch import Changes, Producers, storable
+from millrace_audit.auditor.store import (
+    CoverageRow,
+    LoadHourRow,
+    LoadPartRow,
+    LoadRow,
+    RejectedRow,
+    TopicRow,
+    WarehouseStateRow,
+    WindowRow,
+)
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts, is_of_this_world
+from millrace_audit.reports.messages import (
+    FOR_EVER,
+    NOTHING,
+    WAREHOUSE,
+    LoadCount,
+    LoadEnd,
+    editions_hash,
+    packed,
+    unpacked,
+)
+
+_MOST_NAMED = 100
+"""Loads with other editions that are named; that there are any is what matters."""
+
+
+def state_of(session: Session, topic: str) -> WarehouseStateRow:
+    row = session.get(WarehouseStateRow, topic)
+    if row is None:
+        row = WarehouseStateRow(topic=topic)
+        session.add(row)
+        session.flush()
+    return row
+
+
+def judge_again(session: Session, topic: str, first: int = NOTHING, last: int = FOR_EVER) -> None:
+    """Have the topic's windows from `first` to `last` judged again; until then none of them is proven."""
+    here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
+    session.execute(update(WindowRow).where(*here).values(settled=False, dirty=True))
+
+
+def judge_hour_again(session: Session, topic: str, hour: int) -> None:
+    """Have the windows of the hour that begins at `hour` judged again."""
+    judge_again(session, topic, hour, hour + HOUR_MS - WINDOW_MS)
+
+
+class LoadCounts:
+    """Writer of what loads have brought to the warehouse."""
+
+    def __init__(self, session: Session, changes: Changes, producers: Producers) -> None:
+        self._session, self._changes, self._producers = session, changes, producers
+
+    def take(self, load: LoadCount, serial: int) -> str | None:
+        """Count a part of a load once, after the part before; return why it is another than was counted."""
+        source, topic = load.source, load.topic
+        row = self._session.get(LoadRow, (topic, source.load, source.edition))
+        is_other = row is not None and row.sha256 != source.sha256[:64]
+        cause = f"load {source.load} of topic {topic} was counted from another manifest" if is_other else None
+        if is_other and source.edition == 1:
+            state = state_of(self._session, topic)
+            self.lose_from(state, min(state.lost_from, source.load))
+        if (row is None or is_other) and self._is_lost(topic, source.load):
+            self._keep_waiting(load, serial)
+            return cause
+        if is_other:
+            self._note_other_edition(topic, source.load)
+            return cause
+        if row is not None and not row.whole and load.unkeyed is not None:
+            if row.counted == row.parts:
+                self._complete(load, row, serial)
+                return None
+            load = replace(load, unkeyed=None, hours=None, rejected=[])  # all parts are told again
+        if self._is_next_part(load, row):
+            self._note_part(load, row)
+            self._count(load, serial)
+            self._keep(load, serial, waits=False)
+            if source.part == source.parts:
+                self._finish(load)
+        return None
+
+    def _is_lost(self, topic: str, load: int) -> bool:
+        state = self._session.get(WarehouseStateRow, topic)
+        return state is not None and load >= state.lost_from
+
+    def _is_next_part(self, load: LoadCount, row: LoadRow | None) -> bool:
+        """True if this part follows what is counted of its load, given the row of its edition."""
+        source = load.source
+        if source.edition > 1:  # an edition says nothing without the one before
+            before = self._session.get(LoadRow, (load.topic, source.load, source.edition - 1))
+            if before is None or before.counted < before.parts:
+                return False
+        return source.part == 1 if row is None else row.counted < row.parts and source.part == row.counted + 1
+
+    def _note_part(self, load: LoadCount, row: LoadRow | None) -> None:
+        source = load.source
+        if row is None:
+            row = LoadRow(
+                topic=load.topic,
+                load=source.load,
+                edition=source.edition,
+                counted=0,
+                parts=source.parts,
+                sha256=source.sha256[:64],
+            )
+            self._session.add(row)
+        row.counted = source.part
+        if load.unkeyed is None:
+            row.whole = False
+            before_this = self._changes.unkeyed_from.get(load.topic, NOTHING)
+            self._changes.unkeyed_from[load.topic] = max(before_this, load.time)
+        self._session.flush()
+
+    def _complete(self, load: LoadCount, row: LoadRow, serial: int) -> None:
+        """Take from a load that the version before told of what it did not tell."""
+        source = load.source
+        if source.part != row.retold + 1:
+            return
+        row.retold = source.part
+        self._count(replace(load, counts=SequenceCounts(), removed=SequenceCounts()), serial)
+        self._keep(load, serial, waits=False)
+        if source.part == source.parts:
+            row.whole, row.counted, row.parts = True, source.parts, source.parts
+            self._finish(load)
+            table = LoadRow
+            others = select(table.load).where(table.topic == load.topic, ~table.whole).limit(1)
+            topic = self._session.get(TopicRow, load.topic)
+            if topic is not None and self._session.scalar(others) is None:
+                topic.unkeyed_from = NOTHING
+
+    def _count(self, load: LoadCount, serial: int, *, take_out: bool = False) -> None:
+        """Add what a part holds to the windows, or take it out again."""
+        topic = load.topic
+        self._changes.topic(topic)
+        for counts, is_less in ((load.counts, take_out), (load.removed, not take_out)):
+            keys = [key for key in counts.tallies if is_of_this_world(key.window)]
+            for key, producer in self._producers.get_all("", keys).items():
+                change = self._changes.window(topic, key.window)
+                held = (WAREHOUSE, producer.producer, counts.tallies[key])
+                (change.removed if is_less else change.counts).append(held)
+                producer.be_in(key.window)
+                change.positions["counted", WAREHOUSE] = serial
+        sign = -1 if take_out else 1
+        for each in load.unkeyed or ():
+            if is_of_this_world(each.window):
+                change = self._changes.window(topic, each.window)
+                filed = each.rows - each.unfiled
+                change.unkeyed.append((sign * each.rows, sign * filed))
+                if filed:  # those in no hour's partition change nothing of the hour's table
+                    change.positions["counted", WAREHOUSE] = serial
+        if take_out:
+            return
+        for hour in load.hours or ():
+            at: dict[str, Any] = {"topic": topic, "hour": hour.hour, "load": load.source.load}
+            at["edition"] = load.source.edition
+            self._session.merge(LoadHourRow(**at, rows=hour.rows, erased=hour.erased))
+
+    def _finish(self, load: LoadCount) -> None:
+        """Put an edition that is counted to its end in the place of the one before."""
+        source = load.source
+        self._forget(load.topic, source.load, before=source.edition)
+        for each in load.rejected:
+            self._session.merge(
+                RejectedRow(
+                    topic=load.topic,
+                    load=source.load,
+                    edition=source.edition,
+                    window=each.window,
+                    last=each.last,
+                    is_span=each.window != each.last,
+                    messages=each.messages,
+                    keyed=each.keyed,
+                    reason=storable(each.reason),
+                )
+            )
+            self._touch(load.topic, each.window, each.last)
+            if each.window == each.last and is_of_this_world(each.window):
+                hour = each.window - each.window % HOUR_MS
+                at = (load.topic, hour, source.load, source.edition)
+                row = self._session.get(LoadHourRow, at)
+                if row is not None:
+                    row.rejected += each.messages
+        self._session.flush()
+        self._set_ends(load.topic, load.ends)
+
+    def _set_ends(self, topic: str, ends: Sequence[LoadEnd]) -> None:
+        for end in ends:
+            at: dict[str, Any] = {"tier": WAREHOUSE, "topic_id": end.topic_id, "partition": end.partition}
+            row = self._session.get(CoverageRow, at)
+            if row is None:
+                self._session.add(CoverageRow(**at, topic=topic, end=end.end, counted=True))
+                self._session.flush()
+            else:
+                row.end = max(row.end, end.end)
+
+    def _forget(self, topic: str, load: int, *, before: int) -> None:
+        """Drop what editions of a load before one said of hours and rejected messages."""
+        table = RejectedRow
+        old = (table.topic == topic, table.load == load, table.edition < before)
+        for row in self._session.scalars(select(table).where(*old)):
+            self._touch(topic, row.window, row.last)
+        self._session.execute(delete(table).where(*old))
+        hours = LoadHourRow
+        here = (hours.topic == topic, hours.load == load, hours.edition < before)
+        self._session.execute(delete(hours).where(*here))
+
+    def _touch(self, topic: str, first: int, last: int) -> None:
+        if first != last:
+            judge_again(self._session, topic, first, last)
+        elif is_of_this_world(first):
+            self._changes.window(topic, first).is_touched = True
+
+    def _note_other_edition(self, topic: str, load: int) -> None:
+        state = state_of(self._session, topic)
+        if load not in state.other_editions and len(state.other_editions) < _MOST_NAMED:
+            state.other_editions = [*state.other_editions, load]
+            self._judge_hours_of(topic, LoadHourRow.load == load)
+
+    def _keep(self, load: LoadCount, serial: int, *, waits: bool) -> None:
+        source = load.source
+        self._session.merge(
+            LoadPartRow(
+                topic=load.topic,
+                load=source.load,
+                edition=source.edition,
+                sha256=source.sha256[:64],
+                part=source.part,
+                waits=waits,
+                told=self._changes.now_ms,
+                serial=serial,
+                record=packed(load),
+            )
+        )
+
+    def _keep_waiting(self, load: LoadCount, serial: int) -> None:
+        """Keep a part until the lost loads are replaced; of a load that is remade twice the last one."""
+        table, source = LoadPartRow, load.source
+        if source.edition == 1:
+            others = (table.topic == load.topic, table.waits, table.load >= source.load)
+            known = select(table.load).where(*others, table.load == source.load)
+            if self._session.scalar(known.where(table.sha256 != source.sha256[:64]).limit(1)) is not None:
+                self._session.execute(delete(table).where(*others))
+        self._keep(load, serial, waits=True)
+
+    def lose_from(self, state: WarehouseStateRow, load: int) -> None:
+        """Note that a counted load, and all behind it, are gone or others; FOR_EVER when none is."""
+        if state.lost_from == load:
+            return
+        changed = min(state.lost_from, load)
+        state.lost_from = load
+        self._judge_hours_of(state.topic, LoadHourRow.load >= changed)
+        told_no_hours = (LoadRow.topic == state.topic, LoadRow.load >= changed, ~LoadRow.whole)
+        if self._session.scalar(select(LoadRow.load).where(*told_no_hours).limit(1)) is not None:
+            judge_again(self._session, state.topic)
+
+    def _judge_hours_of(self, topic: str, which: Any) -> None:
+        hours = select(LoadHourRow.hour).distinct().where(LoadHourRow.topic == topic, which)
+        for hour in self._session.scalars(hours).all():
+            judge_hour_again(self._session, topic, hour)
+
+    def compare(self, state: WarehouseStateRow) -> None:
+        """Compare what is in the folder with the loads that were counted."""
+        newest = newest_load(self._session, state.topic)
+        if newest is None:
+            return
+        there = self._session.get(LoadRow, (state.topic, state.newest_load, 1))
+        is_same = there is not None and there.sha256 == state.sha256
+        if is_same and newest.load > state.newest_load:
+            self.lose_from(state, state.newest_load + 1)
+        elif is_same:  # each manifest names the one before it: all loads are those that were counted
+            self.lose_from(state, FOR_EVER)
+            parts = LoadPartRow
+            self._session.execute(delete(parts).where(parts.topic == state.topic, parts.waits))
+        elif there is not None:
+            self.lose_from(state, min(state.lost_from, state.newest_load))
+        elif newest.load > state.newest_load:
+            self.lose_from(state, min(state.lost_from, state.newest_load + 1))
+        if state.editions_sha256 and state.lost_from == FOR_EVER:
+            self._compare_editions(state, newest.load)
+
+    def _compare_editions(self, state: WarehouseStateRow, newest: int) -> None:
+        """Note the loads of which the folder has other editions than were counted, as their hash tells."""
+        table = LoadRow
+        rows = select(table.load, func.max(table.edition)).where(
+            table.topic == state.topic, table.edition > 1
+        )
+        counted = rows.where(table.counted == table.parts).group_by(table.load).order_by(table.load)
+        editions = {row[0]: row[1] for row in self._session.execute(counted)}
+        others = [] if editions_hash(editions) == state.editions_sha256 else [*editions][:_MOST_NAMED]
+        if others != state.other_editions and newest == state.newest_load:
+            for load in {*others, *state.other_editions}:
+                self._judge_hours_of(state.topic, LoadHourRow.load == load)
+            state.other_editions = others
+
+    def take_out(self, topic: str, first: int) -> list[int]:
+        """Take the counts of the loads from one on out of the windows; return their numbers."""
+        parts = LoadPartRow
+        counted = (parts.topic == topic, parts.load >= first, ~parts.waits)
+        for row in self._session.scalars(select(parts).where(*counted)).all():
+            self._count(unpacked(row.record), row.serial, take_out=True)
+        here = select(LoadRow.load).distinct().where(LoadRow.topic == topic, LoadRow.load >= first)
+        loads = [*self._session.scalars(here.order_by(LoadRow.load))]
+        for load in loads:
+            self._forget(topic, load, before=FOR_EVER)
+        self._session.execute(delete(parts).where(*counted))
+        self._session.execute(delete(LoadRow).where(LoadRow.topic == topic, LoadRow.load >= first))
+        self._session.flush()
+        self._go_back(topic)
+        return loads
+
+    def _go_back(self, topic: str) -> None:
+        """Set how far the topic is loaded to what the newest load that is left said."""
+        rows = (CoverageRow.tier == WAREHOUSE, CoverageRow.topic == topic)
+        self._session.execute(update(CoverageRow).where(*rows).values(end=0))
+        self._session.expire_all()
+        newest = newest_load(self._session, topic)
+        parts = LoadPartRow
+        if newest is not None:
+            here = (parts.topic == topic, parts.load == newest.load, parts.edition == 1, ~parts.waits)
+            last = self._session.scalar(select(parts).where(*here).order_by(parts.part.desc()).limit(1))
+            self._set_ends(topic, unpacked(last.record).ends if last is not None else ())
+
+    def waiting(self, topic: str) -> Iterator[tuple[LoadCount, int]]:
+        """Hand out the parts that wait, in the order in which they were told, and let them wait no longer."""
+        parts = LoadPartRow
+        rows = select(parts).where(parts.topic == topic, parts.waits).order_by(parts.serial)
+        for row in self._session.scalars(rows).all():
+            self._session.delete(row)
+            self._session.flush()
+            yield unpacked(row.record), row.serial
+
+
+def newest_load(session: Session, topic: str) -> LoadRow | None:
+    """The newest load of a topic that is counted to its end."""
+    table = LoadRow
+    counted = (table.topic == topic, table.edition == 1, table.counted == table.parts)
+    return session.scalar(select(table).where(*counted).order_by(table.load.desc()).limit(1))
