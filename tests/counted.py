@@ -15,7 +15,7 @@ VerdictOf = Callable[[str, str], Verdict]
 
 
 class Counted:
-    """Its verdicts are those of a function; the loads that it names are those of the warehouse."""
+    """Verdicts are those of a function; the loads that it names are those of the warehouse."""
 
     def __init__(self, storage: Storage, verdict_of: VerdictOf, changed: Sequence[datetime] = ()) -> None:
         self._storage, self._verdict_of, self._changed = storage, verdict_of, changed

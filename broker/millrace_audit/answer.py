@@ -127,9 +127,9 @@ class LoadHour:
     load: int
     edition: int
     sha256: str
-    """Of the edition's manifest."""
+    """SHA-256 of the edition's manifest."""
     rows: int
-    """All rows, with and without an audit header, as the warehouse's reader found them in the files."""
+    """Rows with and without an audit header, as the warehouse's reader found them in the files."""
     rejected: int = 0
     """Messages of the hour that the edition set aside."""
 
@@ -148,7 +148,7 @@ class NewestLoad:
 
     load: int
     sha256: str
-    """Of its first edition's manifest."""
+    """SHA-256 of its first edition's manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +159,11 @@ class Changes:
     """Give it as `since` next time."""
     hours: Sequence[datetime]
     more: bool = False
-    """There are more than one answer holds: ask again with the cursor."""
+    """True if one answer does not hold all of them: ask again with the cursor."""
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Changes:
-        """What `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
+        """Read what `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
         hours = [datetime.fromisoformat(hour) for hour in answer["hours"]]
         return cls(str(answer["cursor"]), hours, bool(answer["more"]))
 
@@ -193,7 +193,7 @@ class Completeness:
     enough: str = field(default=Verdict.COMPLETE, kw_only=True)
     """Which proof the topic needs: `complete`, or `carried`, as the auditor was told."""
     applied_at: datetime | None = field(default=None, kw_only=True)
-    """When the auditor last had applied all audit records there were; None if it has not yet."""
+    """Time at which the auditor last had applied all audit records there were; None if it has not yet."""
     newest_load: NewestLoad | None = field(default=None, kw_only=True)
     """None while no load of the topic is counted."""
     hours: Sequence[JudgedHour] | None = field(default=None, kw_only=True)
@@ -207,7 +207,7 @@ class Completeness:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
-        """What `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
+        """Read what `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
         topic, newest, hours = answer["topic"], answer.get("newest_load"), answer.get("hours")
         return cls(
             topic=topic,

@@ -176,7 +176,7 @@ def _transfer(
 
 
 def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str, int], str]:
-    """Why versions are not carried, by subject and number, also those that refer to a version left out."""
+    """Reasons why versions are left out, by subject and number. A version that refers to one is left out, too."""
     reasons: dict[tuple[str, int], str] = {}
     known: dict[tuple[str, int], AvroSchema] = {}
     for version in _referenced_first(versions):

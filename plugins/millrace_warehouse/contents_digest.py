@@ -19,7 +19,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 @dataclass(slots=True)
 class _Column:
-    """One column, or what is inside of one, by its field id."""
+    """Digest of one column, or of a field inside of one."""
 
     name: str
     present: int = 0

@@ -69,5 +69,5 @@ def _array(array: pa.Array, held: IcebergType, wanted: IcebergType, target: pa.D
 
 
 def _from_the_start(array: pa.Array) -> pa.Array:
-    """The same values in an array that is no slice: Arrow takes no mask beside the offsets of one."""
+    """Copy a slice to an array of its own: Arrow takes no mask beside the offsets of a slice."""
     return array.take(pa.array(np.arange(len(array)))) if array.offset else array

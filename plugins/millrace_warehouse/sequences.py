@@ -23,7 +23,7 @@ from millrace_audit.reports.event import EventHeader
 
 HEADER, TIMESTAMP = "header", "_timestamp"
 HEADER_COLUMNS = [f"{HEADER}.{name}" for name in EventHeader._fields]
-"""Of a Parquet file: the audit header's fields, as columns."""
+"""Columns of a Parquet file that are the audit header's fields."""
 _FEW = 8
 """Rows per run of consecutive numbers from which the runs are counted as they come."""
 
@@ -80,13 +80,13 @@ def count_unkeyed(batch: pa.RecordBatch | pa.Table, windows: Counter[int]) -> No
 
 @dataclass(slots=True)
 class FileRows:
-    """What the rows of Parquet files hold."""
+    """Counts of the rows of Parquet files."""
 
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     unkeyed: Counter[int] = field(default_factory=Counter)
     """Window (ms) -> rows without a whole audit header."""
     rows: int = 0
-    """All rows."""
+    """Rows with and without a header."""
 
     def add(self, content: BinaryIO) -> None:
         """Count a Parquet file and close it. ArrowException or OSError for a broken one, in half counted."""

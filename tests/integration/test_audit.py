@@ -408,7 +408,7 @@ def test_what_verify_finds_in_the_warehouse_turns_the_verdict_until_it_is_clean_
 
 
 def published(world: World, topic: str) -> dict[str, Any]:
-    """What `millrace publish --proven` says of one topic."""
+    """Answer of `millrace publish --proven` for one topic."""
     words = ("--proven", "--warehouse", str(world.warehouse), "--auditor", world.url, "--json")
     done = run_millrace("publish", topic, *words)
     assert done.returncode == 0, done.stderr

@@ -571,7 +571,7 @@ def test_a_broker_killed_during_traffic_leaves_acknowledged_and_failed_told_apar
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """What the call raises, as a forked child tells it to this process."""
+    """Error that the call raises in a forked child, as its text."""
     read_end, write_end = os.pipe()
 
     def work() -> None:

@@ -23,7 +23,7 @@ FULL = 2
 TOPIC, PARTITIONS = "events", 3
 REPLICA_LAG_MS = 10_000
 FULL_S = 40.0 if "MILLRACE_ROUNDS" in os.environ else 6.0
-"""How long the disk is full in a round; acknowledgements are awaited meanwhile in any case."""
+"""Time for which the disk is full in a round; acknowledgements are awaited meanwhile in any case."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def cluster(brokers: TestCluster, zookeeper: str) -> Iterator[Cluster]:
 
 
 class Acknowledgements:
-    """Of each partition since this was made: how many, and the longest time without one."""
+    """Acknowledgements of each partition from now on: their number, and the longest time without one."""
 
     def __init__(self, producers: Sequence[NumberedProducer]) -> None:
         self._producers, now = producers, time.monotonic()

@@ -120,7 +120,7 @@ class ProducerStates:
         self._states: Staged = {}
         """The longest silent first."""
         self._refused: OrderedDict[int, RefusedBatch] = OrderedDict()
-        """By producer id, the oldest first; at most MAX_PRODUCERS, in memory only."""
+        """Producer id -> its batch, the oldest first; at most MAX_PRODUCERS, in memory only."""
         self._newest_end = -1
         """Log position behind the newest batch of any producer."""
         self._file_end = -1

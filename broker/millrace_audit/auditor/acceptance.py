@@ -1,4 +1,4 @@
-"""What an operator says: without whose word the audit goes on, who is nobody, and which loads count."""
+"""Decisions of operators: without whose word the audit goes on, who is nobody, and which loads count."""
 
 from __future__ import annotations
 

@@ -61,20 +61,20 @@ MAX_BODY_BYTES = 64 << 10
 
 
 class Decision(BaseModel):
-    """Why an operator decides something, and who says so."""
+    """Reason of an operator's decision, and who decides."""
 
     reason: str = Field(min_length=1, max_length=1000)
     who: str = Field(default="somebody", max_length=200)
 
 
 class LoadDecision(Decision):
-    """The same of a load."""
+    """Decision about a load."""
 
     load: int = Field(ge=1, lt=1 << 63)
 
 
 class Reason(Decision):
-    """Why an operator goes on without an instance's word, and who says so."""
+    """Decision to go on without the word of instances."""
 
     disown: bool = False
     """What it has reported does not count, either."""

@@ -172,7 +172,7 @@ class Auditor:
         self.trouble: str | None = "the audit topics are not read to their end yet"
         """Why the database is behind what was said; None while it is not."""
         self.applied_at: int | None = None
-        """When it last had applied all there was (ms, by the auditor's clock)."""
+        """Time at which it last had applied all there was (ms, by the auditor's clock)."""
 
     def check(self) -> None:
         """MillraceError in one line when no broker or no ZooKeeper answers soon."""

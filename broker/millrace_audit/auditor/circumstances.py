@@ -24,10 +24,10 @@ class Rejected:
     load: int
     messages: int
     keyed: int
-    """Of these the ones with an audit header."""
+    """Messages among them that have an audit header."""
     reason: str
     accepted: str | None
-    """Why an operator gives them up."""
+    """Reason for which an operator gives them up; None if nobody does."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What readers count at one tier, and how far they have come; what the warehouse's reader says is passed on.
+"""Counts of the readers of one tier, and how far they have come. The warehouse's reader is `warehouse`'s.
 
 Only the word of the newest turn counts. A range counts if it begins where its partition is counted to; where
 it begins behind that, what is between will never be counted, and that is noted.

@@ -34,7 +34,7 @@ class LeaseHeld(MillraceError):
 
 
 class Lease:
-    """What one process knows of the lease. Used within the transactions that write."""
+    """The lease as one process knows it, for use within the transactions that write."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What is known of a topic's loads beside their counts: lost ones, rejected messages, the state of the table.
+"""Facts about a topic's loads beside their counts: lost ones, rejected messages, the state of the table.
 
 Reads the rows that tell it, and says each in a sentence. What follows for a window is said in `topic_view`
 and `verdict`.
@@ -32,7 +32,7 @@ TABLE_PATIENCE_MS = 15 * 60_000
 
 @dataclass(slots=True)
 class LoadFacts:
-    """What holds for the windows of a topic."""
+    """Facts about the loads and the table of one topic."""
 
     topic: str
     state: WarehouseStateRow | None = None
@@ -50,7 +50,7 @@ class LoadFacts:
     """Windows before this are in loads that told nothing of rows without a header."""
 
     def reasons(self, window: int, now: int, *, is_published: bool) -> Iterator[tuple[Verdict, str]]:
-        """What the window is because of its loads and its table, and why."""
+        """Yield the verdicts on a window that follow from its loads and its table, each with its sentence."""
         hour = window - window % HOUR_MS
         for load, rows in self.lost.get(hour, ()):
             yield Verdict.INCOMPLETE, self._gone(f"load {load} was counted with {rows} rows and is gone")
@@ -88,7 +88,7 @@ class LoadFacts:
         return Rejected(row.load, row.messages, row.keyed, row.reason, why)
 
     def of_rejected(self, rejected: Rejected) -> tuple[Verdict, str]:
-        """What messages that a load set aside make of their window."""
+        """Verdict on a window with messages that a load set aside, and its sentence."""
         text = f"load {rejected.load} rejected {rejected.messages} messages ({rejected.reason})"
         if rejected.accepted is not None:
             return Verdict.CARRIED, f"{text}; accepted: {rejected.accepted}"

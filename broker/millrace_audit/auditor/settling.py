@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -88,14 +89,16 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
         if is_final and row.last_settled is None:
             settled(window, around, view.topic)
         elif is_final and row.last_settled != window.verdict:
-            what = f"{row.last_settled} became {window.verdict} at revision {row.revision}"
-            session.add(
-                HistoryRow(time=view.now, topic=view.topic, window=row.window, who="the auditor", what=what)
-            )
+            session.add(_became(window, row, view))
     if changes:
         session.execute(update(WindowRow), changes)
     _note_changed(session, view.topic, changed)
     return len(changes)
+
+
+def _became(window: Window, row: Any, view: TopicView) -> HistoryRow:
+    what = f"{row.last_settled} became {window.verdict} at revision {row.revision}"
+    return HistoryRow(time=view.now, topic=view.topic, window=row.window, who="the auditor", what=what)
 
 
 class _Judge:

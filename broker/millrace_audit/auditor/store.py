@@ -321,7 +321,7 @@ class LoadRow(Row):
     sha256: Mapped[str] = mapped_column(String(64))
     """Of its manifest."""
     whole: Mapped[bool] = mapped_column(default=True)
-    """All parts told of hours and of rows without a header, as the version before did not."""
+    """True if all parts told of hours and of rows without a header, which the version before did not."""
     retold: Mapped[int] = mapped_column(default=0)
     """Parts of one that is not whole which were told again with them."""
 
@@ -336,16 +336,16 @@ class LoadPartRow(Row):
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     part: Mapped[NumberKey]
     waits: Mapped[bool]
-    """It is not counted: the topic has lost loads, and it may be in the place of one."""
+    """True while it is not counted: the topic has lost loads, and it may be in the place of one."""
     told: Mapped[int]
-    """When it was applied, by the auditor's clock."""
+    """Time at which it was applied, by the auditor's clock."""
     serial: Mapped[int]
     record: Mapped[bytes]
     """The record, packed."""
 
 
 class LoadHourRow(Row):
-    """What an edition of a load holds of an hour; that of the newest edition counts."""
+    """Rows of an edition of a load in one hour; those of the newest edition count."""
 
     __tablename__ = "load_hour"
     __table_args__ = (Index("hours_of_load", "topic", "load"),)
@@ -374,15 +374,15 @@ class RejectedRow(Row):
     window: Mapped[NumberKey]
     last: Mapped[NumberKey]
     is_span: Mapped[bool]
-    """Nobody knows which of the windows it is."""
+    """True if nobody knows which of the windows it is."""
     messages: Mapped[int]
     keyed: Mapped[int]
-    """Of these the ones with an audit header."""
+    """Messages among them that have an audit header."""
     reason: Mapped[LongText]
 
 
 class WarehouseStateRow(Row):
-    """What the warehouse's reader sees of a topic now."""
+    """State of a topic as the warehouse's reader saw it last."""
 
     __tablename__ = "warehouse_state"
     topic: Mapped[TopicKey]
@@ -392,9 +392,9 @@ class WarehouseStateRow(Row):
     """Empty when that is not known."""
     table_trouble: Mapped[LongText] = mapped_column(default="")
     table_gone_since: Mapped[int] = mapped_column(default=FOR_EVER)
-    """When the table was first not there or not readable; for ever while it is."""
+    """Time at which the table was first not there or not readable; FOR_EVER while it is both."""
     is_table_doubted: Mapped[bool] = mapped_column(default=False)
-    """It has been gone for so long that published hours are judged again without it."""
+    """True once it has been gone for so long that published hours were judged again without it."""
     lost_from: Mapped[int] = mapped_column(default=FOR_EVER)
     """The first counted load that the warehouse has no more, or has another one of; for ever for none."""
     other_editions: Mapped[list[int]] = mapped_column(JSON, default_factory=list)

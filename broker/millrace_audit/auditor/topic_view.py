@@ -114,9 +114,13 @@ class TopicView:
         is_published = bool(positions and TABLE in positions.get("counted", {}))
         around.waiting += self.loads.reasons(window, self.now, is_published=is_published)
         around.is_unkeyed_known = window >= self.loads.unkeyed_from
-        for gap in gaps:  # late events lie where they were looked for, however long their time is over
-            if gap.since < over:
-                continue
+        # Late events lie where they were looked for, however long their time is over.
+        self._note_late([gap for gap in gaps if gap.since >= over], around)
+        return around
+
+    def _note_late(self, gaps: Sequence[Gap], around: Circumstances) -> None:
+        """Note the gaps behind a window's time: events of it that came late may be in them."""
+        for gap in gaps:
             if gap.tier is None:
                 beat = around.reached.get(gap.origin)
                 if beat is not None and gap.since <= beat.time <= gap.until:
@@ -126,7 +130,6 @@ class TopicView:
                 reached = around.reached.get(gap.tier)
                 if gap.tier == WAREHOUSE or (reached is not None and gap.serial <= reached.serial):
                     around.lacks[gap.tier] = gap.reason
-        return around
 
     def _uncounted_topic(self) -> str:
         origins = ", ".join(self._rules.origins)

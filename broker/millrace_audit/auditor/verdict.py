@@ -83,27 +83,16 @@ def judge(
     verdicts = [verdict for verdict, _ in waiting]
     if findings:
         verdicts.append(Verdict.INCOMPLETE)
-    foreign: Counter[str] = Counter()
-    at_home = 0
-    for tier, rows in evidence.unkeyed.items():
-        if rows[0] and (tier != TABLE or is_published):
-            foreign[tier] = rows[0]
-    for tiers in evidence.foreign.values():
-        foreign.update({tier: messages for tier, (messages, _) in tiers.items()})
-        at_home += max((messages for messages, _ in tiers.values()), default=0)
+    foreign = _without_header(evidence, is_published)
     unreported = [entry for entry in entries if entry.held and not entry.instance.announced]
-    carried = at_home + sum(
-        max((_size(held.ranges) for held in entry.held.values()), default=0) for entry in unreported
-    )
+    carried = sum(
+        max((messages for messages, _ in tiers.values()), default=0) for tiers in evidence.foreign.values()
+    ) + sum(max((_size(held.ranges) for held in entry.held.values()), default=0) for entry in unreported)
     if carried:
         verdicts.append(Verdict.CARRIED)
-    for origin in sorted({entry.home for entry in unreported} & around.unheard):
-        verdicts.append(Verdict.PENDING)
-        notes.append(f"{origin} has events that nobody has reported; what its producers say is still read")
-    told_in_part = [entry for entry in entries if entry.held and entry.instance.first_report > 0]
-    for origin in sorted({entry.home for entry in (*unreported, *told_in_part)} & around.deaf.keys()):
-        verdicts.append(Verdict.UNKNOWN)
-        notes.append(around.deaf[origin])
+    for verdict, text in _not_heard(entries, unreported, around):
+        verdicts.append(verdict)
+        notes.append(text)
     said = [entry.said for entry in entries]
     return Window(
         start=utc(window),
@@ -119,6 +108,29 @@ def judge(
         foreign=dict(foreign),
         rejected=sum(each.messages for each in around.rejected),
     )
+
+
+def _without_header(evidence: Evidence, is_published: bool) -> Counter[str]:
+    """Count the messages and rows without an audit header at each tier."""
+    found: Counter[str] = Counter()
+    for tier, rows in evidence.unkeyed.items():
+        if rows[0] and (tier != TABLE or is_published):
+            found[tier] = rows[0]
+    for tiers in evidence.foreign.values():
+        found.update({tier: messages for tier, (messages, _) in tiers.items()})
+    return found
+
+
+def _not_heard(
+    entries: Sequence[_Entry], unreported: Sequence[_Entry], around: Circumstances
+) -> Iterator[tuple[Verdict, str]]:
+    """Yield what may still be said, or is lost, about events that are there without a whole report."""
+    for origin in sorted({entry.home for entry in unreported} & around.unheard):
+        text = f"{origin} has events that nobody has reported; what its producers say is still read"
+        yield Verdict.PENDING, text
+    told_in_part = [entry for entry in entries if entry.held and entry.instance.first_report > 0]
+    for origin in sorted({entry.home for entry in (*unreported, *told_in_part)} & around.deaf.keys()):
+        yield Verdict.UNKNOWN, around.deaf[origin]
 
 
 def _at_most(reasons: list[str]) -> list[str]:
@@ -309,7 +321,7 @@ def _foreign_findings(evidence: Evidence, around: Circumstances) -> Iterator[tup
 def _unkeyed_findings(
     evidence: Evidence, around: Circumstances, is_published: bool
 ) -> Iterator[tuple[str, Finding]]:
-    """What is wrong with rows without a header: what the aggregate cluster has is loaded or set aside."""
+    """Find the rows without a header that are missing or too many, in the warehouse and in the table."""
     rows, filed = evidence.unkeyed.get(WAREHOUSE, [0, 0])
     if ("", WAREHOUSE) in around.past and not {OFFLINE, WAREHOUSE} & around.doubted:
         offline = sum(tiers.get(OFFLINE, [0])[0] for tiers in evidence.foreign.values())

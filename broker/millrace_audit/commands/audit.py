@@ -139,21 +139,8 @@ def _accept(
     replace_loads: bool,
     reason: str | None,
 ) -> bool:
-    """Say what the operator accepts; False when that is nothing."""
-    ways = [instance is not None, service is not None, load is not None, replace_loads]
-    if sum(ways) > 1:
-        raise MillraceError(
-            "--accept, --accept-service, --accept-rejected and --replace-loads are four decisions: give one"
-        )
-    if any(ways) != (reason is not None):
-        raise MillraceError(
-            "--accept INSTANCE, --accept-service NAME, --accept-rejected LOAD or --replace-loads needs"
-            " --reason TEXT: give both"
-        )
-    if service is None and (server is not None or before is not None):
-        raise MillraceError("--server and --before belong to --accept-service NAME: give it, too")
-    if disown and instance is None and service is None:
-        raise MillraceError("--disown belongs to --accept or --accept-service: give one, too")
+    """Say what the operator decides; False when that is nothing."""
+    _check_decision(instance, service, server, before, disown, load, replace_loads, reason)
     if reason is None:
         return False
     if load is not None or replace_loads:
@@ -168,6 +155,33 @@ def _accept(
         accepted = client.accept_service(url, service, reason, server=server, before=until, disown=disown)
         click.echo(f"{done}: {len(accepted)} instances of service {service} ({reason})", err=as_json)
     return True
+
+
+def _check_decision(
+    instance: int | None,
+    service: str | None,
+    server: str | None,
+    before: str | None,
+    disown: bool,
+    load: int | None,
+    replace_loads: bool,
+    reason: str | None,
+) -> None:
+    """MillraceError unless the options make one decision, with its reason, or none."""
+    ways = [instance is not None, service is not None, load is not None, replace_loads]
+    if sum(ways) > 1:
+        raise MillraceError(
+            "--accept, --accept-service, --accept-rejected and --replace-loads are four decisions: give one"
+        )
+    if any(ways) != (reason is not None):
+        raise MillraceError(
+            "--accept INSTANCE, --accept-service NAME, --accept-rejected LOAD or --replace-loads needs"
+            " --reason TEXT: give both"
+        )
+    if service is None and (server is not None or before is not None):
+        raise MillraceError("--server and --before belong to --accept-service NAME: give it, too")
+    if disown and instance is None and service is None:
+        raise MillraceError("--disown belongs to --accept or --accept-service: give one, too")
 
 
 def _decide_on_loads(url: str, topic: str | None, load: int | None, reason: str, *, as_json: bool) -> None:

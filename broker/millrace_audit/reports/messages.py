@@ -214,12 +214,12 @@ class LoadEnd:
 
 @dataclass(frozen=True, slots=True)
 class HourRows:
-    """What the files of a load's edition hold of one hour."""
+    """Rows of one hour in the files of a load's edition."""
 
     hour: int
-    """Its start (ms); NOTHING for rows in no hour, of which only the erased ones are told."""
+    """Start of the hour (ms); NOTHING for rows in no hour, of which only the erased ones are told."""
     rows: int
-    """All rows, with and without an audit header."""
+    """Rows with and without an audit header."""
     erased: int = 0
     """Rows without a whole header that were erased: only the manifest can say it."""
 
@@ -231,7 +231,7 @@ class UnkeyedRows:
     window: int
     rows: int
     unfiled: int = 0
-    """Of these the rows in no hour's partition."""
+    """Rows among them that lie in no hour's partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class RejectedMessages:
     last: int
     messages: int
     keyed: int
-    """Of these the ones with an audit header."""
+    """Messages among them that have an audit header."""
     reason: str
 
 
@@ -261,9 +261,9 @@ class LoadCount:
     hours: Sequence[HourRows] | None = None
     """None in a record of the version before, as `unkeyed` is."""
     unkeyed: Sequence[UnkeyedRows] | None = None
-    """Of a later edition what it has more than the one before, which may be negative."""
+    """Rows by window; of a later edition the difference from the one before, which may be negative."""
     rejected: Sequence[RejectedMessages] = field(default_factory=list)
-    """What the edition set aside, in the last part."""
+    """Messages that the edition set aside; the last part has them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +303,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarehouseState:
-    """What the warehouse's reader sees of a topic now, whoever changed it."""
+    """State of a topic in the warehouse, whoever changed it."""
 
     time: int
     topic: str
@@ -312,13 +312,13 @@ class WarehouseState:
     load: int
     """Number of the newest load in the folder; 0 for none."""
     sha256: str
-    """Of its manifest; empty for none."""
+    """Hash of its manifest; empty for none."""
     editions: str
     """`editions_hash` of the folder; empty when that is not known."""
     exists: bool
     """The catalog has the published table."""
     trouble: str = ""
-    """Why the table cannot be counted; empty when it can."""
+    """Reason for which the table cannot be counted; empty when it can."""
 
 
 def editions_hash(editions: Mapping[int, int]) -> str:
@@ -336,7 +336,7 @@ _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
 _NEW_FIELDS = {"AuditLoadCount": {"hours", "unkeyed", "rejected"}, "AuditTableCount": {"unkeyed"}}
-"""What records have that those of the version before lack, which are read, too."""
+"""Kind -> the fields that its records in the form of the version before lack."""
 
 
 class OtherVersion:
@@ -539,5 +539,5 @@ def packed(load: LoadCount) -> bytes:
 
 
 def unpacked(content: bytes) -> LoadCount:
-    """What `packed` wrote, also before an upgrade: fields that it lacks have their defaults."""
+    """Read what `packed` wrote, also before an upgrade: fields that it lacks have their defaults."""
     return LoadCount(**_from_avro(json.loads(zlib.decompress(content))))

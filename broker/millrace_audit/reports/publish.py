@@ -136,10 +136,10 @@ class AuditPublisher:
 
 @dataclass(frozen=True, slots=True)
 class EditionRows:
-    """What is told of an edition beside its sequences."""
+    """Rows of an edition that are told beside its sequences."""
 
     unkeyed: Sequence[UnkeyedRows] = ()
-    """What it has more than the edition before."""
+    """Differences from the edition before, by window."""
     hours: Sequence[HourRows] = ()
     rejected: Sequence[RejectedMessages] = ()
 

@@ -31,7 +31,7 @@ _AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
 
 
 LOOKED_AT_S = 60.0
-"""How long a manifest that was read is taken for the one that is there."""
+"""Time for which a manifest that was read is taken for the one that is there."""
 
 
 class LoadId(NamedTuple):
@@ -50,7 +50,7 @@ class Loads:
         names = map(_AUDITED.fullmatch, there)
         self._told = {(int(name[1]), int(name[2])) for name in names if name}
         self._is_whole = layout.AUDITED_ROWS in there
-        """All that was told of was told with its rows; a version that knew of none left no such mark."""
+        """True if everything was told with its rows; a version that knew of none left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._told), default=0)
         self._editions: dict[int, int] = {}
@@ -211,7 +211,7 @@ class Loads:
         return SequenceCounts.from_json(self._note_of(load, edition)["counts"])
 
     def _told_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
-        """Nothing for an edition that was told of by a version that knew no such rows."""
+        """Rows that were told; none for an edition that a version without such rows told of."""
         rows = self._note_of(load, edition).get("unkeyed", [])
         return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
 
@@ -229,7 +229,7 @@ class Loads:
 
 
 def _more(now: Mapping[int, UnkeyedRows], before: Mapping[int, UnkeyedRows]) -> list[UnkeyedRows]:
-    """What each window has more than before; negative where it has less."""
+    """Differences from before, by window; negative where there are fewer rows now."""
     more = []
     for window in sorted({*now, *before}):
         here, there = (each.get(window, UnkeyedRows(window, 0)) for each in (now, before))

@@ -1,4 +1,4 @@
-"""Which rows and rejected messages a load's files hold, read from the storage after they were written.
+"""Rows and rejected messages of a load's files, read from the storage after they were written.
 
 Reads the columns of the audit header and the record's time. Believes nothing that the load has said of its
 rows, but for files that `expire` has deleted, whose rows the table was counted to have.

@@ -53,7 +53,7 @@ log = logging.getLogger("millrace.audit.warehouse")
 
 _TIMEOUT_S = 10.0
 MOST_LETTERS = 500
-"""Of why a table cannot be counted."""
+"""Longest reason that is told of a table that cannot be counted."""
 
 
 class WarehouseNumbers(TierNumbers):
@@ -92,7 +92,7 @@ class WarehouseReader(TierReader):
         self._found: dict[str, findings.Findings] = {}
         self._states: dict[str, WarehouseState] = {}
         self._topics: set[str] = set()
-        """Those whose state is told: of the cluster, and of folders that were there in this turn."""
+        """Topics whose state is told: of the cluster, and of folders that were there in this turn."""
         self._numbered = itertools.count(1)
         self._beat_due = 0.0
         with ExitStack() as opened:
@@ -162,7 +162,7 @@ class WarehouseReader(TierReader):
             self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
 
     def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> dict[str, str]:
-        """What goes wrong with which topic."""
+        """Run `do` for each topic; topic -> what went wrong with it."""
         problems = {}
         for topic in topics:
             try:

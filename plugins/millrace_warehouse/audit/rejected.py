@@ -1,4 +1,4 @@
-"""Which messages a load set aside, read from its files of rejected messages: how many of which window.
+"""Messages that a load set aside, counted by window from its files of rejected messages.
 
 Believes nothing that the load has said of them, but for files that cannot tell it: of a file of an older
 version, and of one that is gone or broken, nobody knows the windows, and all between the load's first time

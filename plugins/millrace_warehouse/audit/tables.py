@@ -36,15 +36,15 @@ NOTED_EVERY = 100
 
 @dataclass(frozen=True, slots=True)
 class TableHour:
-    """What a reader of the table gets of an hour, in whichever hour's partition it lies."""
+    """Rows of an hour that a reader of the table gets, in whichever hour's partition they lie."""
 
     hour: str
     snapshot: int
     windows: list[int]
     counts: SequenceCounts
-    """Of these windows alone, as `unkeyed`."""
+    """Sequences in these windows alone."""
     unkeyed: Mapping[int, int]
-    """Window -> rows without a whole audit header."""
+    """Window -> rows without a whole audit header, in these windows alone."""
 
 
 class PublishedTable:

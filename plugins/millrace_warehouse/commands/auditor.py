@@ -63,7 +63,7 @@ def newest_counted(url: str, topic: str) -> NewestLoad | None:
 
 
 def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:
-    """Why the answer proves nothing about the rows that are there now; None when it may."""
+    """Reason for which the answer proves nothing about the rows that are there now; None when it may."""
     if answer.hours is None:
         return "the auditor is older than this publisher and names no loads that it counted: upgrade it first"
     if answer.applied_at is None or now - answer.applied_at > STALE_AFTER:

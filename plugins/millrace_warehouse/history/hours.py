@@ -23,7 +23,7 @@ def start_of(hour: str) -> datetime:
 
 
 def start_ms(hour: str) -> int:
-    """When an hour begins, in ms since the epoch, for any but UNFILED."""
+    """Start of any hour but UNFILED, in ms since the epoch."""
     return int(start_of(hour).timestamp()) * 1000
 
 

@@ -1,4 +1,4 @@
-"""Whether a topic's folder is at least as new as what an auditor has counted of it.
+"""Check that a topic's folder is at least as new as what an auditor has counted of it.
 
 A folder that was put back from an older copy looks whole: its chain of loads only ends earlier. An auditor
 that has counted more can tell.

@@ -63,9 +63,9 @@ class Rejected:
     reason: str
     raw: bytes
     timestamp: int
-    """By which auditing readers file it, in ms: of its header, of the record, of a batch the largest one."""
+    """Time by which auditing readers file it, in ms: its header's or the record's; of a batch the largest."""
     keyed: bool = False
-    """It has an audit header, by which auditing readers count it."""
+    """True if it has an audit header, by which auditing readers count it."""
 
 
 @dataclass(frozen=True, slots=True)

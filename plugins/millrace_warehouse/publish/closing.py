@@ -52,7 +52,7 @@ def unclosed(storage: Storage, topic: str, hours: Mapping[str, Sequence[LoadRows
 def unclosed_in_table(
     storage: Storage, topic: str, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
 ) -> list[str]:
-    """Why the rows that a table has of an hour are not what these loads have counted; [] if they are.
+    """Reasons why a table's rows of an hour are not those that these loads have counted; [] if they are.
 
     Rows of the loads `without`, which a publication takes out, do not count.
     """

@@ -28,7 +28,7 @@ class Judgement:
 
 
 class Auditor(Protocol):
-    """Whoever judges hours."""
+    """Judge of hours."""
 
     def judge(self, topic: str, hour: str) -> Judgement:
         """Judge an hour such as `2015-05-17T10`."""
@@ -49,10 +49,10 @@ class Nobody:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the table has of an hour once the publication is made."""
+    """Rows that the table has of an hour once the publication is made."""
 
     loads: Mapping[int, LoadHour]
-    """By the load's number: its edition, its manifest's hash, its rows of the hour as the manifest states."""
+    """Number of a load -> its edition, its manifest's hash, and its rows of the hour as that states them."""
     rows: int
     """As the table's entries count them, with what is added and without what is taken out."""
 

@@ -246,7 +246,7 @@ class _Attempts:
         }
 
     def _held(self, state: State, hour: str, change: PendingChange, there: int) -> Held:
-        """What the table will have of an hour of which it has `there` rows now."""
+        """Rows that the table will have of an hour of which it has `there` now."""
         editions = {rows.load: rows.edition for rows in change.loads}
         for judged in self._judgements[hour].loads:
             if judged.load <= state.through.load:

@@ -32,7 +32,7 @@ def small_disk(path: Path, size: int, inodes: int) -> Iterator[Path]:
 
 @contextmanager
 def no_space_left() -> Iterator[None]:
-    """What is inside ends because the file system is full."""
+    """Part of a test that must end because the file system is full."""
     try:
         yield
     except OSError as error:

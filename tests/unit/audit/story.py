@@ -300,7 +300,7 @@ class Story:
         time: int = NOW,
         turn: int | None = 1,
     ) -> None:
-        """What there is of the topic in the warehouse's folder and in the catalog."""
+        """Say the state of the topic in the warehouse's folder and in the catalog."""
         self.published += 1
         record = WarehouseState(
             time=time,

@@ -1,4 +1,4 @@
-"""What the auditor makes of the warehouse: rejected messages, rows without a header, loads that are gone."""
+"""Verdicts that follow from the warehouse: rejected messages, rows without a header, loads that are gone."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def put_back(w: Warehouse) -> None:
 
 
 def counted(w: Warehouse) -> NewestLoad:
-    """What an auditor has counted that has counted all."""
+    """Newest load as an auditor names it that has counted all."""
     newest = read_load(w.storage, TOPIC, 2)
     return NewestLoad(newest.load, newest.sha256)
 
