@@ -176,7 +176,7 @@ def _transfer(
 
 
 def _left_out(versions: Iterable[Version], to_millrace: bool) -> dict[tuple[str, int], str]:
-    """Reasons why versions are left out, by subject and number. A version that refers to one is left out, too."""
+    """Reasons why versions are left out, by subject and number; referring versions are left out too."""
     reasons: dict[tuple[str, int], str] = {}
     known: dict[tuple[str, int], AvroSchema] = {}
     for version in _referenced_first(versions):
