@@ -121,6 +121,8 @@ class PartitionLog:
         self._checkpoint_lock = threading.Lock()
         """Held while a checkpoint is written or what it says of files changes; taken before the others."""
         self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
+        self._checkpoint_base = 0
+        """Base of the last segment when a checkpoint was last tried."""
         if recovered.checkpointed != self.end:
             self._write_checkpoint(recovered.state, self._files)
 
@@ -679,14 +681,16 @@ class PartitionLog:
             log.error("retention cannot begin a new segment: %s", error)
 
     def _checkpoint_is_due(self, state: LogState) -> bool:
+        """True after a while, and for each new segment: on a full disk retention deletes only what one covers."""
         elapsed = self._clock() - self._checkpoint_at
-        return state.end > self._checkpointed and not 0 <= elapsed < CHECKPOINT_INTERVAL_S
+        is_time = not 0 <= elapsed < CHECKPOINT_INTERVAL_S or self._active.base > self._checkpoint_base
+        return state.end > self._checkpointed and is_time
 
     def _write_checkpoint(
         self, state: LogState, files: Files, epochs: EpochMap | None = None, *, closing: bool = False
     ) -> bool:
         """False, and a line in the log, where it could not be written. `epochs`: else those of the log."""
-        self._checkpoint_at = self._clock()
+        self._checkpoint_at, self._checkpoint_base = self._clock(), files.segments[-1].base
         try:
             for segment in files.segments[:-1]:
                 if segment.end <= state.end:

@@ -20,12 +20,16 @@ class Unreadable(Exception):
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a file with this content in the place of one that may be there."""
+    """Replace a file, or create it, with this content; a full disk leaves the old file and nothing else."""
     side_file = path.with_name(path.name + ".tmp")
-    with open(side_file, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(side_file, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        side_file.unlink(missing_ok=True)
+        raise
     side_file.replace(path)
 
 

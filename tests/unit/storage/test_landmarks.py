@@ -685,8 +685,9 @@ def test_while_landmarks_are_built_every_look_up_there_is_put_off_at_once(
 
 
 def test_landmarks_beyond_a_cut_go_with_what_was_cut(tmp_path: Path) -> None:
-    log, results = filled(tmp_path, 400, segment_bytes=15_000)
-    log.apply_retention()
+    log = open_log(tmp_path, segment_bytes=15_000)
+    results = [appended(log, batch(1, b"x" * 30))[0] for _ in range(400)]
+    log.publish(log.flush())
     crash(log)
     assert not list(tmp_path.glob("*.landmarks")), "no checkpoint was written yet"
     files = log_files(tmp_path)
@@ -707,7 +708,7 @@ def test_a_closed_segment_that_a_cut_makes_the_last_again_keeps_no_file_of_landm
     clock = Clock()
     log = open_log(tmp_path, clock, segment_bytes=15_000)
     results = [appended(log, batch(1, b"x" * 30))[0] for _ in range(400)]
-    flush(log)
+    log.publish(log.flush())
     checkpoint = (tmp_path / FILE_NAME).read_bytes()
     log.close()
     (tmp_path / FILE_NAME).write_bytes(checkpoint)  # the power went between the files and the checkpoint

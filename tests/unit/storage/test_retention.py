@@ -15,11 +15,12 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
-from millrace.storage import log_start, partition_log, reading
+from millrace.storage import log_start, partition_log, reading, sealed
 from millrace.storage.chain import walk
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.partition_log import IDLE_SECONDS, PartitionLog
 from millrace.storage.segment import Segment
+from tests.integration.faults.small_disk import fill_bytes, no_space_left, small_disk
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
@@ -238,12 +239,12 @@ def test_on_a_full_disk_retention_deletes_nothing_that_recovery_would_take_for_a
         appended(log, *[batch(2) for _ in range(4)])
         clock.now += 60
         flush(log)
-    appended(log, *[batch(2) for _ in range(9)])
-    flush(log)
-    mark, stored = log.high_watermark, [header.base_offset for header in consume(log, 0)]
-    clock.now += 2000
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "write", full)
+        appended(log, *[batch(2) for _ in range(9)])
+        flush(log)
+        mark, stored = log.high_watermark, [header.base_offset for header in consume(log, 0)]
+        clock.now += 2000
         assert log.apply_retention() == ([0] if checkpointed else [])
     start = log.log_start_offset
     crash(log)
@@ -258,11 +259,11 @@ def test_what_retention_could_not_delete_on_a_full_disk_goes_when_there_is_room(
 ) -> None:
     clock = Clock()
     log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1_000_000)
-    appended(log, *[batch(2) for _ in range(9)])
-    flush(log)
-    clock.now += 2000
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "write", full)
+        appended(log, *[batch(2) for _ in range(9)])
+        flush(log)
+        clock.now += 2000
         assert log.apply_retention() == []
     assert len(log.apply_retention()) == 3
     assert len(log_files(tmp_path)) == 1
@@ -529,3 +530,28 @@ def test_a_start_behind_all_that_is_left_hides_nothing_that_comes_next(tmp_path:
     flush(log)
     assert batches_at(log, next_one, 1)[0].base_offset == next_one == 0
     crash(log)
+
+
+def test_retention_makes_room_on_a_disk_without_a_free_byte_however_young_the_log_is(tmp_path: Path) -> None:
+    clock = Clock()
+    with small_disk(tmp_path / "small", 1 << 20, 100) as disk:
+        log = open_log(disk / "log", clock, segment_bytes=20_000, retention_bytes=60_000)
+        for _ in range(20):
+            appended(log, batch(1, bytes(9000)))
+            flush(log)
+        fill_bytes(disk)
+        assert len(log.apply_retention()) >= 5
+        assert log_files(disk / "log") == log_files(crash(log)), "nothing but the files of the log is left"
+        again = open_log(disk / "log", clock, segment_bytes=20_000)
+        assert again.log_start_offset == log.log_start_offset > 0
+        again.close()
+
+
+def test_a_file_that_the_disk_had_no_room_for_leaves_the_old_one_and_no_other(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 1 << 16, 20) as disk:
+        sealed.write(disk / "facts", {"number": 1})
+        fill_bytes(disk)
+        with no_space_left():
+            sealed.write(disk / "facts", {"number": 2})
+        assert sealed.read(disk / "facts") == {"number": 1}
+        assert {path.name for path in disk.iterdir()} == {"facts", "ballast"}
