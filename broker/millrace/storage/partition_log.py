@@ -681,7 +681,7 @@ class PartitionLog:
             log.error("retention cannot begin a new segment: %s", error)
 
     def _checkpoint_is_due(self, state: LogState) -> bool:
-        """True after a while, and for each new segment: on a full disk retention deletes only what one covers."""
+        """True after a while, and behind each new segment: a full disk keeps what no checkpoint covers."""
         elapsed = self._clock() - self._checkpoint_at
         is_time = not 0 <= elapsed < CHECKPOINT_INTERVAL_S or self._active.base > self._checkpoint_base
         return state.end > self._checkpointed and is_time
