@@ -36,7 +36,8 @@ PAGES = {
 }
 """Path at the auditor -> the type that the browser is told, whatever the answer calls itself."""
 MANIFEST = re.compile(
-    r"[A-Za-z0-9][\w.-]*/(loads|editions|publications)/[0-9]{10}[A-Za-z0-9-]*\.json", re.ASCII
+    r"[A-Za-z0-9_][\w.-]*/(loads/[0-9]{10}|editions/[0-9]{10}\.[0-9]{4,}|publications/[0-9]{10}-\w+)\.json",
+    re.ASCII,
 )
 MOST_BYTES = 16 << 20
 """Bytes of an answer of the auditor, or of a manifest."""

@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
 
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.urls import address_and_auth, without_secret
 from millrace_airflow.settings import CLIENT_FILE, MillraceSettings, settings_of
 
@@ -35,12 +36,24 @@ class MillraceHook(BaseHook):
         self.conn_id = conn_id
 
     def get_conn(self) -> MillraceSettings:
-        """The connection's settings; ConfigError names the field that is missing or wrong."""
-        return settings_of(self.get_connection(self.conn_id))
+        """Return the connection's settings; ConfigError names the connection, or its field that is wrong."""
+        with self._refusing():
+            return settings_of(self.get_connection(self.conn_id))
 
     async def aget_conn(self) -> MillraceSettings:
         """As `get_conn`, for triggers: never blocks the triggerer's loop."""
-        return settings_of(await self.aget_connection(self.conn_id))
+        with self._refusing():
+            return settings_of(await self.aget_connection(self.conn_id))
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """ConfigError, which no task retries, for a connection that does not exist."""
+        try:
+            yield
+        except AirflowNotFoundException:
+            raise ConfigError(
+                f"there is no connection {self.conn_id!r}: create it in Airflow, of type millrace"
+            ) from None
 
     def test_connection(self) -> tuple[bool, str]:
         """Ask brokers, registry and auditor; (True, what answered) or (False, the first that did not)."""

@@ -26,13 +26,17 @@ def _hours_between(start: datetime, end: datetime) -> list[str]:
             f"--from {start.isoformat()} is not before --to {end.isoformat()}: give them in order"
         )
     for name, time in (("--from", start), ("--to", end)):
-        if time.minute or time.second or time.microsecond:
-            raise ConfigError(
-                f"{name} {time.isoformat()} is not a whole hour in UTC, and hours are proved and published"
-                " whole: give the beginning of an hour"
-            )
+        _check_whole(name, time)
     count = (end - start) // timedelta(hours=1)
     return [_hour_of(start + timedelta(hours=number)) for number in range(count)]
+
+
+def _check_whole(option: str, time: datetime) -> None:
+    if time.minute or time.second or time.microsecond:
+        raise ConfigError(
+            f"{option} {time.isoformat()} is not a whole hour in UTC, and hours are proved and published"
+            " whole: give the beginning of an hour"
+        )
 
 
 def _parse_hour(text: str) -> str:
@@ -43,6 +47,7 @@ def _parse_hour(text: str) -> str:
         raise ConfigError(
             f"--hour {text!r} names a day: write an hour like 2015-05-17T10, or use --from and --to"
         )
+    _check_whole("--hour", time)
     return _hour_of(time)
 
 

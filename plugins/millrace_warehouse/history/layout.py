@@ -84,11 +84,11 @@ class Folder(StrEnum):
 
 
 def check_topic(storage: Storage, topic: str) -> None:
-    """MillraceError for a topic whose loads would lie among other things, or where those of 0.1 are."""
-    if topic.startswith(CATALOG):
+    """Refuse a topic whose folder would lie among the warehouse's own files, or holds loads of 0.1."""
+    if topic.startswith((CATALOG, ".")):
         raise MillraceError(
-            f"topic {topic} cannot be loaded: the warehouse keeps its catalog under that name; give the"
-            " topic another name"
+            f"topic {topic} cannot be loaded: a warehouse keeps its own files under names that begin with"
+            f" {CATALOG if topic.startswith(CATALOG) else 'a dot'}; give the topic another name"
         )
     if any(name.startswith(OLD_LOAD) for name in storage.names(topic, after=OLD_LOAD)):
         raise MillraceError(

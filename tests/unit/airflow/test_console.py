@@ -18,6 +18,7 @@ from millrace_airflow.operators.load import LoadTopicOperator
 from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.plugin import MillracePlugin
 from millrace_airflow.sensors.completeness import CompletenessSensor
+from millrace_warehouse.history import layout
 
 with warnings.catch_warnings():  # Airflow's own web framework has one for its test client
     warnings.simplefilter("ignore")
@@ -174,10 +175,16 @@ def test_a_manifest_is_shown_and_no_other_file(reader: TestClient, tmp_path: Pat
     loads = tmp_path / "PageView" / "loads"
     loads.mkdir(parents=True)
     (loads / "0000000001.json").write_text('{"load": 1}')
+    edition = tmp_path / layout.edition_path("_PageView", 7, 2)
+    edition.parent.mkdir(parents=True)
+    edition.write_text('{"load": 7}')
     (tmp_path / "PageView" / "secret.json").write_text("{}")
     page = "/millrace_default/manifest"
     assert reader.get(page, params={"path": "PageView/loads/0000000001.json"}).json() == {"load": 1}
     assert reader.get(page, params={"path": "PageView/loads/0000000002.json"}).status_code == 404
+    assert reader.get(page, params={"path": layout.edition_path("_PageView", 7, 2)}).json() == {"load": 7}
+    publication = layout.publication_path("PageView", 3, "0123456789abcdef")
+    assert reader.get(page, params={"path": publication}).status_code == 404
     for path in ("PageView/secret.json", "../x/loads/0000000001.json", "/etc/passwd", ""):
         assert reader.get(page, params={"path": path}).status_code == 400
 

@@ -19,6 +19,7 @@ import pytest
 from airflow.sdk import DAG, Asset, BaseOperator
 from airflow.sdk.exceptions import (
     AirflowFailException,
+    AirflowNotFoundException,
     AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowSkipException,
@@ -32,6 +33,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from millrace.errors import ConfigError
 from millrace_airflow import job as jobs_of_tasks
 from millrace_airflow import waiting
+from millrace_airflow.hooks.millrace import MillraceHook
 from millrace_airflow.job import Job, JobFailed
 from millrace_airflow.operators.job import MillraceJobOperator
 from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, ReloadHoursOperator
@@ -393,6 +395,26 @@ def test_a_publication_names_hours_proven_ones_or_none() -> None:
 def test_a_folder_without_schemas_is_one_clear_line_and_no_retry_helps(tmp_path: Path) -> None:
     with pytest.raises(AirflowFailException, match=r"no \.avsc file in .*: give the folder"):
         RegisterSchemasOperator(task_id="s", schemas_dir=str(tmp_path)).execute(context())
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        RegisterSchemasOperator(task_id="s", schemas_dir="schemas", conn_id="nowhere"),
+        PublishOperator(task_id="p", topic="T", conn_id="nowhere"),
+        CompletenessSensor(task_id="w", topic="T", conn_id="nowhere"),
+    ],
+    ids=lambda operator: operator.task_id,
+)
+def test_a_connection_that_does_not_exist_is_one_clear_line_and_no_retry_helps(
+    operator: BaseOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: MillraceHook, conn_id: str) -> None:
+        raise AirflowNotFoundException(f"The conn_id `{conn_id}` isn't defined")
+
+    monkeypatch.setattr(MillraceHook, "get_connection", unknown)
+    with pytest.raises(AirflowFailException, match="there is no connection 'nowhere': create it in Airflow"):
+        operator.execute(context())
 
 
 def test_a_registry_that_is_away_is_asked_again_by_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from millrace_warehouse.commands.hours import parse_hours
 
 
 def test_hours_are_named_one_by_one_or_as_an_interval_in_any_zone() -> None:
-    assert parse_hours(["2015-05-17T10:59:00Z", "2015-05-17T10"], "", "") == ["2015-05-17T10"]
+    assert parse_hours(["2015-05-17T12:00:00+02:00", "2015-05-17T10"], "", "") == ["2015-05-17T10"]
     assert parse_hours([], "2015-05-17T10:00:00+02:00", "2015-05-17T10:00:00Z") == [
         "2015-05-17T08",
         "2015-05-17T09",
@@ -28,6 +28,7 @@ def test_the_hour_of_rows_without_a_time_is_named_by_its_name() -> None:
         (["2015-05-17"], "", "", "names a day: write an hour like 2015-05-17T10"),
         (["2015-05-17T10"], "2015-05-17T10", "", "give either --hour"),
         ([], "2015-05-17T10", "", "give either --hour"),
+        (["2015-05-17T10:30"], "", "", "--hour 2015-05-17T10:30:00+00:00 is not a whole hour"),
         (["noon"], "", "", "is not a time like"),
         ([], "2015-05-17T11", "2015-05-17T10", "is not before"),
         ([], "2015-05-17T10", "2015-05-17T10", "is not before"),

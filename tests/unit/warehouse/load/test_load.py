@@ -385,9 +385,12 @@ def test_a_warehouse_of_version_0_1_is_refused_and_stays_as_it_is(tmp_path: Path
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
 
 
-def test_a_topic_named_like_the_catalog_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MillraceError, match="keeps its catalog under that name"):
-        load_topic(load_run(MemoryLog(topic="catalog.db-wal"), tmp_path), "catalog.db-wal")
+@pytest.mark.parametrize(("topic", "names"), [("catalog.db-wal", "catalog.db"), (".events", "a dot")])
+def test_a_topic_named_like_the_warehouses_own_files_is_refused(
+    tmp_path: Path, topic: str, names: str
+) -> None:
+    with pytest.raises(MillraceError, match=f"keeps its own files under names that begin with {names};"):
+        load_topic(load_run(MemoryLog(topic=topic), tmp_path), topic)
 
 
 @pytest.mark.parametrize("happens", [[True], [False], [True, False], [False, False], [False, True]])
