@@ -84,7 +84,7 @@ class Folder(StrEnum):
 
 
 def check_topic(storage: Storage, topic: str) -> None:
-    """Refuse a topic whose folder would lie among the warehouse's own files, or holds loads of 0.1."""
+    """Refuse a topic whose folder would lie among the warehouse's own files, or holds loads of format 2."""
     if topic.startswith((CATALOG, ".")):
         raise MillraceError(
             f"topic {topic} cannot be loaded: a warehouse keeps its own files under names that begin with"
@@ -92,8 +92,8 @@ def check_topic(storage: Storage, topic: str) -> None:
         )
     if any(name.startswith(OLD_LOAD) for name in storage.names(topic, after=OLD_LOAD)):
         raise MillraceError(
-            f"{storage.root}/{topic} was loaded by Millrace 0.1, whose format this version does not read:"
-            " load into a new warehouse, and read the old one with 0.1"
+            f"{storage.root}/{topic} holds loads of the warehouse format 2, and this release reads format 3: load"
+            " into a new warehouse, and read the old one with the release that wrote it"
         )
 
 

@@ -38,6 +38,7 @@ from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import PATH, published_table, require_loads
 from millrace_warehouse.storage import Listed, Storage
+from millrace_warehouse.storage.verbs import DRAFT
 from millrace_warehouse.verbs import Expire
 
 STALE_S = 24 * 3600.0
@@ -62,7 +63,7 @@ class ExpireResult:
     metadata_files: int
     """Of the table, that no snapshot names."""
     strays: int
-    """Files of attempts that never became a load, an edition or a publication."""
+    """Files of attempts that never became a load, an edition or a publication, and of writes cut short."""
     plans: int
     bytes: int
     waiting: int
@@ -104,6 +105,7 @@ def expire_topic(at: At, request: Expire) -> ExpireResult:
             compacted = {path: file for path, file in compacted.items() if path not in named}
             metadata = {path: file for path, file in metadata.items() if path not in named}
         metadata |= _old_hours(at, request)
+    found.strays |= _old_drafts(at, topic)
     plans = _old_plans(at, request)
     gone = {**data, **compacted, **metadata, **found.strays, **plans, **_old_conditions(at, topic)}
     for path in gone if not request.dry_run else ():
@@ -330,6 +332,17 @@ def _lost_publications(at: At, topic: str, newest: Publication) -> dict[str, Lis
         if taken and file.path not in count and file.modified <= at.clock() - STALE_S:
             lost[f"publications/{file.path}"] = file
     return lost
+
+
+def _old_drafts(at: At, topic: str) -> dict[str, Listed]:
+    """Files that a crash has kept from getting their names, of every kind that is created exclusively."""
+    return {
+        path: file
+        for kind in Folder
+        if kind not in (Folder.ROWS, Folder.COMPACTED, Folder.TABLE, Folder.HOURS)
+        for path, file in _listed(at.storage, topic, kind).items()
+        if path.rpartition("/")[2].startswith(DRAFT) and file.modified <= at.clock() - STALE_S
+    }
 
 
 def _written_down(

@@ -383,3 +383,18 @@ def test_the_readers_time_begins_anew_for_files_that_a_rebuild_took_back(
         assert w.expire(reader_grace_s=grace, clock=lambda: again + grace - 1).data_files == 0
         assert w.expire(reader_grace_s=grace, clock=lambda: again + grace).data_files == 6
         assert w.problems(rows=True) == []
+
+
+def test_what_a_crash_left_under_the_name_of_a_draft_goes_after_a_day_from_every_folder(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    w.publish(NINE)
+    folders = ("loads", "editions", "publications", "ledger/loads", "schema", "plans", "erasures")
+    drafts = [w.topic / folder / f".0000000001.json.{'a' * 32}" for folder in folders]
+    for draft in drafts:
+        draft.parent.mkdir(exist_ok=True)
+        draft.write_bytes(b"half a file")
+    w.expire(clock=time.time)
+    assert all(draft.exists() for draft in drafts), "a write may still go on"
+    w.expire(clock=lambda: time.time() + DAY + 60)
+    assert not [draft for draft in drafts if draft.exists()]
+    assert w.problems(rows=True) == []
