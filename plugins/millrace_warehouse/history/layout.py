@@ -92,8 +92,8 @@ def check_topic(storage: Storage, topic: str) -> None:
         )
     if any(name.startswith(OLD_LOAD) for name in storage.names(topic, after=OLD_LOAD)):
         raise MillraceError(
-            f"{storage.root}/{topic} holds loads of the warehouse format 2, and this release reads format 3: load"
-            " into a new warehouse, and read the old one with the release that wrote it"
+            f"{storage.root}/{topic} holds loads of the warehouse format 2, and this release reads format 3:"
+            " load into a new warehouse, and read the old one with the release that wrote it"
         )
 
 
