@@ -23,6 +23,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from millrace.service.web import ICON
 from millrace_registry import requests, service
 from millrace_registry.access import READ
 from millrace_registry.avro_schema import parse
@@ -38,7 +39,8 @@ Offset: TypeAlias = Annotated[int, Query(ge=0, le=1 << 31)]
 _PAGES = Path(__file__).with_name("pages")
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'self';"
+        " frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -76,6 +78,11 @@ class DiffRow:
 @routes.get("/style.css")
 def style() -> Response:
     return Response((_PAGES / "style.css").read_text(), headers=_HEADERS, media_type="text/css")
+
+
+@routes.get("/icon.svg")
+def icon() -> Response:
+    return Response(ICON, headers=_HEADERS, media_type="image/svg+xml")
 
 
 @routes.get("")

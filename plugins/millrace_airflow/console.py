@@ -1,6 +1,6 @@
 """The auditor's console and a warehouse's manifests as pages of Airflow, for those who may see plugins.
 
-    GET /millrace/CONNECTION/console, console/console.css, console/console.js, v1/topics, v1/bad, v1/strangers
+    GET /millrace/CONNECTION/console, console/{console.css,console.js,icon.svg}, v1/{topics,bad,strangers}
     GET /millrace/CONNECTION/manifest?path=TOPIC/loads/0000000001.json
 
 No open proxy: only a connection of type `millrace` says where a page comes from, and PAGES which there are.
@@ -30,6 +30,7 @@ PAGES = {
     "console": "text/html",
     "console/console.css": "text/css",
     "console/console.js": "text/javascript",
+    "console/icon.svg": "image/svg+xml",
     "v1/topics": "application/json",
     "v1/bad": "application/json",
     "v1/strangers": "application/json",

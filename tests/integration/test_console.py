@@ -25,7 +25,9 @@ from tests.unit.audit.test_app import Worker
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), "")
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), ""
+)
 SCREENSHOTS = os.environ.get("MILLRACE_SCREENSHOTS", "")
 """A folder to leave pictures in, for people to look at; empty: none."""
 EVIL = "<img src=x onerror=document.title='broken'>"

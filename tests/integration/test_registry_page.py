@@ -21,7 +21,9 @@ from tests.support import REPOSITORY, WAIT_S, Process, wait_until
 from tests.warehouses import EMPTY_EVENT
 
 Start = Callable[..., Process]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), "")
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), ""
+)
 SCREENSHOTS = os.environ.get("MILLRACE_SCREENSHOTS", "")
 """A folder to leave pictures in, for people to look at; empty: none."""
 EVIL = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 def browse(url: str, folder: Path, name: str) -> str:
     """The page's DOM after it was drawn; fails on anything that the browser's console says."""
     options = [
+        "--headless",
         "--no-sandbox",
         "--disable-gpu",
         f"--user-data-dir={folder / 'profile'}",

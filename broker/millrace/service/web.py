@@ -13,6 +13,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +29,8 @@ from millrace.signals import end_soon, stop_on_signals
 
 log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
+ICON = Path(__file__).with_name("icon.svg").read_bytes()
+"""What browsers show beside a page's title: without one they ask for /favicon.ico."""
 HEAD_TIMEOUT_S = 10.0
 """A connection on which no request has begun by then, its head whole, is closed: a stranger can hold many."""
 

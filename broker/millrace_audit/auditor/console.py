@@ -31,6 +31,7 @@ from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.client.group_client import GroupClient
 from millrace.config import parse_time
 from millrace.errors import MillraceError
+from millrace.service.web import ICON
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.beats import Progress, names_by_number
@@ -203,7 +204,7 @@ class PartitionLine:
 def add_console(
     app: FastAPI, store: AuditStore, rules: AuditRules, numbers: AuditNumbers, cluster: ClusterLook | None
 ) -> None:
-    """Serve the page and its two files."""
+    """Serve the page and its three files."""
     templates = Environment(
         loader=FileSystemLoader(_PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -229,16 +230,15 @@ def add_console(
         return HTMLResponse(text, headers=_HEADERS)
 
     for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript")):
-        _serve(app, name, kind)
+        _serve(app, name, f"{kind}; charset=utf-8", (_PAGES / name).read_bytes())
+    _serve(app, "icon.svg", "image/svg+xml", ICON)
 
 
-def _serve(app: FastAPI, name: str, kind: str) -> None:
-    content = (_PAGES / name).read_bytes()
-
+def _serve(app: FastAPI, name: str, kind: str, content: bytes) -> None:
     @app.get(f"/console/{name}", name=name)
     def file() -> Response:
         """A file of the console."""
-        return Response(content, media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
+        return Response(content, media_type=kind, headers=_HEADERS)
 
 
 @dataclass(frozen=True, slots=True)

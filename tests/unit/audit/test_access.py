@@ -49,7 +49,12 @@ def ask(auditor: Client, method: str, path: str, token: str | None = None) -> An
     return auditor.ask(method, path, headers=headers, **options)
 
 
-ROUTES = [*ROLES, ("GET", "/console/console.js"), ("GET", "/console/console.css")]
+ROUTES = [
+    *ROLES,
+    ("GET", "/console/console.js"),
+    ("GET", "/console/console.css"),
+    ("GET", "/console/icon.svg"),
+]
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -243,8 +243,8 @@ def test_what_producers_say_is_text_and_nothing_else(console: Console) -> None:
         assert all(link.startswith(("?", "v1/", "console/")) for link in links), links
 
 
-def test_the_browser_is_told_to_run_our_two_files_only(console: Console) -> None:
-    for path in ("/console", "/console/console.js", "/console/console.css"):
+def test_the_browser_is_told_to_run_our_own_files_only(console: Console) -> None:
+    for path in ("/console", "/console/console.js", "/console/console.css", "/console/icon.svg"):
         answer = console.get(path)
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"].split("; ")
