@@ -26,7 +26,7 @@ def audit_of_one_origin(
         "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
     )
     log = "[log]\nflush_ms = 20\n"
-    dc1 = TestCluster(start, f"dc1-{run}", folder, zookeeper, log).start_brokers(1)
+    dc1 = TestCluster(start, f"dc1-{run}", folder, zookeeper, log, known_as="dc1").start_brokers(1)
     mirrored = {**dict.fromkeys(topics, 2), AUDIT_TOPIC: 1, COUNTS_TOPIC: 1}
     with dc1.client() as client:
         for topic, partitions in mirrored.items():

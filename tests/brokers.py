@@ -6,13 +6,17 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from kazoo.exceptions import NodeExistsError
+
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.coordination.session import Session
 from millrace.records import BatchHeader, Record, iter_records, split_batches
+from millrace.wire.cluster_id import new_cluster_id
 from tests.support import WAIT_S, Process, wait_until
 
 Start = Callable[..., Process]
@@ -67,6 +71,8 @@ class TestCluster:
     folder: Path
     zookeeper: str
     settings: str = ""
+    known_as: str = ""
+    """Name that clients call the cluster by, where many tests share one ZooKeeper; empty: `name`."""
     brokers: dict[int, TestBroker] = field(default_factory=dict)
 
     @property
@@ -80,6 +86,10 @@ class TestCluster:
 
     def start_brokers(self, *broker_ids: int) -> TestCluster:
         """Start them at once, then wait for all."""
+        if self.known_as:
+            with closing(Session.connect(self.zookeeper)) as session, suppress(NodeExistsError):
+                cluster_id = new_cluster_id(self.known_as).encode()
+                session.call(session.client.create_async, f"/{self.name}/id", cluster_id, makepath=True)
         for broker_id in broker_ids:
             address = f"127.0.0.1:{free_port()}"
             config = self.folder / f"{self.name}-{broker_id}.toml"

@@ -25,6 +25,7 @@ from xxhash import xxh64_intdigest
 from millrace.client.confluent import SECURITY_SETTINGS, connected, text_of
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import HomeProcess
+from millrace.wire.cluster_id import WrongCluster
 from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS, window_start
@@ -195,6 +196,7 @@ class AuditedProducer:
         self.server = server
         who = {"server": server, "service": service, "instance": self.instance}
         self._header: dict[str, Any] = {"time": 0, **who, "sequence": 0}
+        self._cluster = cluster
         self._where = f"cluster {cluster} at {bootstrap}"
         self._registry = SchemaRegistryClient(registry_url)
         self._encoders = _Encoders(
@@ -245,7 +247,8 @@ class AuditedProducer:
         this machine's clock: others have no hour in the warehouse. The first event of a topic waits until
         the hello is acknowledged, and every event for room in the queue; `timeout_s` bounds both together,
         and without it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is
-        over. Whatever it raises, nothing was sent, and an event that is refused leaves no gap in the numbers.
+        over, and at the first event WrongCluster when the brokers belong to another cluster. Whatever it
+        raises, nothing was sent, and an event that is refused leaves no gap in the numbers.
 
         In a forked child of the process that made the producer it always raises: the threads that send and
         report are the parent's.
@@ -399,12 +402,16 @@ class AuditedProducer:
             encoder = self._encoders.encoder(topic, schema, give_up_at - time.monotonic())
             with self._reporting(give_up_at):
                 if topic not in self._topics:
+                    if not self._topics:
+                        self._reports.publisher.check_cluster(self._cluster, give_up_at=give_up_at)
                     self._reports.publisher.check_topics(topic, give_up_at=give_up_at)
                     self._announce(topic, give_up_at)
                 with self._lock:
                     announced = _Topic(self._outcomes.topic(topic), schema, encoder)
                     self._topics[topic] = announced
                 return announced
+        except WrongCluster:
+            raise
         except MillraceError as error:
             raise NotSent(f"topic {topic}: nothing was sent, because {error}") from error
 

@@ -112,7 +112,7 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
         "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
     )
     cluster = TestCluster(
-        start_for_module, f"a{uuid4().hex[:8]}", folder, zookeeper, "[log]\nflush_ms = 20\n"
+        start_for_module, f"a{uuid4().hex[:8]}", folder, zookeeper, "[log]\nflush_ms = 20\n", known_as="dc1"
     )
     cluster.start_brokers(1)
     with cluster.client() as client:
@@ -330,6 +330,35 @@ def test_an_agent_that_starts_while_brokers_and_registry_are_away_takes_events_o
         return sorted(any(report.closed_through == FOR_EVER for report in one) for one in last)
 
     wait_until("the first one is ended by the third, which goes on", lambda: ended() == [False, True])
+
+
+def test_an_agent_with_the_name_of_another_cluster_ends_at_the_first_answer_and_keeps_its_events(
+    world: World, start: Start, zookeeper: str, tmp_path: Path
+) -> None:
+    cluster = TestCluster(start, f"late-{uuid4().hex[:8]}", tmp_path, zookeeper, known_as="dc1")
+    late = World(cluster.start_brokers(1), world.registry, start, tmp_path)
+    with cluster.client() as client:
+        client.create_topic("audit", 1)
+    topic = late.topic()
+    right = late.agent(topic)
+    right.run()
+    right.post(topic, event("/0")).raise_for_status()
+    right.await_sent()
+    cluster.brokers[1].kill()
+    right.post(topic, event("/kept")).raise_for_status()
+    assert right.process is not None
+    right.process.kill()
+    process = Agent(start, [*right.options, "--cluster", "dc9"]).run()
+    assert process.running  # no broker answers yet
+    cluster.restart(1)
+    assert process.wait() == 1
+    said = f"dc9: the broker at {cluster.bootstrap} belongs to the cluster dc1. Set cluster to dc1."
+    assert said in process.output
+    assert "Traceback" not in process.output
+    assert late.urls(topic) == ["/0"]
+    right.run()
+    right.await_sent()
+    assert late.urls(topic) == ["/0", "/kept"]
 
 
 def test_a_spool_is_for_one_agent(world: World) -> None:

@@ -174,7 +174,7 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
     )
     log = "[log]\nflush_ms = 20\n"
     clusters = {
-        name: TestCluster(start_for_module, f"{name}-{run}", folder, zookeeper, log)
+        name: TestCluster(start_for_module, f"{name}-{run}", folder, zookeeper, log, known_as=name)
         for name in ("dc1", "dc2")
     }
     settings = log

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -19,7 +20,9 @@ import fastavro
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
+from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
+from millrace.wire.cluster_id import WrongCluster
 from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import EventHeader, read_header
@@ -78,7 +81,7 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
         "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
     )
     cluster = TestCluster(
-        start_for_module, f"p{uuid4().hex[:8]}", folder, zookeeper, "[log]\nflush_ms = 20\n"
+        start_for_module, f"p{uuid4().hex[:8]}", folder, zookeeper, "[log]\nflush_ms = 20\n", known_as="dc1"
     )
     cluster.start_brokers(1)
     with cluster.client() as client:
@@ -516,10 +519,43 @@ def test_a_consumer_reads_what_it_sent(world: World) -> None:
     assert [read_header(message.value() or b"").sequence for message in messages] == list(range(20))
 
 
+def test_a_producer_with_the_name_of_another_cluster_sends_nothing(world: World) -> None:
+    topic = world.topic()
+    producer = AuditedProducer(
+        world.cluster.bootstrap, world.registry, cluster="dc9", server="web-1", service="shop"
+    )
+    with pytest.raises(WrongCluster) as refused:
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    address = world.cluster.bootstrap
+    assert str(refused.value) == (
+        f"dc9: the broker at {address} belongs to the cluster dc1. Set cluster to dc1."
+    )
+    producer.close()
+    assert world.events(topic) == []
+    assert world.said(producer.instance) == []
+
+
+def test_a_cluster_that_was_founded_without_its_name_in_its_id_takes_any_name(
+    zookeeper: str, world: World, start: Start, tmp_path: Path
+) -> None:
+    cluster = TestCluster(start, f"old-{uuid4().hex[:8]}", tmp_path, zookeeper)
+    with closing(Session.connect(zookeeper)) as session:
+        cluster_id = f"millrace-{uuid4().hex}".encode()
+        session.call(session.client.create_async, f"/{cluster.name}/id", cluster_id, makepath=True)
+    older = World(cluster.start_brokers(1), world.registry)
+    with cluster.client() as client:
+        client.create_topic("audit", 1)
+    topic = older.topic()
+    with older.producer() as producer:
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    assert sequences(older.events(topic), producer.instance) == [0]
+
+
 @pytest.fixture
 def breakable(world: World, zookeeper: str, start: Start, tmp_path: Path) -> World:
     """A cluster of its own, whose broker may be killed."""
-    cluster = TestCluster(start, f"b{uuid4().hex[:8]}", tmp_path, zookeeper, "[log]\nflush_ms = 20\n")
+    log = "[log]\nflush_ms = 20\n"
+    cluster = TestCluster(start, f"b{uuid4().hex[:8]}", tmp_path, zookeeper, log, known_as="dc1")
     cluster.start_brokers(1)
     with cluster.client() as client:
         client.create_topic("audit", 1)

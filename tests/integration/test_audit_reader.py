@@ -141,7 +141,7 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
         "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
     )
     log = "[log]\nflush_ms = 20\n"
-    dc1 = TestCluster(start_for_module, f"dc1-{run}", folder, zookeeper, log)
+    dc1 = TestCluster(start_for_module, f"dc1-{run}", folder, zookeeper, log, known_as="dc1")
     dc1.start_brokers(1)
     mirror = f'{log}[mirror.dc1]\nbootstrap = "{dc1.bootstrap}"\ntopics = ["*"]\n'
     offline = TestCluster(start_for_module, f"offline-{run}", folder, zookeeper, mirror)

@@ -333,7 +333,7 @@ def test_a_topic_is_loaded_by_the_subject_that_its_producers_register(
     with SchemaRegistryClient(site.registry) as registry:
         schema = {**registry.latest("PageView").schema, "doc": "registered by a serializer of Confluent's"}
         schema_id = registry.register(subject, schema)
-        options = {"cluster": "c", "server": "s", "service": "w", "subjects": ["topic-value"]}
+        options = {"cluster": site.cluster.name, "server": "s", "service": "w", "subjects": ["topic-value"]}
         with AuditedProducer(site.cluster.bootstrap, site.registry, **options) as producer:  # type: ignore[arg-type]
             producer.send(topic, None, EMPTY_EVENT, time_ms=START_MS)
         with pytest.raises(Exception, match=f"--subject {topic}=SUBJECT"):

@@ -73,7 +73,7 @@ def test_somebody_looks_at_subjects_and_a_difference_and_nothing_that_clients_wr
         schemas.register("PageView", schema)
         schema_id = schemas.register("PageView", {**schema, "fields": [*schema["fields"], country]})
         schemas.register(EVIL, {"type": "record", "name": "R", "doc": EVIL, "fields": []})
-    with AuditedProducer(cluster.bootstrap, url, cluster="c", server="s", service="w") as producer:
+    with AuditedProducer(cluster.bootstrap, url, cluster=cluster.name, server="s", service="w") as producer:
         producer.send("PageView", schema, EMPTY_EVENT, time_ms=1_431_856_800_000)
     before.stop()
     # It looks at the topics when it starts, and a minute later.

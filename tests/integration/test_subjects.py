@@ -104,14 +104,14 @@ def test_a_plan_counts_what_could_not_be_read_and_names_what_nobody_gates(
         second = registry.register(topic, {**old, "fields": old["fields"][:-1]})
         stray = registry.register(f"{other}-value", {**old, "doc": "of a default serializer"})
         with AuditedProducer(
-            site.cluster.bootstrap, site.registry, cluster="c", server="s", service="w"
+            site.cluster.bootstrap, site.registry, cluster=site.cluster.name, server="s", service="w"
         ) as producer:
             for n in range(7):
                 producer.send(topic, registry.schema(first), {**EMPTY_EVENT, "n": n}, time_ms=START_MS + n)
             for n in range(5):
                 producer.send(topic, registry.schema(second), EMPTY_EVENT, time_ms=START_MS + n)
         with AuditedProducer(
-            site.cluster.bootstrap, site.registry, cluster="c", server="s", service="w",
+            site.cluster.bootstrap, site.registry, cluster=site.cluster.name, server="s", service="w",
             subjects=["topic-value"],
         ) as producer:  # fmt: skip
             producer.send(other, None, {**EMPTY_EVENT, "n": 1}, time_ms=START_MS)

@@ -41,7 +41,8 @@ def offline(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Te
 def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_module: Start) -> Path:
     """A warehouse of three loads and two published hours, mirrored from dc1 step by step."""
     run = uuid4().hex[:6]
-    origin = TestCluster(start_for_module, f"dc1-{run}", offline.folder, zookeeper).start_brokers(1)
+    origin = TestCluster(start_for_module, f"dc1-{run}", offline.folder, zookeeper, known_as="dc1")
+    origin.start_brokers(1)
     with origin.client() as client:
         client.create_topic("audit", 1)
         client.create_topic(TOPIC, 2)

@@ -7,7 +7,7 @@ Every method that asks ZooKeeper waits for it, so it is for a thread; the snapsh
 Brokers delete the logs of topics that a snapshot has lost, so only a topic whose entry is really gone may be
 missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.
 
-    /<cluster>/id                persistent  "millrace-" and 32 hex digits, drawn once
+    /<cluster>/id                persistent  drawn once, see cluster_id.py of `wire`
     /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port": where clients find it,
                                               "listeners": {name: [host, port]} for clients of each,
                                               "bound": [host, port] that it has on its machine,
@@ -50,7 +50,7 @@ from millrace.coordination.state import (
 from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
+from millrace.wire.cluster_id import new_cluster_id
 
 log = logging.getLogger("millrace.cluster")
 
@@ -108,8 +108,7 @@ class Cluster:
             self._call(self._client.ensure_path_async, path)
         if self.session.get(self._id) is None:  # who may only read is refused, also where nothing is to do
             with suppress(NodeExistsError):
-                new_id = (BYTE_OFFSETS_PREFIX + uuid.uuid4().hex).encode()
-                self._call(self._client.create_async, self._id, new_id)
+                self._call(self._client.create_async, self._id, new_cluster_id(self.name).encode())
         self.cluster_id = self._call(self._client.get_async, self._id)[0].decode()
         self._client.add_listener(self._on_state)
         self._reread(None)

@@ -101,7 +101,8 @@ class WebServer(uvicorn.Server):
             try:
                 work()
             except Exception as error:
-                log.exception("the %s has failed", name)
+                if not isinstance(error, MillraceError):  # whose sentence `serve_until_stopped` raises
+                    log.exception("the %s has failed", name)
                 self._failure.append(error)
                 self.stop()  # a service that is not whole must not go on answering
                 end_soon(1)

@@ -1,7 +1,7 @@
 """The directory of all logs of one broker: locked, of one broker for ever, a sub-directory per partition.
 
     <log_dir>/lock                                    held by the broker that uses the directory
-    <log_dir>/owner.json                              {"cluster_id": "millrace-<32 hex>", "broker_id": 1,
+    <log_dir>/owner.json                              {"cluster_id": "millrace-dc1-<32 hex>", "broker_id": 1,
                                                        "directory": "<16 hex>"}
     <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
     <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists, or of a

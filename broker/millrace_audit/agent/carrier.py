@@ -27,6 +27,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
 from millrace.records.messages import write_varint
+from millrace.wire.cluster_id import WrongCluster
 from millrace_audit.agent.intake import Unavailable, Unknown
 from millrace_audit.agent.spool import Chunk, Event, Spool, SpooledInstance
 from millrace_audit.agent.voice import Voice
@@ -49,6 +50,8 @@ RETRY_S = (1.0, 60.0)
 """First and longest wait before events that were refused are sent again; it doubles."""
 SAY_S = 5.0
 """How long a hello or report may hold up the events before it is tried again later."""
+CLUSTER_WAIT_S = 1.0
+"""How long the brokers may take at each question of which cluster they are."""
 TOPICS_WAIT_S = 5.0
 """How long the brokers may take to say whether there is a topic."""
 STALLED_S = 60.0
@@ -133,7 +136,7 @@ class Carrier:
         self._mine = self._voice(spooled)
         self._lanes: dict[str, _Lane] = {}
         self._chunks = 0
-        self._fatal = False
+        self._fatal = self._knows_cluster = False
         self._failing: str | None = None  # why reports or the spool do not go on
         self.acknowledged = self.failed = self.reports = 0
 
@@ -157,7 +160,12 @@ class Carrier:
         return said
 
     def run(self, stop: threading.Event, drain_s: float) -> None:
-        """Carry until `stop`, and on for at most that time until all is sent and the instance is ended."""
+        """Carry until `stop`, and on for at most that time until all is sent and the instance is ended.
+
+        WrongCluster when the first broker that answers belongs to another cluster: nothing is sent.
+        """
+        while not self._knows_cluster and not stop.is_set():
+            self._step(self._check_cluster)
         due = 0.0
         while not stop.is_set():
             self._step(self._carry)
@@ -165,7 +173,7 @@ class Carrier:
                 self._step(self._report)
                 due = time.monotonic() + self._interval_s
         give_up_at = time.monotonic() + drain_s
-        while time.monotonic() < give_up_at:
+        while self._knows_cluster and time.monotonic() < give_up_at:
             if not self._spool.events and not self._chunks:
                 self._step(self._end)
                 if self._failing is None:
@@ -180,11 +188,18 @@ class Carrier:
             step()
             if step == self._report or step == self._end:
                 self._failing = None
+        except WrongCluster:
+            raise
         except MillraceError as error:
             if str(error) != self._failing:
                 log.warning("%s", error)
             self._failing = str(error)
             time.sleep(_POLL_S)
+
+    def _check_cluster(self) -> None:
+        give_up_at = time.monotonic() + CLUSTER_WAIT_S
+        self._publisher.check_cluster(self._mine.spooled.cluster, give_up_at=give_up_at)
+        self._knows_cluster = True
 
     # What earlier processes left.
 

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
+from millrace.wire.cluster_id import check_cluster
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
 from millrace_audit.reports.messages import (
     HourRows,
@@ -77,22 +78,29 @@ class AuditPublisher:
             },
         )
 
+    def check_cluster(self, name: str, *, give_up_at: float = math.inf) -> None:
+        """MillraceError unless a broker answers, WrongCluster when its cluster has another name."""
+        check_cluster(name, self._metadata(self.topic, give_up_at).cluster_id, self.bootstrap)
+
     def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:
         """MillraceError unless a broker answers, UnknownTopic unless it has these topics and `audit`."""
         for name in (*names, self.topic):
-            wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s, max(give_up_at - time.monotonic(), _POLL_S))
-            try:
-                topic = self._producer.list_topics(name, timeout=wait_s).topics[name]
-            except KafkaException as error:
-                raise MillraceError(
-                    f"no broker answers at {self.bootstrap} ({text_of(error)}): start one or give the right"
-                    " address"
-                ) from error
+            topic = self._metadata(name, give_up_at).topics[name]
             if topic.error is not None:
                 raise UnknownTopic(
                     f"{self.bootstrap} has no topic {name} ({topic.error.name()}):"
                     f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
                 )
+
+    def _metadata(self, topic: str, give_up_at: float) -> Any:
+        wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s, max(give_up_at - time.monotonic(), _POLL_S))
+        try:
+            return self._producer.list_topics(topic, timeout=wait_s)
+        except KafkaException as error:
+            raise MillraceError(
+                f"no broker answers at {self.bootstrap} ({text_of(error)}): start one or give the right"
+                " address"
+            ) from error
 
     def publish(
         self, messages: Sequence[bytes], *, keys: Sequence[bytes] = (), give_up_at: float = math.inf

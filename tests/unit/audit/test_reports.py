@@ -42,6 +42,8 @@ class Reports:
     def encode(self, record: Any, *, timeout_s: float | None = None) -> Any:
         return record
 
+    def check_cluster(self, _: str, *, give_up_at: float) -> None: ...
+
     def check_topics(self, *_: str, give_up_at: float) -> None: ...
 
     def publish(self, records: list[Any], *, give_up_at: float = math.inf) -> None:
