@@ -71,6 +71,7 @@ class FaultAudit:
             place = Place(
                 self._folder / "matrix",
                 [row.name for row in chosen],
+                schemas={row.name: row.schema for row in chosen},
                 settings={row.name: row.settings for row in chosen},
                 mirror_faults=faults,
                 patience_s=PATIENCE_S,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from unittest import mock
+
+import httpx
 
 from millrace.errors import MillraceError
 from millrace_audit.answer import Verdict
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, FOR_EVER, Count, Heartbeat, now_ms
-from tests.brokers import read_partition
+from tests.brokers import free_port, read_partition
 from tests.faultaudit import forging
 from tests.faultaudit.batches import BATCH, NEEDED
 from tests.faultaudit.place import PAGE_VIEW
@@ -28,6 +31,12 @@ def rows() -> Iterator[Row]:
     yield from _producers()
     yield from _clocks()
     yield from _forged()
+    yield Row(
+        name="two-auditors",
+        what="a second auditor is started on the database, and takes over when the first is killed",
+        plant=_two_auditors,
+        says=replace(WELL, sentence="another auditor writes to this database.*strangers: 0"),
+    )
     yield Row(
         name="wrong-cluster",
         what="a reader is started for dc2 with the brokers of dc1",
@@ -121,6 +130,12 @@ def _producers() -> Iterator[Row]:
             stranger=rf"\({HOME}\) Hello it does not have the instance's seal",
         ),
     )
+    yield Row(
+        name="producer-forked",
+        what="a forked child sends 10 messages with its parent's producer, and 10 with one of its own",
+        plant=_forked,
+        says=replace(WELL, sentence="works only there: make one in each process, after the fork"),
+    )
 
 
 def _killed(stage: Stage) -> None:
@@ -143,6 +158,17 @@ def _share_a_number(stage: Stage) -> None:
     second.close()
     stage.end()
     stage.load()
+
+
+def _forked(stage: Stage) -> None:
+    cluster = stage.place.clusters[HOME]
+    words = [cluster.bootstrap, stage.place.registry, HOME, stage.topic]
+    process = Process(words, module="tests.faultaudit.forking_producer")
+    assert process.wait() == 0, f"the producer failed:\n{process.output}"
+    stage.sentence = process.output
+    stage.elsewhere()
+    stage.load()
+    assert stage.ask()[0].acknowledged == (NEEDED + 2) * BATCH, stage.ask()[0]
 
 
 # Clocks
@@ -294,3 +320,27 @@ def _wrong_cluster(stage: Stage) -> None:
     reader = Process(stage.place.reader_command("dc2", HOME))
     wait_until("the reader refuses", lambda: not reader.running)
     stage.sentence = reader.output
+
+
+# Auditors
+
+
+def _two_auditors(stage: Stage) -> None:
+    place, port = stage.place, free_port()
+    second = Process(place.auditor_command(port))
+    second.ready()
+    stage.begin(batches=2)
+    stage.await_tier(HOME, 2 * BATCH)
+    stage.sentence = str(_health(port)["trouble"])
+    place.kill("auditor")
+    wait_until("the second auditor takes over", lambda: _health(port)["role"] == "active")
+    stage.go_on(2)
+    place.restart("auditor")
+    second.kill()
+    stage.end()
+    stage.load()
+    stage.sentence += f"; strangers: {len(stage.hears(WELL).strangers)}"
+
+
+def _health(port: int) -> dict[str, Any]:
+    return dict(httpx.get(f"http://127.0.0.1:{port}/v1/health").json())

@@ -39,13 +39,14 @@ class Place:
         folder: Path,
         topics: Sequence[str],
         *,
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
         partitions: int = 1,
         settings: Mapping[str, Mapping[str, str]] | None = None,
         mirror_faults: Mapping[str, str] | None = None,
         patience_s: int = 600,
     ) -> None:
-        """`settings` are topics' in the origins; `mirror_faults` names an edit of `batches` for a topic;
-        `patience_s` is the auditor's."""
+        """`schemas` are topics' that have another than PageView, `settings` are topics' in the origins;
+        `mirror_faults` names an edit of `batches` for a topic; `patience_s` is the auditor's."""
         self.folder, self._patience_s = folder, patience_s
         self.warehouse, self.held = folder / "warehouse", folder / "held"
         self.held.mkdir(parents=True)
@@ -60,7 +61,7 @@ class Place:
         for name in ("zookeeper", "registry"):
             self.start(name)
         self.ready("zookeeper", "registry")
-        self._register(topics)
+        self._register(dict.fromkeys(topics, PAGE_VIEW) | {**(schemas or {})})
         self._start_brokers(topics, partitions, settings or {})
         services = [*(f"{name}-reader" for name in self.clusters), WAREHOUSE_READER, "auditor"]
         for name in services:
@@ -113,17 +114,24 @@ class Place:
         if name == "zookeeper":
             data = str(self.folder / "zookeeper")
             return ["zookeeper", "--port", str(self._ports[name]), "--data-dir", data]
-        listen = ["--listen", f"127.0.0.1:{self._ports.get(name)}"]
         if name == "registry":
-            return ["registry", *listen, "--database-url", f"sqlite:///{self.folder}/registry.db"]
+            listen = f"127.0.0.1:{self._ports[name]}"
+            return ["registry", "--listen", listen, "--database-url", f"sqlite:///{self.folder}/registry.db"]
         if name == "auditor":
-            rules = ["--grace-s", "0", "--hello-patience-s", str(self._patience_s)]
-            rules += ["--origins", ",".join(ORIGINS), "--database-url", f"sqlite:///{self.database}"]
-            return ["auditor", *listen, *places, *rules, "--bootstrap", self.clusters[OFFLINE].bootstrap]
+            return self.auditor_command(self._ports[name])
         if name == WAREHOUSE_READER:
             warehouse = ["--warehouse", str(self.warehouse), "--interval-ms", "100"]
             return ["audit-warehouse", *warehouse, *places, "--bootstrap", self.clusters[OFFLINE].bootstrap]
         return self.reader_command(name.removesuffix("-reader"), name.removesuffix("-reader"))
+
+    def auditor_command(self, port: int) -> list[str]:
+        """The words that start an auditor on the one database."""
+        return [
+            *("auditor", "--listen", f"127.0.0.1:{port}", "--database-url", f"sqlite:///{self.database}"),
+            *("--grace-s", "0", "--hello-patience-s", str(self._patience_s), "--origins", ",".join(ORIGINS)),
+            *("--registry", self.registry, "--zookeeper", self.zookeeper),
+            *("--bootstrap", self.clusters[OFFLINE].bootstrap),
+        ]
 
     def reader_command(self, cluster: str, bootstrap_of: str) -> list[str]:
         """The words that start a reader of a cluster, with the brokers of that one or of another."""
@@ -174,12 +182,12 @@ class Place:
     def _faulty(self, _: str, config: str) -> Process:
         return Process([config, str(self._faults), str(self.held)], module="tests.faultaudit.faulty_broker")
 
-    def _register(self, topics: Sequence[str]) -> None:
+    def _register(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         with SchemaRegistryClient(self.registry) as client:
             for path in (REPOSITORY / "schemas").glob("*.avsc"):
                 client.register(path.stem, json.loads(path.read_text()))
-            for topic in topics:
-                client.register(topic, PAGE_VIEW)
+            for topic, schema in schemas.items():
+                client.register(topic, schema)
 
     # What users do.
 

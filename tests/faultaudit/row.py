@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from tests.faultaudit.place import PAGE_VIEW
 from tests.faultaudit.stage import Says, Stage
 
 Plant = Callable[[Stage], None]
@@ -26,6 +28,8 @@ class Row:
     says: Says
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of its topic in the datacenters."""
+    schema: Mapping[str, Any] = field(default_factory=lambda: PAGE_VIEW)
+    """Of its topic's events."""
     mirror: str = ""
     """The edit of `batches` that the mirror makes with the topic."""
     unseen: str = ""
