@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 import sqlite3
 import threading
 import time
@@ -369,6 +370,121 @@ def test_a_spool_is_for_one_agent(world: World) -> None:
     assert second.returncode == 1
     assert "another agent has" in second.stderr
     assert second.stderr.count("\n") == 1
+
+
+def spool_of(agent: Agent) -> Path:
+    return Path(agent.options[agent.options.index("--spool") + 1])
+
+
+def copied(spool: Path) -> Path:
+    return Path(shutil.copytree(spool, spool.with_name(uuid4().hex[:8])))
+
+
+def with_waiting_events(world: World, agent: Agent, topic: str, count: int) -> None:
+    """Stop the agent while events wait in its spool that no broker has."""
+    agent.run()
+    assert agent.post(topic, event("/known")).status_code == 200
+    agent.await_sent()
+    world.cluster.brokers[1].kill()
+    assert agent.post(topic, [event(f"/{n}") for n in range(count)]).status_code == 200
+    assert agent.process is not None
+    assert agent.process.stop() == 0
+    world.cluster.restart(1)
+
+
+def refused(agent: Agent) -> str:
+    """What an agent says whose spool another agent has gone on with."""
+    assert agent.process is not None
+    assert agent.process.wait(timeout_s=WAIT_S) == 1
+    output = agent.process.output
+    assert "an older copy: another agent (shop on web-1) has gone on with it at 20" in output
+    assert "Traceback" not in output
+    return output
+
+
+def test_of_two_agents_that_go_on_with_copies_of_a_spool_the_second_is_refused(world: World) -> None:
+    topic = world.topic()
+    first = world.agent(topic)
+    with_waiting_events(world, first, topic, 10)
+    second = world.agent(topic, spool=str(copied(spool_of(first))))
+    first.run()
+    first.await_sent()
+    second.run()
+    assert "start this one with an empty --spool" in refused(second)
+    assert world.urls(topic) == sorted(["/known", *(f"/{n}" for n in range(10))])
+    adopted = run_millrace("agent", *second.options, "--adopt-copy")
+    assert adopted.stdout == "10 events wait: start the agent without --adopt-copy to send them\n"
+    second.run()
+    second.await_sent()
+    assert len(world.urls(topic)) == 1 + 10 + 10, "as its operator has said"
+
+
+def test_of_two_agents_that_go_on_with_copies_of_a_spool_at_once_one_is_refused(world: World) -> None:
+    topic = world.topic()
+    first = world.agent(topic)
+    with_waiting_events(world, first, topic, 10)
+    second = world.agent(topic, spool=str(copied(spool_of(first))))
+    threads = [threading.Thread(target=each.run) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    def running() -> list[Agent]:
+        return [one for one in (first, second) if one.process is not None and one.process.running]
+
+    wait_until("one has ended", lambda: len(running()) == 1)
+    (won,) = running()
+    refused(second if won is first else first)
+    won.await_sent()
+    assert world.urls(topic) == sorted(["/known", *(f"/{n}" for n in range(10))])
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_an_older_copy_of_a_spool_that_is_put_back_is_refused(world: World, end: str) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    spool = spool_of(agent)
+    agent.run()
+    assert agent.post(topic, event("/0")).status_code == 200
+    agent.await_sent()
+    assert agent.process is not None
+    getattr(agent.process, end)()
+    copy = copied(spool)
+    agent.run()
+    assert agent.post(topic, event("/1")).status_code == 200
+    agent.await_sent()
+    getattr(agent.process, end)()
+    shutil.rmtree(spool)
+    copy.rename(spool)
+    agent.run()
+    refused(agent)
+    assert world.urls(topic) == ["/0", "/1"]
+
+
+def test_a_copy_of_a_spool_that_had_sent_nothing_yet_is_refused(world: World) -> None:
+    topic = world.topic()
+    first = world.agent(topic)
+    assert first.run().stop() == 0
+    second = world.agent(topic, spool=str(copied(spool_of(first))))
+    first.run()
+    assert first.post(topic, event("/0")).status_code == 200
+    first.await_sent()
+    second.run()
+    refused(second)
+
+
+def test_a_spool_that_is_moved_to_another_machine_goes_on_without_a_word(world: World) -> None:
+    topic = world.topic()
+    agent = world.agent(topic)
+    with_waiting_events(world, agent, topic, 10)
+    moved = world.agent(topic, server="web-2", spool=str(spool_of(agent).rename(world.folder / uuid4().hex)))
+    for _ in range(2):
+        process = moved.run()
+        moved.await_sent()
+        process.kill()
+    assert "older copy" not in process.output
+    assert world.urls(topic) == sorted(["/known", *(f"/{n}" for n in range(10))])
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ dropped.
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
 from millrace.records.messages import write_varint
 from millrace.wire.cluster_id import WrongCluster
+from millrace_audit.agent.claim import Claim, SpoolCopied
 from millrace_audit.agent.intake import Unavailable, Unknown
 from millrace_audit.agent.spool import Chunk, Event, Spool, SpooledInstance
 from millrace_audit.agent.voice import Voice
@@ -128,15 +128,16 @@ class Carrier:
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
         self._codec = AuditCodec(registry)
         self._producer = connected(Producer, self._settings)
-        spooled = SpooledInstance(secrets.randbits(63), cluster, server, service)
+        spooled = SpooledInstance(spool.next_instance, cluster, server, service)
         self._who = instance_bytes(server, service, spooled.instance)
         self._recover()
-        self._dead = [self._voice(left) for left in spool.left_instances()]
-        spool.begin(spooled)
+        left = spool.left_instances()
+        self._claim = Claim(bootstrap, self._codec, spool, spooled, left)
+        self._dead = [self._voice(each) for each in left]
         self._mine = self._voice(spooled)
         self._lanes: dict[str, _Lane] = {}
         self._chunks = 0
-        self._fatal = self._knows_cluster = False
+        self._fatal = self._may_send = False
         self._failing: str | None = None  # why reports or the spool do not go on
         self.acknowledged = self.failed = self.reports = 0
 
@@ -162,10 +163,11 @@ class Carrier:
     def run(self, stop: threading.Event, drain_s: float) -> None:
         """Carry until `stop`, and on for at most that time until all is sent and the instance is ended.
 
-        WrongCluster when the first broker that answers belongs to another cluster: nothing is sent.
+        WrongCluster when the first broker that answers belongs to another cluster, SpoolCopied when another
+        agent has gone on with a copy of the spool.
         """
-        while not self._knows_cluster and not stop.is_set():
-            self._step(self._check_cluster)
+        while not self._may_send and not stop.is_set():
+            self._step(self._check)
         due = 0.0
         while not stop.is_set():
             self._step(self._carry)
@@ -173,7 +175,7 @@ class Carrier:
                 self._step(self._report)
                 due = time.monotonic() + self._interval_s
         give_up_at = time.monotonic() + drain_s
-        while self._knows_cluster and time.monotonic() < give_up_at:
+        while self._may_send and time.monotonic() < give_up_at:
             if not self._spool.events and not self._chunks:
                 self._step(self._end)
                 if self._failing is None:
@@ -188,7 +190,7 @@ class Carrier:
             step()
             if step == self._report or step == self._end:
                 self._failing = None
-        except WrongCluster:
+        except (WrongCluster, SpoolCopied):
             raise
         except MillraceError as error:
             if str(error) != self._failing:
@@ -196,10 +198,11 @@ class Carrier:
             self._failing = str(error)
             time.sleep(_POLL_S)
 
-    def _check_cluster(self) -> None:
+    def _check(self) -> None:
         give_up_at = time.monotonic() + CLUSTER_WAIT_S
         self._publisher.check_cluster(self._mine.spooled.cluster, give_up_at=give_up_at)
-        self._knows_cluster = True
+        self._claim.check()
+        self._may_send = True
 
     # What earlier processes left.
 
@@ -226,7 +229,9 @@ class Carrier:
         return Voice(spooled, self._spool, self._codec.encode, self._publish)
 
     def _publish(self, message: bytes) -> None:
-        self._publisher.publish([message], give_up_at=time.monotonic() + SAY_S)
+        self._claim.note(message)
+        offset = self._publisher.publish([message], give_up_at=time.monotonic() + SAY_S)
+        self._spool.audit_offset = offset
         self.reports += 1
 
     # Reports.
@@ -243,15 +248,21 @@ class Carrier:
 
     def _report(self) -> None:
         if self._dead:
-            # Announced first: else windows of events that wait here would be final for a moment.
-            self._open_lanes()
-            for topic in self._lanes:
-                self._mine.greet(topic, self._promise())
-            self._end_dead()
+            self._take_over()
         self._mine.report(self._promise())
 
-    def _end(self) -> None:
+    def _take_over(self) -> None:
+        """Announce what waits and end earlier instances; SpoolCopied when another agent has done so before."""
+        # Announced first: else windows of events that wait here would be final for a moment.
+        self._open_lanes()
+        for topic in self._lanes:
+            self._mine.greet(topic, self._promise())
         self._end_dead()
+        self._claim.check()
+
+    def _end(self) -> None:
+        if self._dead:
+            self._take_over()
         self._mine.end()
 
     def _end_dead(self) -> None:
@@ -275,7 +286,9 @@ class Carrier:
                 self._settle(lane, lane.sent)
         if self._fatal and not self._chunks:
             self._producer, self._fatal = connected(Producer, self._settings), False
-        if self._fatal or self._told_much:
+        if self._lanes and not self._claim.is_proven:
+            self._take_over()
+        if self._fatal or self._told_much or not self._claim.is_proven:
             return
         for lane in list(self._lanes.values()):
             if lane.sent is None and self._chunks < MAX_CHUNKS:

@@ -12,6 +12,8 @@ whole or not at all. Knows neither HTTP nor Kafka.
     untold     sequences with an outcome that no report has told
     files      followed files, and how far each one is taken
     topics, schemas   what brokers and registry had, for a start while they are away
+    spool      one row: the instance of the next process that announces a topic, and the offset on the audit
+               topic behind which the words of an agent lie that has gone on with a copy
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import json
 import queue
+import secrets
 import threading
 import time
 from collections import Counter
@@ -35,13 +38,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from millrace.errors import MillraceError
 from millrace.service.database import open_database, reason_of
 from millrace_audit.reports.counts import window_start
-from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.reports.messages import FOR_EVER, now_ms
 from millrace_audit.reports.outcome import Outcome, Untold
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, to_deltas
 from millrace_audit.reports.seals import new_key, wrapped
 
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
 ROW_BYTES = 100
 """What an event takes besides its body, key and topic's name."""
 MAX_GROUP = 1000
@@ -116,6 +119,13 @@ SCHEMAS = sa.Table(
     sa.Column("schema_id", sa.Integer, nullable=False),
     sa.Column("schema", sa.Text, nullable=False),
 )
+SPOOL = sa.Table(
+    "spool",
+    _metadata,
+    sa.Column("next_instance", _long, nullable=False),
+    sa.Column("created", _long, nullable=False),
+    sa.Column("audit_offset", _long),
+)
 
 
 class SpoolFull(MillraceError):
@@ -185,7 +195,7 @@ class Spool:
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._folder = folder
+        self.folder = folder
         self._lock_file = _hold(folder)
         url = sa.URL.create("sqlite", database=str(folder.absolute() / "spool.db"))
         self._engine = open_database(url.render_as_string(), _prepare)
@@ -203,6 +213,13 @@ class Spool:
         self._changes = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._commit_groups, name="spool")
         self._thread.start()
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(SPOOL)).one()
+        self.next_instance: int = row.next_instance
+        """Instance of the next process that announces a topic; a copy of the spool has the same."""
+        self.created: int = row.created
+        self.audit_offset: int | None = row.audit_offset
+        """Offset of an instance's newest word on the audit topic; None before the first one."""
 
     def _count(self) -> None:
         size = (
@@ -264,7 +281,7 @@ class Spool:
                         future.set_exception(error)
         except SQLAlchemyError as error:
             self.events, self.bytes = before
-            failed = SpoolFailed(f"the disk under {self._folder} takes nothing: {reason_of(error)}")
+            failed = SpoolFailed(f"the disk under {self.folder} takes nothing: {reason_of(error)}")
             for _, future in group:
                 if not future.done():
                     future.set_exception(failed)
@@ -367,14 +384,20 @@ class Spool:
                 found.append((number, event))
         return found
 
-    def begin(self, instance: SpooledInstance) -> None:
+    def greet(self, instance: SpooledInstance, topic: str) -> None:
+        """An instance is about to announce a topic; with its first one the next process has another."""
+        hello = {"instance": instance.instance, "topic": topic, "number": instance.number}
         columns = ("instance", "cluster", "server", "service", "number", "key", "report", "ended")
         row = {column: getattr(instance, column) for column in columns}
-        self._change(lambda connection: connection.execute(sa.insert(INSTANCES), row)).result()
+        is_first, next_instance = not instance.hellos, _new_instance()
 
-    def greet(self, instance: SpooledInstance, topic: str) -> None:
-        row = {"instance": instance.instance, "topic": topic, "number": instance.number}
-        self._change(lambda connection: connection.execute(sa.insert(HELLOS), row)).result()
+        def change(connection: sa.Connection) -> None:
+            if is_first:
+                connection.execute(sa.insert(INSTANCES), row)
+                connection.execute(sa.update(SPOOL).values(next_instance=next_instance))
+            connection.execute(sa.insert(HELLOS), hello)
+
+        self._change(change).result()
         instance.hellos[topic] = instance.number
 
     def hand_over(self, chunk: Chunk) -> None:
@@ -423,6 +446,7 @@ class Spool:
         def change(connection: sa.Connection) -> None:
             one = INSTANCES.c.instance == instance.instance
             connection.execute(sa.update(INSTANCES).where(one).values(values))
+            connection.execute(sa.update(SPOOL).values(audit_offset=self.audit_offset))
             if rows:
                 which = (
                     UNTOLD.c.topic == sa.bindparam("of_topic"),
@@ -444,6 +468,16 @@ class Spool:
         def change(connection: sa.Connection) -> None:
             for table in (UNTOLD, HELLOS, INSTANCES):
                 connection.execute(sa.delete(table).where(table.c.instance == instance.instance))
+
+        self._change(change).result()
+
+    def adopt(self) -> None:
+        """Make a copy a spool of its own: what waits is sent by a new instance, the earlier ones are left."""
+
+        def change(connection: sa.Connection) -> None:
+            for table in (CHUNKS, UNTOLD, HELLOS, INSTANCES, SPOOL):
+                connection.execute(sa.delete(table))
+            _begin(connection)
 
         self._change(change).result()
 
@@ -517,15 +551,25 @@ def _hold(folder: Path) -> Any:
     return held
 
 
+def _begin(connection: sa.Connection) -> None:
+    connection.execute(sa.insert(SPOOL).values(next_instance=_new_instance(), created=now_ms()))
+
+
+def _new_instance() -> int:
+    return secrets.randbits(63)
+
+
 def _prepare(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         version = connection.exec_driver_sql("PRAGMA user_version").scalar()
-        if version not in (0, VERSION):
+        if version not in (0, 1, VERSION):
             raise MillraceError(
                 f"the spool has version {version}, this agent reads {VERSION}: start the agent that wrote it"
                 " until it has sent all, then give this one another --spool"
             )
         _metadata.create_all(connection)
+        if connection.execute(sa.select(SPOOL)).first() is None:
+            _begin(connection)
         connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
 
 

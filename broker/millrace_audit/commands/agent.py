@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
     show_default=True,
     help="How often it reports to the audit.",
 )
+@click.option(
+    "--adopt-copy",
+    is_flag=True,
+    help="Do no more than let the next agent go on with a spool that was copied: it sends what waits there,"
+    " perhaps a second time.",
+)
 @door_options
 def agent(
     server: str | None,
@@ -76,10 +83,12 @@ def agent(
     follow: Sequence[str],
     certificate: str,
     key: str,
+    adopt_copy: bool,
     **named: Any,
 ) -> None:
     """Take events over HTTP and from files, for services that are not Python, and be their producer."""
     from millrace_audit.agent.agent import Agent, AgentConfig
+    from millrace_audit.agent.spool import Spool
 
     start_logging()
     hush_requests()
@@ -91,6 +100,11 @@ def agent(
         tls=tls_of(certificate, key),
         **named,
     )
+    if adopt_copy:
+        with closing(Spool(config.spool, config.spool_bytes)) as spool:
+            spool.adopt()
+            click.echo(f"{spool.events} events wait: start the agent without --adopt-copy to send them")
+        return
     with Agent(config) as running:
         running.serve()
 

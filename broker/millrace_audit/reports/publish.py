@@ -14,7 +14,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.client.confluent import connected, text_of
 from millrace.errors import MillraceError
@@ -104,28 +104,31 @@ class AuditPublisher:
 
     def publish(
         self, messages: Sequence[bytes], *, keys: Sequence[bytes] = (), give_up_at: float = math.inf
-    ) -> None:
+    ) -> int:
         """Publish the messages in order, with their keys if there are any; return when all are acknowledged.
+
+        Returns the offset of the last one.
 
         MillraceError when one is not, by that time of the monotonic clock at the latest: it and those behind
         it may be in the topic or not, and may still come there.
         """
-        outcomes: list[KafkaError | None] = []
+        outcomes: list[tuple[KafkaError | None, Message]] = []
         try:
             for message, key in zip_longest(messages, keys):
                 # One partition, whatever the topic has: what is said later must be read later.
                 self._producer.produce(
-                    self.topic, message, key, partition=0, on_delivery=lambda error, _: outcomes.append(error)
+                    self.topic, message, key, partition=0, on_delivery=lambda *sent: outcomes.append(sent)
                 )
             give_up_at = min(give_up_at, time.monotonic() + self._timeout_s + EXPIRY_MARGIN_S)
             while len(outcomes) < len(messages) and time.monotonic() < give_up_at:
                 self._producer.poll(_POLL_S)
         except (KafkaException, BufferError) as error:
             raise self._refused(error) from error
-        for failed in filter(None, outcomes):
+        for failed in (error for error, _ in outcomes if error is not None):
             raise self._refused(failed)
         if len(outcomes) < len(messages):
             raise MillraceError(f"{self.bootstrap} acknowledges nothing on {self.topic}")
+        return max((int(sent.offset() or 0) for _, sent in outcomes), default=0)
 
     def _refused(self, error: BaseException | KafkaError) -> MillraceError:
         return MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {text_of(error)}")

@@ -11,6 +11,7 @@ import pytest
 
 from millrace_audit.agent import carrier
 from millrace_audit.agent.carrier import Carrier
+from millrace_audit.agent.claim import Claim
 from millrace_audit.agent.spool import Event, Spool
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import read_header
@@ -27,9 +28,10 @@ class Brokers:
         self.heard: list[Report | int] = []
         self._delivered: list[Callable[[], None]] = []
 
-    def publish(self, messages: Sequence[bytes], *, give_up_at: float) -> None:
+    def publish(self, messages: Sequence[bytes], *, give_up_at: float) -> int:
         records = [self.codec.decode(message) for message in messages]
         self.heard += [record for record in records if isinstance(record, Report)]
+        return 0
 
     def produce(
         self, topic: str, message: bytes, *_: Any, on_delivery: Callable[..., None], **__: Any
@@ -47,6 +49,8 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     brokers = Brokers()
     monkeypatch.setattr(carrier, "AuditPublisher", lambda *_: brokers)
     monkeypatch.setattr(carrier, "connected", lambda *_: brokers)
+    monkeypatch.setattr(Claim, "check", lambda _: None)
+    monkeypatch.setattr(Claim, "is_proven", True)
     monkeypatch.setattr(carrier, "_POLL_S", 0.0)
     return brokers
 

@@ -74,7 +74,7 @@ def test_requests_that_do_not_fit_are_refused_whole_and_fit_once_there_is_room(
     assert bodies(spool) == [b"0", b"1"]
     spool.take([event(4)]).result()
     one = SpooledInstance(1, "c", "s", "v")
-    spool.begin(one)
+    spool.greet(one, "t")
     first, *rest = ids(spool)
     spool.hand_over(Chunk("t", 1, 0, [first, *rest]))
     spool.settle(one, "t", {first: event(0)}, {})
@@ -156,7 +156,7 @@ def test_the_oldest_window_that_waits_is_open_from_before_the_event_is_on_the_di
     spool.take([event(0, time=START + WINDOW_MS), event(1, time=START + 5)]).result()
     assert spool.open_from == START
     one = SpooledInstance(1, "c", "s", "v")
-    spool.begin(one)
+    spool.greet(one, "t")
     late, early = ids(spool)
     spool.hand_over(Chunk("t", 1, 0, [late, early]))
     spool.settle(one, "t", {early: event(1, time=START + 5)}, {})
@@ -212,8 +212,6 @@ class Story:
     def __init__(self, spool: Spool, note: Callable[[], None]) -> None:
         self.spool, self.note, self.sequence, self.events = spool, note, 0, 0
         self.one = SpooledInstance(7, "dc1", "web", "shop")
-        spool.begin(self.one)
-        note()
         spool.greet(self.one, "t")
         note()
 
