@@ -136,6 +136,12 @@ def _producers() -> Iterator[Row]:
         plant=_forked,
         says=replace(WELL, sentence="works only there: make one in each process, after the fork"),
     )
+    yield Row(
+        name="producer-of-another-cluster",
+        what="a producer of dc1 is started with the name of a cluster that does not exist",
+        plant=_of_another_cluster,
+        says=replace(WELL, sentence="belongs to the cluster dc1. Set cluster to dc1"),
+    )
 
 
 def _killed(stage: Stage) -> None:
@@ -169,6 +175,16 @@ def _forked(stage: Stage) -> None:
     stage.elsewhere()
     stage.load()
     assert stage.ask()[0].acknowledged == (NEEDED + 2) * BATCH, stage.ask()[0]
+
+
+def _of_another_cluster(stage: Stage) -> None:
+    with stage.place.producer(HOME, name="dc9") as producer:
+        try:
+            stage.send(producer, 0)
+        except MillraceError as error:
+            stage.sentence = str(error)
+    stage.traffic()
+    stage.load()
 
 
 # Clocks

@@ -238,10 +238,12 @@ class Place:
         config = str(self.clusters[OFFLINE].brokers[1].config)
         self.millrace("mirror", "reset", config, "--origin", origin, "--topic", topic, "--yes")
 
-    def producer(self, cluster: str, **options: Any) -> AuditedProducer:
-        """An audited producer; what is sent at once comes into one batch."""
+    def producer(self, cluster: str, *, name: str = "", **options: Any) -> AuditedProducer:
+        """An audited producer, given another name of its cluster if there is one; what is sent at once comes
+        into one batch."""
         settings = {"config": {"linger.ms": 1000}, "server": f"{cluster}-web", "service": "shop", **options}
-        return AuditedProducer(self.clusters[cluster].bootstrap, self.registry, cluster=cluster, **settings)
+        bootstrap = self.clusters[cluster].bootstrap
+        return AuditedProducer(bootstrap, self.registry, cluster=name or cluster, **settings)
 
     def start_load(self, topic: str, fault: str = "", *options: str) -> Process:
         """Begin to load what is new in a topic; by an edit of `batches` if one is named."""

@@ -252,7 +252,7 @@ class Carrier:
         self._mine.report(self._promise())
 
     def _take_over(self) -> None:
-        """Announce what waits and end earlier instances; SpoolCopied when another agent has done so before."""
+        """Announce what waits and end earlier instances; SpoolCopied when another agent did so before."""
         # Announced first: else windows of events that wait here would be final for a moment.
         self._open_lanes()
         for topic in self._lanes:
