@@ -18,6 +18,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from millrace import errors
+from millrace.broker.clock_check import ClockCheck
 from millrace.broker.fetch import Answer, Fetch
 from millrace.broker.flush import FlushThreads
 from millrace.broker.partition import Partition, Producing
@@ -93,6 +94,7 @@ class Broker:
         """`directory` is the id of the log directory, by which this broker's replicas are known."""
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
         self._logs = logs
+        self.clock_check = ClockCheck(logs.clock, cluster)
         self._hosted: dict[TopicPartition, Hosted] = {}
         self._staged: dict[Partition, None] = {}
         self._recording = False
@@ -445,13 +447,18 @@ class Broker:
         every = [*logs, *self.replicas.retentions()]
 
         def work() -> None:
+            by_time = self.clock_check.look()
             for name, partition_log, leader_start in every:
                 try:
+                    if by_time and self.clock_check.wrong:
+                        partition_log.count_anew(self.clock_check.wrong)
+                    partition_log.expires_by_time = by_time
                     for base in partition_log.apply_retention(leader_start):
                         log.info("retention deleted segment %s of %s", base, name)
                 except (OSError, errors.MillraceError) as error:
                     log.error("retention of %s: %s", name, error)
-            self._logs.delete_expired()
+            if by_time:
+                self._logs.delete_expired()
 
         def again(done: Future[None]) -> None:
             self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)  # first: what follows may raise

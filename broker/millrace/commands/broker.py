@@ -111,6 +111,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         own = BrokerAddress(*first.advertised, told, config.rack, directory, PROTOCOL)
         # Last: clients may come at once.
         cluster.register_broker(config.broker_id, own, (first.host, first.port))
+        broker.clock_check.look()
         # Until here nothing has to be ended.
         read_again = certificates.read_again if certificates is not None else None
         stop_on_signals(partial(_stop, mirror, mailbox, broker, server), read_again=read_again)

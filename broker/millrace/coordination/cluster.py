@@ -16,6 +16,7 @@ missing: a ZooKeeper that was wiped or holds another cluster is refused, an unre
                                               "machine", "boot": id of this registration,
                                               "partitions", "topics": see brokers.stored_partitions}
     /<cluster>/topics/<topic>    persistent  see state.py
+    /<cluster>/clock             persistent  written for ZooKeeper's stamp, holds nothing
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Cluster:
         self.session, self.name, self._default_replicas = session, cluster, default_replicas
         self.brokers, self.topics, self.cluster_id = {}, {}, ""
         self._client, self._call = session.client, session.call
-        self._id, self._ids, self._topics = (f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics"))
+        self._id, self._ids, self._topics, self._clock = (
+            f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics", "clock")
+        )
         self._own: tuple[int, Record] | None = None  # our broker's id, and what never changes of its record
         self._stored = stored_partitions(())
         self._registered: Mapping[int, Registration] = {}
@@ -201,6 +204,13 @@ class Cluster:
             self._wake.set()
         else:
             log.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
+
+    def zookeeper_time(self) -> float:
+        """ZooKeeper's clock, in seconds since the epoch: the stamp of a write; for a thread."""
+        self._check_identity()
+        with suppress(NodeExistsError):
+            self._call(self._client.create_async, self._clock)
+        return float(self._call(self._client.set_async, self._clock, b"").mtime / 1000)
 
     # Topics
 

@@ -65,6 +65,7 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "buffered_bytes": (_GAUGE, "Bytes held for clients; a request without an answer counts 4 KiB.", ()),
     "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
     "zookeeper_connected": (_GAUGE, "1 while ZooKeeper can be reached.", ()),
+    "clock_difference_seconds": (_GAUGE, "Seconds by which the clock is ahead of ZooKeeper's.", ()),
     "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PARTITION),
     "log_segments": (_GAUGE, "Files of a partition's log.", _PARTITION),
     "log_high_watermark": (_GAUGE, "Offset behind the last message consumers see.", _PARTITION),
@@ -157,6 +158,7 @@ class Numbers(Collector):
         yield _metric("buffered_bytes", admission.held)
         yield _metric("waiting_requests", self.server.waiting_requests)
         yield _metric("zookeeper_connected", int(self.broker.cluster.session.client.connected))
+        yield _metric("clock_difference_seconds", self.broker.clock_check.difference_s)
 
     def _security(self) -> Iterator[Metric]:
         listeners = self.server.listeners

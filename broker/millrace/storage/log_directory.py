@@ -130,7 +130,7 @@ class LogDirectory:
     def __init__(self, path: Path, config: LogConfig, clock: Callable[[], float], lock_fd: int) -> None:
         self.path = path
         self.config = config
-        self._clock = clock
+        self.clock = clock
         self._lock_fd = lock_fd
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._ids: dict[TopicPartition, set[UUID]] = {}
@@ -202,7 +202,7 @@ class LogDirectory:
         opened = PartitionLog(
             directory,
             config or self.config,
-            self._clock,
+            self.clock,
             producer_limit=self._producer_limit,
             is_replica=is_replica,
         )
@@ -225,7 +225,7 @@ class LogDirectory:
             self._set_aside(topic, partition, topic_id, "belongs to a partition that other brokers have")
 
     def _set_aside(self, topic: str, partition: int, topic_id: UUID, why: str) -> None:
-        path, now = self.path / partition_name(topic, partition, topic_id), int(self._clock() * 1000)
+        path, now = self.path / partition_name(topic, partition, topic_id), int(self.clock() * 1000)
         aside = path.with_name(f"{path.name}.foreign-{now}")
         with self._lock:
             with contextlib.suppress(FileNotFoundError):  # a full disk kept it from being made
@@ -238,7 +238,7 @@ class LogDirectory:
         """Delete what was set aside longer ago than the broker's retention; for a thread."""
         if self.config.retention_ms is None:
             return
-        kept_since = self._clock() * 1000 - self.config.retention_ms
+        kept_since = self.clock() * 1000 - self.config.retention_ms
         for path in [path for path, since in list(self._aside.items()) if since < kept_since]:
             log.info("deleting %s: set aside longer ago than retention", path)
             try:

@@ -24,6 +24,7 @@ cache it waits for the disk, for at most one walk between two landmarks.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -59,6 +60,7 @@ from millrace.storage.segment import (
     Segment,
     SegmentFacts,
     Sync,
+    TimeRange,
     remove_directory,
     segment_path,
     sync_directory,
@@ -112,6 +114,8 @@ class PartitionLog:
         """Why this log takes no more writes until it is opened again; None while it does."""
         self.flush_refusal: str | None = None
         """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
+        self.expires_by_time = True
+        """False while the clock cannot be trusted: then no segment is too old."""
         self._closed = self._directory_changed = False
         self._refused_at: float | None = None
         """When the disk last refused a write, while it is not known to take all of them again."""
@@ -626,6 +630,14 @@ class PartitionLog:
                     self._files = replace(self._files, start_offset=offset)
             return self.log_start_offset
 
+    def count_anew(self, wrong: Sequence[TimeRange]) -> None:
+        """Let the age of each segment begin now that was last appended to at such a time of a wrong clock."""
+        now = self._clock()
+        for segment in self._files.segments:
+            if any(since <= segment.last_append <= until for since, until in wrong):
+                with contextlib.suppress(FileNotFoundError):  # it went with its topic
+                    segment.count_anew(now)
+
     def apply_retention(self, leader_start: int | None = None) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. For a thread.
 
@@ -633,13 +645,14 @@ class PartitionLog:
         Writes the checkpoint, too, when no flush came to do it: what is flushed must not stay above it.
         """
         now = self._clock()
+        config = self.config if self.expires_by_time else replace(self.config, retention_ms=None)
         with self._checkpoint_lock:
             with self._lock:
                 if self._closed:
                     return []
                 self._producers.expire()
                 active = self._active
-                is_over = self._files.gives_up(active) or active.is_expired(self.config, now)
+                is_over = self._files.gives_up(active) or active.is_expired(config, now)
                 is_over = is_over or active.is_old(self.config, now)
                 is_led = leader_start is None and self._copying is None
                 if is_led and is_over and active.facts.next_offset >= 0:
@@ -648,7 +661,7 @@ class PartitionLog:
             # A copy may know of more that is committed than it has flushed, which its checkpoint cannot tell.
             kept = min(visible, flushed, key=lambda state: state.end)
             if leader_start is None:
-                count = files.expired_count(self.config, now, kept)
+                count = files.expired_count(config, now, kept)
             else:
                 count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, kept.end))
             # The checkpoint first: recovery takes a file below its start for a leftover, and a log that

@@ -46,6 +46,8 @@ _SEGMENT_NAME = re.compile(r"\d{20}\.log")
 
 Sync: TypeAlias = Callable[[int], None]
 """os.fdatasync, or what a test puts in its place."""
+TimeRange: TypeAlias = tuple[float, float]
+"""Seconds since the epoch, both ends included."""
 
 
 def segment_path(directory: Path, base: int) -> Path:
@@ -213,6 +215,11 @@ class Segment:
         if landmarks is not None:
             write_landmarks(self.path, self.size, landmarks)
             self.landmarks = None
+
+    def count_anew(self, now: float) -> None:
+        """Let its age begin now; the file keeps that over a restart."""
+        os.utime(self.path, (now, now))
+        self.last_append = self.begun = now
 
     def is_expired(self, config: LogConfig, now: float) -> bool:
         """True when nothing was appended to it for longer than retention allows."""

@@ -62,6 +62,9 @@ class FakeCluster:
     def confirm(self) -> None:
         """The topics that `set` was given are those of ZooKeeper."""
 
+    def zookeeper_time(self) -> float:
+        return time.time()
+
     def set(self, *topics: TopicState) -> None:
         self.topics = {topic.name: topic for topic in topics}
         self.changed()

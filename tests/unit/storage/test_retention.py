@@ -555,3 +555,29 @@ def test_a_file_that_the_disk_had_no_room_for_leaves_the_old_one_and_no_other(tm
             sealed.write(disk / "facts", {"number": 2})
         assert sealed.read(disk / "facts") == {"number": 1}
         assert {path.name for path in disk.iterdir()} == {"facts", "ballast"}
+
+
+def test_segments_of_a_wrong_clock_are_as_young_as_the_look_at_them_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=10_000)
+    right = clock.now
+    appended(log, batch(2))
+    clock.now -= 1_000
+    for _ in range(8):
+        appended(log, batch(2))
+    flush(log)
+    clock.now = right + 5
+    log.expires_by_time = False
+    assert log.apply_retention() == []
+    log.count_anew([(right - 1_001, right - 999)])
+    log.expires_by_time = True
+    assert log.apply_retention() == []
+    log.close()
+    again = open_log(tmp_path, clock, segment_bytes=300, retention_ms=10_000)
+    clock.now += 9
+    assert again.apply_retention() == []
+    clock.now += 2
+    assert again.apply_retention()
+    again.close()
