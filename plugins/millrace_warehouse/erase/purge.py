@@ -25,13 +25,12 @@ from millrace_warehouse.history.manifest import LoadManifest, PreviousPublicatio
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ERASED, SEQUENCES
 from millrace_warehouse.publish import contents
-from millrace_warehouse.publish.catalog import Unsure
 from millrace_warehouse.publish.committer import TableChange, commit
 from millrace_warehouse.publish.expire import METADATA_S, STALE_S
 from millrace_warehouse.publish.table import find_table, make_table
+from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage import Listed
 
-TRIES = 20
 _STAYS = {SEQUENCES, ERASED, LIST}
 """Numbers and hashes: nothing of a row."""
 
@@ -134,26 +133,26 @@ def _in_manifest(table: Table, topic: str, manifest: object, known: set[str]) ->
 
 def _only_head(at: At, topic: str, table: Table) -> Table:
     """The table behind a commit that leaves one snapshot: none that was begun before can be made any more."""
-    cause: Unsure | None = None
-    for _ in range(TRIES):
-        before = table.current_snapshot()
-        try:
-            return commit(table, TableChange(head_only=True))
-        except Unsure as error:
-            cause = error
-        found = find_table(at.catalog, topic)
-        if found is None:
-            break
-        table = found
-        others = {ref.snapshot_id for ref in table.metadata.refs.values()}
-        if table.current_snapshot() != before and {s.snapshot_id for s in table.metadata.snapshots} <= others:
-            return table
-    raise MillraceError(f"the table of {topic} took no commit ({cause}): see its catalog, then run again")
+    before = table.current_snapshot()
+
+    def attempt() -> Table:
+        now = find_table(at.catalog, topic)
+        if now is None:
+            raise MillraceError(
+                f"the table of {topic} was dropped meanwhile: see its catalog, then run again"
+            )
+        heads = {ref.snapshot_id for ref in now.metadata.refs.values()}
+        if now.current_snapshot() != before and {s.snapshot_id for s in now.metadata.snapshots} <= heads:
+            return now
+        return commit(now, TableChange(head_only=True))
+
+    return retried(attempt, f"old snapshots of {topic} stay", "see its catalog, then run again")
 
 
 def _write_down(at: At, topic: str, paths: Sequence[str]) -> None:
     """Write down which files of loads go: `verify` and the warehouse's reader go by it."""
-    for _ in range(TRIES):
+
+    def attempt() -> None:
         entries = list(expired_entries(at.storage, topic))
         fresh = sorted({*paths} - {path for entry in entries for path in entry.files})
         if not fresh:
@@ -164,9 +163,11 @@ def _write_down(at: At, topic: str, paths: Sequence[str]) -> None:
             publication=PreviousPublication(path="", sha256=""),
             files=fresh,
         )
-        if at.storage.create(layout.expired_path(topic, entry.number), encode(entry)):
-            return
-    raise MillraceError(f"others expire {topic} at this moment: run again when they have ended")
+        path = layout.expired_path(topic, entry.number)
+        if not at.storage.create(path, encode(entry)):
+            raise Conflict(f"another run has written {path}")
+
+    retried(attempt, f"old files of {topic} stay", "run again when other runs that expire have ended")
 
 
 def _left(at: At, topic: str, table: Table, named: set[str]) -> Iterator[Left]:

@@ -1,11 +1,7 @@
 """The catalog of a warehouse's tables: its own SQLite file, or one that pyiceberg's configuration names.
 
-    millrace.<topic>          the rows; `.` and `-` of the topic are `_`
-    millrace.<topic>_hours    what publications did to each hour
-
-A commit goes through `careful`: whatever the catalog answers but success is `Unsure`, and pyiceberg then
-neither retries nor deletes what it has written. With its own handling of a 409, a proxy that repeats a POST
-makes it delete the manifests of the snapshot that is live: the table is broken for every reader.
+millrace.<topic>          the rows; `.` and `-` of the topic are `_`
+millrace.<topic>_hours    what publications did to each hour
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyiceberg import exceptions
@@ -46,10 +42,6 @@ class CatalogError(MillraceError):
 
 class TableFileGone(MillraceError):
     """A file of a table is gone: it was deleted meanwhile, or the catalog is older than what was expired."""
-
-
-class Unsure(Exception):
-    """A commit has failed, and may have been made: only the table says."""
 
 
 def table_identifier(topic: str) -> tuple[str, str]:
@@ -140,26 +132,27 @@ def asked(what: str, question: Callable[[], T]) -> T:
             raise
         except _REFUSED as error:
             raise CatalogError(
-                f"the {what} refuses ({type(error).__name__}: {_first_line(error)}): correct its settings or"
+                f"the {what} refuses ({type(error).__name__}: {first_line(error)}): correct its settings or"
                 " the rights of this user, then run again"
             ) from error
         except Exception as error:
             if turn == TRIES - 1 and isinstance(error, FileNotFoundError):
                 raise TableFileGone(
-                    f"the {what} names a file that is gone ({_first_line(error)}): mount the warehouse"
+                    f"the {what} names a file that is gone ({first_line(error)}): mount the warehouse"
                     " that has it, restore it from a copy, or make the table again with `millrace publish"
                     " TOPIC --rebuild`"
                 ) from error
             if turn == TRIES - 1:
                 raise CatalogError(
-                    f"the {what} does not answer ({type(error).__name__}: {_first_line(error)}): start it, or"
+                    f"the {what} does not answer ({type(error).__name__}: {first_line(error)}): start it, or"
                     " correct its settings; loads go on without it, and the next publication catches up"
                 ) from error
         time.sleep(0.2 * 2**turn)
     raise AssertionError("unreachable")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The beginning of what an error says."""
     return str(error).partition("\n")[0][:200]
 
 
@@ -184,33 +177,9 @@ def being_read(table: Table) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise TableFileGone(
-            f"a file of {'.'.join(table.name())} was deleted while it was read ({_first_line(error)}): run"
+            f"a file of {'.'.join(table.name())} was deleted while it was read ({first_line(error)}): run"
             " again; if it stays so, make the table again with `millrace publish TOPIC --rebuild`"
         ) from error
-
-
-class _Careful:
-    """A catalog whose failed commits are `Unsure`, whatever it answered."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._catalog, name)
-
-    def commit_table(self, *arguments: Any) -> Any:
-        try:
-            return self._catalog.commit_table(*arguments)
-        except MillraceError:  # the storage took no new metadata, so the catalog was not told of any
-            raise
-        except Exception as error:
-            raise Unsure(f"{type(error).__name__}: {_first_line(error)}") from error
-
-
-def careful(table: Table) -> Table:
-    """The table, for a transaction whose commit fails with `Unsure` and nothing else."""
-    catalog: Any = _Careful(table.catalog)
-    return Table(table.name(), table.metadata, table.metadata_location, table.io, catalog, table.config)
 
 
 def create_table(

@@ -1,36 +1,72 @@
 """One commit of an Iceberg table: schema, rows, properties and old snapshots together, or nothing of it.
 
-The branch's head is the only thing that is compared: every commit makes a snapshot, an empty one if need be,
-so the properties go with it. Manifests stay small, and hold hours that lie beside each other, however many
-files a commit adds: who reads or replaces an hour reads few of them. Knows entries and properties; not what a
-publication is.
+A commit has two parts. Its work, the manifests, is written once. Its manifest list and its number follow the
+table: when another branch took the number, the list is written again in milliseconds. When main itself moved,
+the commit is a Conflict, and its verb decides again. Every commit makes a snapshot, an empty one if need be,
+so the requirement for main guards the properties as well.
+
+A lost answer is settled by the table: main is at this commit's snapshot, whose id all tries share, or not.
+pyiceberg's own transactions are not used: they send one requirement for many branches, delete manifests of a
+commit that was made after a false conflict, and start over whole.
+
+Manifests stay small, and hold hours that lie beside each other, however many files a commit adds: who reads
+or replaces an hour reads few of them. Knows entries and properties; not what a publication is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import logging
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import count
+from typing import Any
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.exceptions import ValidationException
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import (
+    DataFile,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.snapshots import Operation, ancestors_of
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    ancestors_of,
+    update_snapshot_summaries,
+)
 from pyiceberg.table.update import (
     AddSchemaUpdate,
+    AddSnapshotUpdate,
     AssertLastAssignedFieldId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
     RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
 )
-from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 from pyiceberg.types import IntegerType
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of, partition_of
-from millrace_warehouse.publish.catalog import Unsure, being_read, careful
+from millrace_warehouse.publish.catalog import CatalogError, being_read, first_line, load_table
+from millrace_warehouse.races import Conflict, retried
+
+logger = logging.getLogger("millrace.warehouse.committer")
 
 MANIFEST_FILES = 256
 """Most files that a manifest of a commit names. A reader of one day reads one or two: some 50 us a file."""
@@ -46,7 +82,9 @@ class TableChange:
 
     added: Sequence[DataFile] = ()
     removed: Sequence[DataFile] = ()
-    """Files that the table has now; a commit fails with Unsure when one of them is gone."""
+    """Files that the table has now; a commit meets a Conflict when one of them is gone."""
+    same_rows: bool = False
+    """The added files hold the rows of the removed ones: the snapshot's operation is `replace`."""
     schema: Schema | None = None
     """The columns from now on, with their ids; None keeps those that are there."""
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -56,114 +94,267 @@ class TableChange:
 
 
 def commit(table: Table, change: TableChange) -> Table:
-    """Make the change; the table after it. Unsure when it may have been made, or lost to another commit.
+    """Make the change; the table after it. Conflict when main is another than the table's, and not by this.
 
-    MillraceError when the storage refuses a file: then it was not made.
+    MillraceError when the storage refuses a file, or the catalog every try; CatalogError when the catalog
+    does not say whether the change was made.
     """
-    with_care = careful(table)
-    transaction = with_care.transaction()
-    if change.schema is not None:
-        number = max(schema.schema_id for schema in table.metadata.schemas) + 1
-        transaction._apply(
-            (
-                AddSchemaUpdate(schema=_numbered(change.schema, number)),
-                SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
-            ),
-            (
-                AssertLastAssignedFieldId.model_validate(
-                    {"last-assigned-field-id": table.metadata.last_column_id}
-                ),
-            ),
+    return _Commit(table, change).make()
+
+
+class _Commit:
+    def __init__(self, table: Table, change: TableChange) -> None:
+        self._table, self._change = table, change
+        self._id = table.metadata.new_snapshot_id()
+        self._name, self._numbers = uuid.uuid4(), count()
+        self._schema = table.schema()
+        if change.schema is not None:
+            number = max(schema.schema_id for schema in table.metadata.schemas) + 1
+            self._schema = _numbered(change.schema, number)
+        try:
+            self._new, self._kept = self._manifests()
+        except FileNotFoundError as error:
+            raise Conflict(f"a manifest is gone ({first_line(error)})") from error
+
+    def make(self) -> Table:
+        what = f"the table {'.'.join(self._table.name())} took no commit"
+        made = retried(self._try, what, "see what its catalog says, then run again")
+        if made is None:
+            raise Conflict("another commit was faster")
+        return made
+
+    def _try(self) -> Table | None:
+        """Ask the catalog once; None when another commit has moved main. Conflict when main still stands."""
+        table = self._table
+        updates = self._updates(table)
+        try:
+            answer = table.catalog.commit_table(table, _requirements(table, self._change), updates)
+        except MillraceError:  # the storage took no new metadata, so the catalog was not told of any
+            raise
+        except Exception as error:  # refused, or lost: whatever the catalog says, only the table knows
+            cause = f"{type(error).__name__}: {first_line(error)}"
+            return self._settled(cause)
+        return self._after(answer.metadata, answer.metadata_location)
+
+    def _settled(self, cause: str) -> Table | None:
+        """What a commit that failed has become, as the table says."""
+        before = self._table
+        try:
+            now = load_table(before.catalog, (before.name()[0], before.name()[1]))
+        except CatalogError as error:
+            name = ".".join(before.name())
+            raise CatalogError(f"whether {name} took a commit is not known ({cause}), and {error}") from error
+        if now is None:
+            return None
+        if _head(now) == self._id:
+            return self._after(now.metadata, now.metadata_location)
+        if _basis(now) != _basis(before):
+            return None
+        self._table = now
+        raise Conflict(cause)
+
+    def _after(self, metadata: TableMetadata, location: str) -> Table:
+        """The table behind this commit, without the versions of its metadata that have left its log."""
+        table = self._table
+        if metadata.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED) == "true":
+            logged = {entry.metadata_file for entry in metadata.metadata_log}
+            for path in {entry.metadata_file for entry in table.metadata.metadata_log} - logged:
+                try:
+                    table.io.delete(path)
+                except FileNotFoundError:
+                    pass  # another commit, or the catalog itself
+                except Exception as error:
+                    logger.warning("%s was not deleted, `millrace expire` does it later: %s", path, error)
+        return Table(table.name(), metadata, location, table.io, table.catalog, table.config)
+
+    def _updates(self, table: Table) -> tuple[TableUpdate, ...]:
+        """The changes for the catalog, behind a new manifest list with the table's next number."""
+        metadata, change = table.metadata, self._change
+        updates: list[TableUpdate] = []
+        if change.schema is not None:
+            updates.append(AddSchemaUpdate(schema=self._schema))
+            updates.append(SetCurrentSchemaUpdate.model_validate({"schema-id": -1}))
+        parent, number = metadata.snapshot_by_name(MAIN_BRANCH), metadata.next_sequence_number()
+        parent_id = parent.snapshot_id if parent is not None else None
+        path = self._path(f"snap-{self._id}-{next(self._numbers)}-{self._name}.avro")
+        with write_manifest_list(
+            format_version=metadata.format_version,
+            output_file=table.io.new_output(path),
+            snapshot_id=self._id,
+            parent_snapshot_id=parent_id,
+            sequence_number=number,
+            avro_compression=_compression(table),
+        ) as writer:
+            # Copies: the writer numbers the new manifests, and the next try's number is another.
+            writer.add_manifests([*deepcopy(self._new), *self._kept])
+        snapshot = Snapshot.model_validate(
+            {
+                "snapshot-id": self._id,
+                "parent-snapshot-id": parent_id,
+                "sequence-number": number,
+                "manifest-list": path,
+                "summary": self._summary(parent),
+                "schema-id": self._schema.schema_id,
+            }
         )
-    summary = dict(change.summary)
-    files = (
-        _Replace(Operation.OVERWRITE, transaction, table.io, snapshot_properties=summary)
-        if change.removed
-        else _Append(Operation.APPEND, transaction, table.io, snapshot_properties=summary)
-    )
-    for file in change.added:
-        files.append_data_file(file)
-    for file in change.removed:
-        files.delete_data_file(file)
-    try:
-        files.commit()
-    except (ValidationException, FileNotFoundError) as error:  # somebody else's commit took a file away
-        raise Unsure(str(error)) from error
-    if change.properties:
-        transaction.set_properties(dict(change.properties))
-    if old := _old_snapshots(table, change.head_only):
-        transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),))
-    try:
-        transaction.commit_transaction()
-    except (Unsure, MillraceError):
-        raise
-    except Exception as error:  # behind the commit: old metadata that cannot be deleted, an answer cut short
-        raise Unsure(f"{type(error).__name__}: {error}") from error
-    return Table(
-        table.name(), with_care.metadata, with_care.metadata_location, table.io, table.catalog, table.config
-    )
+        main = metadata.refs.get(MAIN_BRANCH)
+        retention = main.model_dump(by_alias=True, exclude={"snapshot_ref_type"}) if main is not None else {}
+        main_is_here = {**retention, "ref-name": MAIN_BRANCH, "type": "branch", "snapshot-id": self._id}
+        updates += AddSnapshotUpdate(snapshot=snapshot), SetSnapshotRefUpdate.model_validate(main_is_here)
+        if change.properties:
+            updates.append(SetPropertiesUpdate(updates=dict(change.properties)))
+        if old := _old_snapshots(table, change.head_only):
+            updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}))
+        return tuple(updates)
 
+    def _summary(self, parent: Snapshot | None) -> Summary:
+        collector, specs = SnapshotSummaryCollector(), self._table.specs()
+        for file in self._change.added:
+            collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
+        for file in self._change.removed:
+            collector.remove_file(file, self._schema, specs[file.spec_id])
+        counted = {**collector.build(), **self._change.summary}
+        operation = Operation.OVERWRITE if self._change.removed else Operation.APPEND
+        summary = Summary(operation=operation, **counted)
+        update_snapshot_summaries(summary, parent.summary if parent is not None else None)
+        if self._change.same_rows:  # pyiceberg sums up no `replace`
+            return Summary(operation=Operation.REPLACE, **summary.additional_properties)
+        return summary
 
-class _Append(_FastAppendFiles):
-    def _manifests(self) -> list[ManifestFile]:
-        return _arranged(self, super()._manifests)
+    def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
+        """The snapshot's manifests: those that are written now, and those that it takes over."""
+        table, spec = self._table, self._table.spec()
+        added = [self._entry(ManifestEntryStatus.ADDED, file) for file in self._change.added]
+        new, kept = self._without_removed()
+        small = [each for each in kept if _is_small(each, spec.spec_id)]
+        if len(small) >= SMALL_MANIFESTS:
+            kept = [each for each in kept if each not in small]
+            added += [_existing(entry) for each in small for entry in each.fetch_manifest_entry(table.io)]
+        added.sort(key=_by_hour)
+        for first in range(0, len(added), MANIFEST_FILES):
+            new.append(self._write(spec, added[first : first + MANIFEST_FILES]))
+        return new, kept
 
+    def _without_removed(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
+        """Main's manifests: those written again without the removed files, and the others."""
+        table = self._table
+        head = table.metadata.snapshot_by_name(MAIN_BRANCH)
+        manifests = head.manifests(table.io) if head is not None else []
+        live = [each for each in manifests if each.has_added_files() or each.has_existing_files()]
+        removed = {file.file_path for file in self._change.removed}
+        if not removed:
+            return [], live
+        partitions = {_partition(file) for file in self._change.removed}
+        new: list[ManifestFile] = []
+        kept: list[ManifestFile] = []
+        gone: dict[int, list[ManifestEntry]] = {}
+        for manifest in live:
+            if manifest.content != ManifestContent.DATA or not _may_have(table, manifest, partitions):
+                kept.append(manifest)
+                continue
+            entries = manifest.fetch_manifest_entry(table.io)
+            stay = [entry for entry in entries if entry.data_file.file_path not in removed]
+            if len(stay) == len(entries):
+                kept.append(manifest)
+                continue
+            if stay:
+                spec = table.specs()[manifest.partition_spec_id]
+                new.append(self._write(spec, map(_existing, stay)))
+            leave = (entry for entry in entries if entry.data_file.file_path in removed)
+            deleted = (self._entry(ManifestEntryStatus.DELETED, entry.data_file, entry) for entry in leave)
+            gone.setdefault(manifest.partition_spec_id, []).extend(deleted)
+        found = {entry.data_file.file_path for entries in gone.values() for entry in entries}
+        if missing := sorted(removed - found):
+            raise Conflict(f"the table has {len(missing)} files no more, {missing[0]} for one")
+        return new + [self._write(table.specs()[spec_id], gone[spec_id]) for spec_id in gone], kept
 
-class _Replace(_OverwriteFiles):
-    def _manifests(self) -> list[ManifestFile]:
-        return _arranged(self, super()._manifests)
-
-
-def _arranged(
-    producer: _Append | _Replace, manifests_of: Callable[[], list[ManifestFile]]
-) -> list[ManifestFile]:
-    """A snapshot's manifests: each new one holds hours that lie together, and few of the others are small.
-
-    pyiceberg writes one manifest for all files that are added. It merges manifests by their bytes, of which
-    small ones are mostly the table's schema.
-    """
-    added, producer._added_data_files = producer._added_data_files, []
-    manifests = manifests_of()
-    producer._added_data_files = added  # the snapshot's summary counts them
-    spec = producer._transaction.table_metadata.spec()
-    small = [each for each in manifests if _is_small(each, spec.spec_id, producer.snapshot_id)]
-    if len(small) < SMALL_MANIFESTS:
-        small = []
-    entries = [
-        ManifestEntry.from_args(
-            status=ManifestEntryStatus.ADDED, snapshot_id=producer.snapshot_id, data_file=file
+    def _entry(
+        self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
+    ) -> ManifestEntry:
+        """This snapshot's entry of a file. That of an added one has no number: it is the list's."""
+        return ManifestEntry.from_args(
+            status=status,
+            snapshot_id=self._id,
+            sequence_number=old.sequence_number if old is not None else None,
+            file_sequence_number=old.file_sequence_number if old is not None else None,
+            data_file=file,
         )
-        for file in added
-    ]
-    for entry in chain.from_iterable(map(producer.fetch_manifest_entry, small)):
-        entry.status = ManifestEntryStatus.EXISTING
-        entries.append(entry)
-    entries.sort(key=_by_hour)
-    arranged = []
-    for first in range(0, len(entries), MANIFEST_FILES):
-        with producer.new_manifest_writer(spec) as writer:
-            for entry in entries[first : first + MANIFEST_FILES]:
+
+    def _write(self, spec: PartitionSpec, entries: Iterable[ManifestEntry]) -> ManifestFile:
+        path = self._path(f"{self._name}-m{next(self._numbers)}.avro")
+        with write_manifest(
+            format_version=self._table.metadata.format_version,
+            spec=spec,
+            schema=self._schema,
+            output_file=self._table.io.new_output(path),
+            snapshot_id=self._id,
+            avro_compression=_compression(self._table),
+        ) as writer:
+            for entry in entries:
                 writer.add_entry(entry)
-        arranged.append(writer.to_manifest_file())
-    return arranged + [each for each in manifests if each not in small]
+        return writer.to_manifest_file()
+
+    def _path(self, name: str) -> str:
+        return self._table.location_provider().new_metadata_location(name)
 
 
-def _is_small(manifest: ManifestFile, spec_id: int, snapshot_id: int) -> bool:
-    """True for a manifest of data of an earlier snapshot that is worth being put together with others."""
+def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
+    """One for each branch and tag: main is built upon, and the snapshots of the others are kept."""
+    heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
+    columns = {"last-assigned-field-id": table.metadata.last_column_id}
+    return (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        *(
+            AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": head})
+            for name, head in heads.items()
+        ),
+        *([AssertLastAssignedFieldId.model_validate(columns)] if change.schema is not None else []),
+    )
+
+
+def _head(table: Table) -> int | None:
+    main = table.metadata.refs.get(MAIN_BRANCH)
+    return main.snapshot_id if main is not None else None
+
+
+def _basis(table: Table) -> tuple[object, ...]:
+    """What a commit's work was made for: while it stands, only the manifest list is to be written again."""
+    metadata = table.metadata
+    columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
+    return metadata.table_uuid, _head(table), columns, metadata.default_spec_id, metadata.format_version
+
+
+def _compression(table: Table) -> Any:
+    codec = TableProperties.WRITE_AVRO_COMPRESSION
+    return table.properties.get(codec, TableProperties.WRITE_AVRO_COMPRESSION_DEFAULT)
+
+
+def _existing(entry: ManifestEntry) -> ManifestEntry:
+    """An entry of an earlier snapshot, for another manifest: who added its file, and when, stays."""
+    entry.status = ManifestEntryStatus.EXISTING
+    return entry
+
+
+def _is_small(manifest: ManifestFile, spec_id: int) -> bool:
+    """True for a manifest of data that is worth being put together with others."""
     files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
     return (
         manifest.content == ManifestContent.DATA
         and manifest.partition_spec_id == spec_id
-        and manifest.added_snapshot_id != snapshot_id
         and files < MANIFEST_FILES // 2
     )
 
 
+def _partition(file: DataFile) -> int | None:
+    """The hour of a file, in its partition's number; None for one without an hour, or without partitions."""
+    hour = file.partition[0] if len(file.partition) else None
+    return None if hour is None else int(hour)
+
+
 def _by_hour(entry: ManifestEntry) -> int:
     """Sorts entries by the hour of their files, those without one first."""
-    partition = entry.data_file.partition
-    hour = partition[0] if len(partition) else None
-    return -1 if hour is None else int(hour)
+    hour = _partition(entry.data_file)
+    return -1 if hour is None else hour
 
 
 def _numbered(schema: Schema, number: int) -> Schema:

@@ -20,16 +20,14 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history.layout import publications_from
-from millrace_warehouse.publish.catalog import Unsure
 from millrace_warehouse.publish.committer import TableChange, commit, head_files, live_files
 from millrace_warehouse.publish.rewriting import Rewriting
 from millrace_warehouse.publish.table import PATH, published_table
+from millrace_warehouse.races import retried
 from millrace_warehouse.verbs import Compact
 
 COMMIT_BYTES = 4 << 30
 """Bytes of small files that one commit replaces: what a crash or a conflict costs at most."""
-COMMIT_TRIES = 10
-"""Most commits for what was written once; each one lost to another program."""
 STALE_S = 12 * 3600.0
 """Give up what was begun so long ago: `expire` takes files for strays that are a day old and in no table."""
 
@@ -184,8 +182,8 @@ def _replaced(at: At, topic: str, old: Sequence[TableFile], new: Sequence[TableF
     A commit without an answer is looked for in the table. One that comes late finds another head, or the
     very same replacement, and is refused.
     """
-    unsure: Unsure | None = None
-    for _ in range(COMMIT_TRIES):
+
+    def attempt() -> bool:
         table = _table(at, topic)
         live = {file.file_path for file in live_files(table)}
         if live.issuperset(file.file_path for file in new):
@@ -193,13 +191,7 @@ def _replaced(at: At, topic: str, old: Sequence[TableFile], new: Sequence[TableF
         stale = at.clock() - begun > STALE_S
         if stale or not live.issuperset(file.file_path for file in old):
             return False
-        try:
-            commit(table, TableChange(added=new, removed=old))
-        except Unsure as error:
-            unsure = error
-            continue
+        commit(table, TableChange(added=new, removed=old, same_rows=True))
         return True
-    raise MillraceError(
-        f"the table of {topic} took none of {COMMIT_TRIES} commits: {unsure}; see what the catalog says, then"
-        " run again"
-    )
+
+    return retried(attempt, f"the small files of {topic} stay", "run again while fewer runs change the table")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -33,10 +34,11 @@ from millrace_warehouse.history.manifest import LoadManifest, PreviousPublicatio
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ENTRIES, ERASED, SEQUENCES
 from millrace_warehouse.publish import contents
-from millrace_warehouse.publish.catalog import Unsure, load_table
+from millrace_warehouse.publish.catalog import load_table
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import PATH, published_table, require_loads
+from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage import Listed, Storage
 from millrace_warehouse.storage.verbs import DRAFT
 from millrace_warehouse.verbs import Expire
@@ -48,7 +50,6 @@ METADATA_S = 3 * 24 * 3600.0
 _RECORD = re.compile(r"(\d{10})-.+\.json")
 _BESIDE = {ENTRIES, SEQUENCES, ERASED}
 """What stays of a folder without rejected records."""
-_FENCE_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,16 +396,9 @@ def _fenced(at: At, published: _Published) -> _Published:
 
 
 def _commit_nothing(table: Table) -> None:
-    """Commit no rows, or see that somebody committed; a refused try is repeated, as it changes nothing."""
-    for _ in range(_FENCE_TRIES):
-        try:
-            commit(table, TableChange())
-            return
-        except Unsure:
-            now = table.catalog.load_table(table.name())
-            if now.current_snapshot() != table.current_snapshot():
-                return
-            table = now
+    """Commit no rows, unless another commit is faster, which does as well."""
+    with suppress(Conflict):
+        commit(table, TableChange())
 
 
 def _old_conditions(at: At, topic: str) -> dict[str, Listed]:

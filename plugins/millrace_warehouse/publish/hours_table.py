@@ -36,7 +36,6 @@ from millrace_warehouse.history.layout import Folder, publications_from
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.catalog import (
     TableFileGone,
-    Unsure,
     create_table,
     drop_table,
     load_table,
@@ -44,9 +43,9 @@ from millrace_warehouse.publish.catalog import (
 )
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
+from millrace_warehouse.races import retried
 from millrace_warehouse.storage.verbs import Storage
 
-TRIES = 20
 FILES = 100
 """Files of the table of hours at which one is made of all of them."""
 REJECTED = "rejected"
@@ -79,11 +78,9 @@ def bring_up_to_date(
     catalog: Catalog, storage: Storage, topic: str, table: Table, publication: Publication
 ) -> None:
     """Append the changes of every publication through this one that the table of hours lacks."""
-    for _ in range(TRIES):
-        try:
-            hours = _table_of_hours(catalog, storage, topic)
-        except Unsure:
-            continue
+
+    def attempt() -> None:
+        hours = _table_of_hours(catalog, storage, topic)
         through = int(hours.properties.get(NUMBER, "0"))
         if through >= publication.number:
             return
@@ -95,15 +92,10 @@ def bring_up_to_date(
                 break
             snapshot = head.snapshot_id if record.number == publication.number else None
             rows = [*_rows(record, path, snapshot), *rows]
-        try:
-            _append(hours, rows, publication.number)
-        except Unsure:
-            continue
-        return
-    raise MillraceError(
-        f"{topic} is published, and its table of hours is not: {TRIES} commits failed; the next `millrace"
-        " publish` brings it up to date"
-    )
+        _append(hours, rows, publication.number)
+
+    what = f"{topic} is published, and its table of hours is not"
+    retried(attempt, what, "the next `millrace publish` brings it up to date")
 
 
 def drop_if_gone(catalog: Catalog, topic: str) -> None:

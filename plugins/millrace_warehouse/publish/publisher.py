@@ -10,15 +10,13 @@
     6  one commit: schema, files, properties that name the record                  committer.py
     7  the ledger, and the table of hours                                          hours_table.py
 
-A commit that failed may have been made: the table says. It names this run's record, or everything starts over
-from the table as it is then. The record of an attempt that lost is a stray. Copies nothing and starts no
-Spark; does not know how an auditor is asked.
+When another commit to main was faster, everything starts over from the table as it is then. It may name this
+run's record already, if an answer was lost. The record of an attempt that lost is a stray. Copies nothing and
+starts no Spark; does not know how an auditor is asked.
 """
 
 from __future__ import annotations
 
-import random
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ from millrace_warehouse.history.manifest import (
     Publication,
     Verdict,
 )
-from millrace_warehouse.publish.catalog import CatalogError, Unsure, table_identifier
+from millrace_warehouse.publish.catalog import CatalogError, table_identifier
 from millrace_warehouse.publish.closing import unclosed, unclosed_in_table
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.due import choose, judge_late, rejudged
@@ -59,10 +57,9 @@ from millrace_warehouse.publish.table import (
     published_table,
     require_loads,
 )
+from millrace_warehouse.races import Conflict, Outrun, retried
 from millrace_warehouse.verbs import Publish
 
-TRIES = 20
-"""Most commits that one run tries; each one that fails has lost to another, or met a fault."""
 CATCH_UP = 1_000
 """Newer loads after which a publication is made though no hour changes: the next run need not read them."""
 
@@ -123,29 +120,18 @@ class _Attempts:
         """Paths of the records that commits were tried with: the table may turn out to name any of them."""
 
     def publish(self) -> PublishResult:
-        cause: Exception | None = None
-        for turn in range(TRIES):
-            if turn:
-                time.sleep(random.uniform(0, min(2.0, 0.05 * 2**turn)))
-            try:
-                return self._publish_once()
-            except Unsure as error:
-                cause = error
-                self._at.progress("commit failed, or its answer was lost")
-            except CatalogError as error:
-                if cause is None:
-                    raise
-                raise CatalogError(
-                    f"whether {self._topic} was published is not known ({cause}), and {error}"
-                ) from error
-            except MillraceError as error:  # an erasure leaves nobody the files of the snapshot before
-                if not self._is_another_table():
-                    raise
-                cause = error
-        raise MillraceError(
-            f"{self._topic} was not published: {TRIES} commits failed, the last one with {cause}; see that"
-            " the catalog works and that not too many publish at once, then run again"
-        )
+        what = f"{self._topic} was not published"
+        return retried(self._attempt, what, "see that not too many publish at once, then run again")
+
+    def _attempt(self) -> PublishResult:
+        try:
+            return self._publish_once()
+        except (CatalogError, Outrun):
+            raise
+        except MillraceError as error:  # an erasure leaves nobody the files of the snapshot before
+            if not self._is_another_table():
+                raise
+            raise Conflict(str(error)) from error
 
     def _publish_once(self) -> PublishResult:
         at, request, topic = self._at, self._request, self._topic

@@ -45,7 +45,7 @@ from millrace_warehouse.history.manifest import (
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import read_list
 from millrace_warehouse.publish import table as tables
-from millrace_warehouse.publish.catalog import TableFileGone, Unsure, drop_table, table_identifier
+from millrace_warehouse.publish.catalog import TableFileGone, drop_table, table_identifier
 from millrace_warehouse.publish.committer import live_files
 from millrace_warehouse.publish.contents import (
     RowsByLoad,
@@ -58,6 +58,7 @@ from millrace_warehouse.publish.contents import (
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.hours_table import drop_if_gone
 from millrace_warehouse.publish.state import State
+from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage.streams import open_file
 from millrace_warehouse.storage.verbs import Storage
 
@@ -143,7 +144,7 @@ def _overlap(one: pa.Array, other: pa.Array) -> bool:
 def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
     """Make the table what its newest publication was, as far as files are left; that publication's successor.
 
-    Unsure when the commit may have been made, or lost to another: look, then begin again.
+    Conflict when another commit to main was faster: look, then begin again.
     """
     storage, catalog = at.storage, at.catalog
     table, head = _table(at, topic)
@@ -190,7 +191,7 @@ def _table(at: At, topic: str) -> tuple[Table | None, list[IcebergDataFile]]:
         if not at.storage.names(layout.ledger_path(layout.Folder.PUBLICATIONS.of(topic))):
             raise
         if table is not None and _is_newer(at, topic, table):
-            raise Unsure("another run has changed the table while it was read") from None
+            raise Conflict("another run has changed the table while it was read") from None
         drop_table(at.catalog, table_identifier(topic))
         return None, []
 

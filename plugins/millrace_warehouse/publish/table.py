@@ -30,8 +30,9 @@ from millrace_warehouse.history.entries import partition_spec
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
 from millrace_warehouse.history.schemas import read_record
-from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
+from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage.verbs import Storage
 
 FORMAT = "millrace.format"
@@ -98,7 +99,7 @@ def require_loads(catalog: Catalog, storage: Storage, topic: str) -> LoadManifes
 
 
 def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
-    """The topic's new, empty table; that of another run if it has won. Unsure when that one has rows already.
+    """The topic's new, empty table, or that of another run. Conflict when that one has rows already.
 
     What is to be added was chosen for an empty table: on top of another run's rows it would be there twice.
 
@@ -120,7 +121,7 @@ def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
     table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
     _check_owner(catalog, topic, table)
     if table.current_snapshot() is not None:
-        raise Unsure(f"another run has just made {'.'.join(identifier)}, and published")
+        raise Conflict(f"another run has just made {'.'.join(identifier)}, and published")
     ids = {field.name: field.field_id for field in table.schema().fields}
     if ids != {field.name: field.field_id for field in first.fields}:
         raise MillraceError(
@@ -286,7 +287,7 @@ def commit_publication(
 ) -> Table:
     """Write a publication's record, then commit what it says; the table after it.
 
-    Unsure when the commit may have been made, or lost to another.
+    Conflict when another commit to main was faster.
     """
     path = layout.publication_path(publication.topic, publication.number, publication.attempt)
     at.storage.create(path, encode(publication))

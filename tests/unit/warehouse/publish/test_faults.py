@@ -136,10 +136,10 @@ def test_a_catalog_that_fails_for_good_is_named_and_loses_nothing(
     storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(storage, TOPIC, {H10: 3})
-    monkeypatch.setattr("millrace_warehouse.publish.publisher.TRIES", 3)
+    monkeypatch.setattr("millrace_warehouse.races.TRIES", 3)
     with monkeypatch.context() as patch:
         faulty(patch, catalog, iter(["503"] * 10))
-        with pytest.raises(MillraceError, match="3 commits failed, the last one with RESTError: 503"):
+        with pytest.raises(MillraceError, match="3 tries failed, the last one because RESTError: 503"):
             publish(H10)
     assert publish(H10).published
     assert offsets(table_of(catalog)) == [0, 1, 2]
@@ -165,7 +165,7 @@ def test_a_catalog_that_goes_away_behind_a_commit_leaves_it_open_whether_it_was_
 
         patch.setattr(catalog, "commit_table", last_commit)
         # SQLite's commit looks the table up itself.
-        with pytest.raises(CatalogError, match="whether PageView was published is not known"):
+        with pytest.raises(CatalogError, match=r"whether millrace\.PageView took a commit is not known"):
             publish(H10)
     again = publish(H10)
     assert offsets(table_of(catalog)) == [0, 1, 2]

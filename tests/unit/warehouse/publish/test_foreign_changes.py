@@ -19,6 +19,7 @@ from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import TableChanged
+from millrace_warehouse.races import Conflict
 from millrace_warehouse.storage.local import LocalStorage
 from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.verbs import Compact
@@ -356,8 +357,13 @@ def test_a_table_of_hours_that_cannot_be_written_holds_no_publication_up(
     storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = hours_of(catalog)
+
+    def never(*_: object) -> None:
+        raise Conflict("another commit was faster")
+
     with monkeypatch.context() as patch:
-        patch.setattr("millrace_warehouse.publish.hours_table.TRIES", 0)
+        patch.setattr("millrace_warehouse.races.TRIES", 1)
+        patch.setattr("millrace_warehouse.publish.hours_table._append", never)
         for number in (3, 4):
             load(storage, TOPIC, {H10: 1})
             with pytest.raises(MillraceError, match="is published, and its table of hours is not"):
