@@ -64,7 +64,7 @@ from pyiceberg.types import IntegerType
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import hour_of, partition_of
 from millrace_warehouse.publish.catalog import CatalogError, being_read, first_line, load_table
-from millrace_warehouse.races import Conflict, retried
+from millrace_warehouse.races import Conflict, Outrun, retried
 
 logger = logging.getLogger("millrace.warehouse.committer")
 
@@ -107,6 +107,8 @@ class _Commit:
         self._table, self._change = table, change
         self._id = table.metadata.new_snapshot_id()
         self._name, self._numbers = uuid.uuid4(), count()
+        self._failure = ""
+        """Of the last try; empty before it."""
         self._schema = table.schema()
         if change.schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
@@ -115,16 +117,30 @@ class _Commit:
             self._new, self._kept = self._manifests()
         except FileNotFoundError as error:
             raise Conflict(f"a manifest is gone ({first_line(error)})") from error
+        self._counted = self._counts()
 
     def make(self) -> Table:
         what = f"the table {'.'.join(self._table.name())} took no commit"
-        made = retried(self._try, what, "see what its catalog says, then run again")
+        try:
+            made = retried(self._try, what, "see what its catalog says, then run again")
+        except Outrun:
+            now = self._now()  # the last answer may be lost, too
+            if now is None or _head(now) != self._id:
+                raise
+            made = self._after(now.metadata, now.metadata_location)
         if made is None:
             raise Conflict("another commit was faster")
         return made
 
     def _try(self) -> Table | None:
-        """Ask the catalog once; None when another commit has moved main. Conflict when main still stands."""
+        """Ask the catalog once; None when another commit has moved main. Conflict while it stands."""
+        if self._failure:
+            now = self._now()
+            if now is not None and _head(now) == self._id:
+                return self._after(now.metadata, now.metadata_location)
+            if now is None or _basis(now) != _basis(self._table):
+                return None
+            self._table = now
         table = self._table
         updates = self._updates(table)
         try:
@@ -132,26 +148,18 @@ class _Commit:
         except MillraceError:  # the storage took no new metadata, so the catalog was not told of any
             raise
         except Exception as error:  # refused, or lost: whatever the catalog says, only the table knows
-            cause = f"{type(error).__name__}: {first_line(error)}"
-            return self._settled(cause)
+            self._failure = f"{type(error).__name__}: {first_line(error)}"
+            raise Conflict(self._failure) from error
         return self._after(answer.metadata, answer.metadata_location)
 
-    def _settled(self, cause: str) -> Table | None:
-        """What a commit that failed has become, as the table says."""
-        before = self._table
+    def _now(self) -> Table | None:
+        namespace, name = self._table.name()
         try:
-            now = load_table(before.catalog, (before.name()[0], before.name()[1]))
+            return load_table(self._table.catalog, (namespace, name))
         except CatalogError as error:
-            name = ".".join(before.name())
-            raise CatalogError(f"whether {name} took a commit is not known ({cause}), and {error}") from error
-        if now is None:
-            return None
-        if _head(now) == self._id:
-            return self._after(now.metadata, now.metadata_location)
-        if _basis(now) != _basis(before):
-            return None
-        self._table = now
-        raise Conflict(cause)
+            raise CatalogError(
+                f"whether {namespace}.{name} took a commit is not known ({self._failure}), and {error}"
+            ) from error
 
     def _after(self, metadata: TableMetadata, location: str) -> Table:
         """The table behind this commit, without the versions of its metadata that have left its log."""
@@ -207,15 +215,18 @@ class _Commit:
             updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}))
         return tuple(updates)
 
-    def _summary(self, parent: Snapshot | None) -> Summary:
+    def _counts(self) -> dict[str, str]:
+        """What the summary says of this commit alone."""
         collector, specs = SnapshotSummaryCollector(), self._table.specs()
         for file in self._change.added:
             collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
         for file in self._change.removed:
             collector.remove_file(file, self._schema, specs[file.spec_id])
-        counted = {**collector.build(), **self._change.summary}
+        return {**collector.build(), **self._change.summary}
+
+    def _summary(self, parent: Snapshot | None) -> Summary:
         operation = Operation.OVERWRITE if self._change.removed else Operation.APPEND
-        summary = Summary(operation=operation, **counted)
+        summary = Summary(operation=operation, **self._counted)
         update_snapshot_summaries(summary, parent.summary if parent is not None else None)
         if self._change.same_rows:  # pyiceberg sums up no `replace`
             return Summary(operation=Operation.REPLACE, **summary.additional_properties)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
@@ -113,6 +113,7 @@ class _Attempts:
     def __init__(self, at: At, request: Publish, topic: str, auditor: Auditor) -> None:
         self._at, self._request, self._topic, self._auditor = at, request, topic, auditor
         self._judgements: dict[str, Judgement] = {}
+        self._editions = cache(self._read_edition)
         self._to_rebuild = request.rebuild
         self._read = ""
         """Where the metadata of the table lies that this run has read last."""
@@ -239,10 +240,14 @@ class _Attempts:
                 editions.setdefault(judged.load, state.through.editions.get(str(judged.load), 1))
         loads = {}
         for load, edition in sorted(editions.items()):
-            manifest = layout.read_edition(self._at.storage, self._topic, load, edition)
-            rows = manifest.rows_by_hour().get(hour, 0)
-            loads[load] = LoadHour(load, edition, manifest.sha256, rows)
+            sha256, rows = self._editions(load, edition)
+            loads[load] = LoadHour(load, edition, sha256, rows.get(hour, 0))
         return Held(loads, there - change.removed + change.added)
+
+    def _read_edition(self, load: int, edition: int) -> tuple[str, Mapping[str, int]]:
+        """Return the hash of an edition's manifest, and its rows by hour; thousands of hours may ask."""
+        manifest = layout.read_edition(self._at.storage, self._topic, load, edition)
+        return manifest.sha256, manifest.rows_by_hour()
 
     def _refusal(self, hour: str, held: Held) -> Verdict | None:
         """The verdict instead of the auditor's where that does not speak for these rows.

@@ -29,6 +29,7 @@ from millrace_warehouse.verify.log import check_log
 from millrace_warehouse.verify.publications import Replay, check_publications
 from millrace_warehouse.verify.rows import check_erased, check_others, check_rows
 from millrace_warehouse.verify.table import Head, check_table
+from millrace_warehouse.verify.values import check_values
 
 CHECKS = 3
 """Most times that a topic is checked which others change meanwhile."""
@@ -46,7 +47,7 @@ class VerifyRun:
     client: ClusterClient | None = None
     """Also compare with this cluster's logs."""
     rows: bool = False
-    """Also read every row: offsets, sequence numbers, hours."""
+    """Also read every row: offsets, sequence numbers, hours, and the values of those that were copied."""
     progress: Progress = quiet
 
 
@@ -126,6 +127,8 @@ def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
         check_rows(check, history, checked.whole)
         if head is not None:
             check_others(check, head, history, checked.whole)
+            if replay is not None:
+                check_values(check, head, history, replay, checked.whole)
         check_erased(check, head, history, checked.whole)
     if checked.unproven:
         check.note(

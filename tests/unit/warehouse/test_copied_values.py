@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -110,7 +110,8 @@ def test_compaction_keeps_every_value(w: Warehouse, log: MemoryLog) -> None:
     assert [row["items"] for row in before][:2] == [None, []], "null and empty are not the same"
     assert w.compact().hours
     assert table_rows(w) == before
-    assert w.problems(rows=True) == []
+    report = w.verify(rows=True)
+    assert (report.problems, report.compared) == ([], len(VALUES))
 
 
 def test_an_erasure_keeps_every_value_of_the_rows_that_stay(w: Warehouse, log: MemoryLog) -> None:
@@ -139,6 +140,51 @@ def test_a_re_load_keeps_every_value_of_rows_that_lie_in_the_same_file(w: Wareho
     reload_topic(run, TOPIC, [len(VALUES)])
     w.publish()
     assert table_rows(w) == before
+
+
+def with_value(name: str, row: int, value: Any) -> Callable[[pa.Table], pa.Table]:
+    """A change of one value of a column, whose type stays."""
+
+    def change(rows: pa.Table) -> pa.Table:
+        at = rows.schema.get_field_index(name)
+        values = rows.column(at).to_pylist()
+        values[row] = value
+        return rows.set_column(at, rows.schema.field(at), pa.array(values, rows.schema.field(at).type))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "value", "where"),
+    [
+        ("items", 0, [], "items"),
+        ("items", 2, [{"a": 1}, {"a": 7}, None], "items.element.a"),
+        ("byname", 2, [("k", {"a": None}), ("l", None)], "byname.value.a"),
+        ("lists", 2, [[1, 2], None, []], "lists.element.element"),
+        ("one", 1, {"a": 1}, "one.a"),
+        ("whole", 2, -2.25, "whole"),
+        ("text", 2, "a", "text"),
+        ("price", 2, None, "price"),
+    ],
+)
+def test_a_value_that_another_program_changed_while_it_compacted_is_found(
+    w: Warehouse, log: MemoryLog, name: str, row: int, value: Any, where: str
+) -> None:
+    compact_as_others_do(w.storage, w.table, TOPIC, HOUR, with_value(name, row, value))
+    assert w.problems() == [], "the rows are as many"
+    (problem,) = w.problems(rows=True)
+    assert "do not hold the values of their loads' files" in problem
+    assert f" in {where}: move them away" in problem
+    for path in w.topic.glob("compacted/foreign/*.parquet"):
+        path.unlink()
+    w.publish(rebuild=True)
+    assert w.problems(rows=True) == []
+
+
+def test_the_same_rows_in_another_order_are_no_difference(w: Warehouse, log: MemoryLog) -> None:
+    compact_as_others_do(w.storage, w.table, TOPIC, HOUR, lambda rows: rows.take([3, 1, 0, 2]))
+    report = w.verify(rows=True)
+    assert (report.problems, report.compared) == ([], len(VALUES))
 
 
 def forget_nulls(batch: pa.RecordBatch, *columns: Any) -> pa.RecordBatch:
