@@ -12,7 +12,7 @@ DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check sim lines mutants up compat test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit
+.PHONY: help demo test test-slow check sim lines mutants up compat test-hdfs test-readers test-objects test-airflow test-deploy docs-test soak attack bench-broker bench-load bench-audit bench-registry clean setup kcat fault-load fault-audit fault-restore
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ fault-load: setup ## 100 loads while every part is killed at random, brokers als
 
 fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (25 min) [WINDOWS=n] [ONLY=name] [SEED=n]
 	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.faultaudit $(if $(WINDOWS),--windows $(WINDOWS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+
+fault-restore: setup ## Every store put back from an older copy: noticed, nothing lost, no wrong verdict (25 min) [ONLY=store]
+	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.faultrestore $(if $(ONLY),--only $(ONLY))
 
 bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchmarks.md (25 min, 40 GB) [QUICK=1] [ONLY=millrace,...] [CELLS=consume,...]
 	$(BIN)/python -m tests.bench.broker $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))

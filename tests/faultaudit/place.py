@@ -44,38 +44,44 @@ class Place:
         settings: Mapping[str, Mapping[str, str]] | None = None,
         mirror_faults: Mapping[str, str] | None = None,
         patience_s: int = 600,
+        brokers: int = 1,
     ) -> None:
         """`schemas` are topics' that have another than PageView, `settings` are topics' in the origins;
-        `mirror_faults` names an edit of `batches` for a topic; `patience_s` is the auditor's."""
-        self.folder, self._patience_s = folder, patience_s
+        `mirror_faults` names an edit of `batches` for a topic; `patience_s` is the auditor's.
+
+        Each cluster has `brokers` brokers and as many replicas; with several, each datacenter has a ZooKeeper
+        of its own.
+        """
+        self.folder, self._patience_s, self._brokers = folder, patience_s, brokers
         self.warehouse, self.held = folder / "warehouse", folder / "held"
         self.held.mkdir(parents=True)
         self._faults = folder / "mirror-faults.json"
         self._faults.write_text(json.dumps(mirror_faults or {}))
-        self._ports = {name: free_port() for name in ("zookeeper", "registry", "auditor")}
-        self.zookeeper = f"127.0.0.1:{self._ports['zookeeper']}"
+        self._zookeepers = dict.fromkeys((*ORIGINS, OFFLINE), "zookeeper")
+        if brokers > 1:
+            self._zookeepers |= {name: f"{name}-zookeeper" for name in ORIGINS}
+        services = sorted({*self._zookeepers.values(), "registry"})
+        self._ports = {name: free_port() for name in (*services, "auditor")}
+        self.zookeeper = self.zookeeper_of(OFFLINE)
         self.registry = f"http://127.0.0.1:{self._ports['registry']}"
         self.auditor_url = f"http://127.0.0.1:{self._ports['auditor']}"
         self.processes: dict[str, Process] = {}
         self.clusters: dict[str, TestCluster] = {}
-        for name in ("zookeeper", "registry"):
-            self.start(name)
-        self.ready("zookeeper", "registry")
+        self.restart(*services)
         self._register(dict.fromkeys(topics, PAGE_VIEW) | {**(schemas or {})})
         self._start_brokers(topics, partitions, settings or {})
-        services = [*(f"{name}-reader" for name in self.clusters), WAREHOUSE_READER, "auditor"]
-        for name in services:
-            self.start(name)
-        self.ready(*services)
+        auditing = [*(f"{name}-reader" for name in self.clusters), WAREHOUSE_READER, "auditor"]
+        self.restart(*auditing)
 
-    # Processes by name: zookeeper, registry, auditor, CLUSTER-1, CLUSTER-reader, WAREHOUSE_READER.
+    # Processes by name: zookeeper, CLUSTER-zookeeper, registry, auditor, CLUSTER-N, CLUSTER-reader,
+    # WAREHOUSE_READER.
 
     def start(self, name: str) -> None:
         """Start a process, again if it was there before; `ready` waits for it."""
-        cluster = self.clusters.get(name.removesuffix("-1"))
-        if name.endswith("-1") and cluster is not None:
-            broker = cluster.brokers[1]
-            broker.process = self.processes[name] = cluster.start("broker", str(broker.config))
+        cluster, _, number = name.rpartition("-")
+        if number.isdigit():
+            broker = self.clusters[cluster].brokers[int(number)]
+            broker.process = self.processes[name] = self.clusters[cluster].start("broker", str(broker.config))
         else:
             self.processes[name] = Process(self._command(name))
 
@@ -111,9 +117,8 @@ class Place:
 
     def _command(self, name: str) -> list[str]:
         places = ["--registry", self.registry, "--zookeeper", self.zookeeper]
-        if name == "zookeeper":
-            data = str(self.folder / "zookeeper")
-            return ["zookeeper", "--port", str(self._ports[name]), "--data-dir", data]
+        if name.endswith("zookeeper"):
+            return ["zookeeper", "--port", str(self._ports[name]), "--data-dir", str(self.folder / name)]
         if name == "registry":
             listen = f"127.0.0.1:{self._ports[name]}"
             return ["registry", "--listen", listen, "--database-url", f"sqlite:///{self.folder}/registry.db"]
@@ -141,14 +146,22 @@ class Place:
             *("--registry", self.registry, "--zookeeper", self.zookeeper),
         ]
 
+    def zookeeper_of(self, cluster: str) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self._ports[self._zookeepers[cluster]]}"
+
+    def brokers_of(self, cluster: str) -> list[str]:
+        """Names of the broker processes of a cluster."""
+        return [f"{cluster}-{number}" for number in self.clusters[cluster].brokers]
+
     @property
     def database(self) -> Path:
         """The auditor's."""
         return self.folder / "auditor.db"
 
-    def log_folder(self, cluster: str, topic: str, partition: int = 0) -> Path:
-        """Where the broker keeps the segments of a partition."""
-        (found,) = (self.folder / f"{cluster}-1").glob(f"{topic}-{partition}-{'[0-9a-f]' * 32}")
+    def log_folder(self, cluster: str, topic: str, partition: int = 0, broker: int = 1) -> Path:
+        """Where a broker keeps the segments of a partition."""
+        (found,) = (self.folder / f"{cluster}-{broker}").glob(f"{topic}-{partition}-{'[0-9a-f]' * 32}")
         return found
 
     def _start_brokers(
@@ -171,9 +184,10 @@ class Place:
             client.create_topic(OFFLINE_AUDIT_TOPIC, 1, AUDIT_TOPIC_SETTINGS)
 
     def _start_cluster(self, name: str, settings: str, start: Any) -> None:
-        cluster = TestCluster(start, name, self.folder, self.zookeeper, settings)
-        self.clusters[name] = cluster.start_brokers(1)
-        self.processes[f"{name}-1"] = cluster.brokers[1].process
+        settings = f"default_replicas = {self._brokers}\n{settings}"
+        cluster = TestCluster(start, name, self.folder, self.zookeeper_of(name), settings)
+        self.clusters[name] = cluster.start_brokers(*range(1, self._brokers + 1))
+        self.processes |= {f"{name}-{number}": broker.process for number, broker in cluster.brokers.items()}
 
     @staticmethod
     def _real(*arguments: str) -> Process:
