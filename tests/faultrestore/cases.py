@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.faultrestore import brokers, databases, warehouse
+from tests.faultrestore import brokers, databases, origins, registry, spools, warehouse
 from tests.faultrestore.scene import Scene
 
 
@@ -37,4 +37,17 @@ CASES = (
     Case("broker", brokers.a_partition_whose_only_directory_is_put_back_waits_for_an_operator),
     Case("zookeeper", brokers.a_zookeeper_put_back_at_rest_lets_no_replica_lead_that_was_away_since),
     Case("zookeeper", brokers.a_zookeeper_put_back_at_once_under_running_brokers_loses_nothing),
+    Case("origin", origins.an_origin_put_back_at_rest_while_its_mirror_stood_stops_the_mirror),
+    Case("origin", origins.an_origin_put_back_at_once_stops_the_mirror_that_is_connected),
+    Case(
+        "audit topics", origins.an_aggregate_put_back_at_rest_makes_hours_unknown_and_calls_no_message_missing
+    ),
+    Case(
+        "audit topics", origins.an_aggregate_put_back_at_once_makes_hours_unknown_and_calls_no_message_missing
+    ),
+    Case("registry", registry.a_registry_put_back_at_rest_hands_out_no_id_that_messages_carry),
+    Case("registry", registry.a_registry_put_back_at_once_hands_out_no_id_that_loads_have_seen),
+    Case("spool", spools.a_spool_put_back_at_rest_is_refused_or_its_hour_is_not_complete),
+    Case("spool", spools.a_spool_put_back_at_once_is_refused_or_its_hour_is_not_complete),
+    Case("spool", spools.a_spools_copy_beside_it_is_refused_or_its_hour_is_not_complete),
 )
