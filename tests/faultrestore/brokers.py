@@ -30,7 +30,7 @@ ELECTED_S = 5.0
 
 def a_directory_of_three_put_back_at_rest_starts_first_and_leads_nothing(scene: Scene) -> None:
     place = scene.place
-    with _numbered(scene, replicas=3, minimum=2) as traffic:
+    with numbered(scene, replicas=3, minimum=2) as traffic:
         place.stop(f"{HOME}-2")
         copy = scene.copy(place.clusters[HOME].directory(2))
         place.restart(f"{HOME}-2")
@@ -85,7 +85,7 @@ def a_partition_whose_only_directory_is_put_back_waits_for_an_operator(scene: Sc
 
 def a_zookeeper_put_back_at_rest_lets_no_replica_lead_that_was_away_since(scene: Scene) -> None:
     place = scene.place
-    with _numbered(scene, replicas=3, minimum=2) as traffic:
+    with numbered(scene, replicas=3, minimum=2) as traffic:
         copy = _copy_of_zookeeper(scene)
         place.stop(f"{HOME}-3")
         run_until_stored(traffic.producers, MORE)
@@ -100,7 +100,7 @@ def a_zookeeper_put_back_at_rest_lets_no_replica_lead_that_was_away_since(scene:
 
 def a_zookeeper_put_back_at_once_under_running_brokers_loses_nothing(scene: Scene) -> None:
     place = scene.place
-    with _numbered(scene, replicas=3, minimum=2) as traffic:
+    with numbered(scene, replicas=3, minimum=2) as traffic:
         copy = _copy_of_zookeeper(scene)
         place.kill(f"{HOME}-3")
         run_until_stored(traffic.producers, MORE)
@@ -114,7 +114,7 @@ def a_zookeeper_put_back_at_once_under_running_brokers_loses_nothing(scene: Scen
 
 def _put_back_at_once(scene: Scene, replicas: int, minimum: int) -> None:
     place = scene.place
-    with _numbered(scene, replicas, minimum) as traffic:
+    with numbered(scene, replicas, minimum) as traffic:
         leader = traffic.leader()
         copy = scene.copy(place.clusters[HOME].directory(leader))
         run_until_stored(traffic.producers, MORE)
@@ -132,7 +132,7 @@ def _copy_of_zookeeper(scene: Scene) -> Copy:
 
 
 @contextmanager
-def _numbered(scene: Scene, replicas: int, minimum: int) -> Iterator[Traffic]:
+def numbered(scene: Scene, replicas: int, minimum: int) -> Iterator[Traffic]:
     """Producers with acks=all and a reader, and audited traffic around what the block does.
 
     Behind the block every replica must be in sync, every promise kept, and the audited windows complete.

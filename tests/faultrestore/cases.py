@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.faultrestore import brokers, databases, origins, registry, spools, warehouse
+from tests.faultrestore import brokers, databases, origins, pages, registry, spools, warehouse
 from tests.faultrestore.scene import Scene
 
 
@@ -50,4 +50,7 @@ CASES = (
     Case("spool", spools.a_spool_put_back_at_rest_is_refused_or_its_hour_is_not_complete),
     Case("spool", spools.a_spool_put_back_at_once_is_refused_or_its_hour_is_not_complete),
     Case("spool", spools.a_spools_copy_beside_it_is_refused_or_its_hour_is_not_complete),
+    Case("zookeeper", pages.a_zookeeper_restored_by_the_page_loses_nothing),
+    Case("auditor", pages.an_auditors_database_restored_by_the_page_says_again_what_it_said),
+    Case("warehouse", pages.a_warehouse_restored_by_the_page_is_complete_again),
 )

@@ -55,7 +55,7 @@ class Copy:
 
     def put_back(self) -> None:
         """Let the copy take the store's place; AssertionError when the copy lacks nothing."""
-        assert self.lacks(), f"the copy of {self.origin} lacks nothing: the case shows nothing"
+        self.count()
         if self.content.is_dir():
             shutil.rmtree(self.origin)
             shutil.copytree(self.content, self.origin)
@@ -63,6 +63,10 @@ class Copy:
             for file in self.origin.parent.glob(f"{self.origin.name}*"):
                 file.unlink()
             shutil.copy(self.content, self.origin)
+
+    def count(self) -> None:
+        """Count the copy as put back; AssertionError when it lacks nothing."""
+        assert self.lacks(), f"the copy of {self.origin} lacks nothing: the case shows nothing"
         self.scene.restores += 1
 
     def lacks(self) -> Sequence[str]:

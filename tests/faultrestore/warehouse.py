@@ -10,7 +10,7 @@ from tests.faultaudit.place import WAREHOUSE_READER
 from tests.faultaudit.stage import Says
 from tests.faultrestore.scene import EVENTS, TOPIC, Copy, Scene, Wrong
 
-_GONE = Says(
+GONE = Says(
     verdict=Verdict.INCOMPLETE,
     beside=Verdict.INCOMPLETE,
     reason=r"load 2 was counted with \d+ rows and is gone: the warehouse's newest load is 1",
@@ -18,30 +18,30 @@ _GONE = Says(
 
 
 def a_folder_that_is_put_back_at_rest_waits_until_its_lost_loads_are_replaced(scene: Scene) -> None:
-    copy = _copy_behind_the_first_of_two_loads(scene)
+    copy = copy_behind_the_first_of_two_loads(scene)
     with scene.stage.without(WAREHOUSE_READER):
         copy.put_back()
         _check_refused(scene)
-    scene.stage.await_says(_GONE)
+    scene.stage.await_says(GONE)
     scene.place.load(TOPIC)
     _check_not_published_as_complete(scene)
     auditor = ("--auditor", scene.place.auditor_url)
     scene.place.millrace("audit", TOPIC, "--replace-loads", "--reason", "its disk is lost", *auditor)
     scene.await_complete()
-    _check_published_complete(scene)
+    check_published_complete(scene)
 
 
 def a_folder_that_is_put_back_at_once_behind_its_publication_is_mended_by_a_newer_copy(scene: Scene) -> None:
-    copy = _copy_behind_the_first_of_two_loads(scene)
-    _check_published_complete(scene)
+    copy = copy_behind_the_first_of_two_loads(scene)
+    check_published_complete(scene)
     newer = scene.copy(scene.place.warehouse / TOPIC)
     copy.put_back()
     _check_refused(scene)
-    scene.stage.await_says(_GONE)
+    scene.stage.await_says(GONE)
     newer.put_back()
     _verify(scene)
     scene.await_complete()
-    _check_published_complete(scene)
+    check_published_complete(scene)
 
 
 def a_catalog_that_is_put_back_is_refused_until_its_table_is_rebuilt(scene: Scene) -> None:
@@ -66,10 +66,10 @@ def a_catalog_that_is_put_back_is_refused_until_its_table_is_rebuilt(scene: Scen
     _verify(scene)
     scene.stage.await_tier(TABLE, EVENTS)
     scene.await_complete()
-    _check_published_complete(scene)
+    check_published_complete(scene)
 
 
-def _copy_behind_the_first_of_two_loads(scene: Scene) -> Copy:
+def copy_behind_the_first_of_two_loads(scene: Scene) -> Copy:
     """The folder with the first load only; both are counted and their windows are complete."""
     scene.stage.begin(batches=2)
     scene.stage.await_tier(OFFLINE, 20)
@@ -100,7 +100,7 @@ def _check_not_published_as_complete(scene: Scene) -> None:
         raise Wrong(f"published as complete, and rows are gone: {changes}")
 
 
-def _check_published_complete(scene: Scene) -> None:
+def check_published_complete(scene: Scene) -> None:
     """The hour is published as complete with every event, and `verify` finds nothing."""
     scene.publish_proven()
     assert _rows_in_table(scene) == EVENTS
