@@ -95,6 +95,7 @@ class Watch:
 
     def check_no_alarm(self) -> None:
         """FalseAlarm when a window was ever called incomplete."""
+        assert self.answers, "the auditor never answered"
         for window in self.answers:
             if window.verdict == Verdict.INCOMPLETE:
                 raise FalseAlarm(f"nothing is missing, and the auditor said: {window}")
@@ -108,6 +109,7 @@ class Scene:
     restores: int = 0
     """Copies that were put back."""
     _copies: int = 0
+    _stages: Mapping[str, Stage] = field(init=False)
 
     @property
     def stage(self) -> Stage:
@@ -118,8 +120,6 @@ class Scene:
     def beside(self) -> Stage:
         """The same of the other topic."""
         return self._stages[BESIDE]
-
-    _stages: Mapping[str, Stage] = field(init=False)
 
     def __post_init__(self) -> None:
         self._stages = {topic: Stage(self.place, topic) for topic in (TOPIC, BESIDE)}
