@@ -17,8 +17,8 @@ from millrace.coordination.state import NO_LEADER
 from tests.brokers import read_partition
 from tests.faultaudit.row import HOME
 from tests.faultrestore.scene import Copy, Lost, Scene, Wrong
-from tests.integration.faults.traffic import run, run_until_stored
-from tests.integration.test_replication import Traffic
+from tests.integration.faults.traffic import WAITING, run, run_until_stored
+from tests.integration.test_replication import PARTITIONS, Traffic
 from tests.support import WAIT_S, wait_until
 
 NUMBERED, ALONE = "numbered", "alone"
@@ -90,7 +90,7 @@ def a_zookeeper_put_back_at_rest_lets_no_replica_lead_that_was_away_since(scene:
     with numbered(scene, replicas=3, minimum=2) as traffic:
         copy = _copy_of_zookeeper(scene)
         place.stop(f"{HOME}-3")
-        run_until_stored(traffic.producers, MORE)
+        go_on_without(traffic, 3)
         place.stop(f"{HOME}-1", f"{HOME}-2", f"{HOME}-zookeeper")
         copy.put_back()
         place.restart(f"{HOME}-zookeeper", f"{HOME}-3")
@@ -105,7 +105,7 @@ def a_zookeeper_put_back_at_once_under_running_brokers_loses_nothing(scene: Scen
     with numbered(scene, replicas=3, minimum=2) as traffic:
         copy = _copy_of_zookeeper(scene)
         place.kill(f"{HOME}-3")
-        run_until_stored(traffic.producers, MORE)
+        go_on_without(traffic, 3)
         place.kill(f"{HOME}-zookeeper")
         copy.put_back()
         place.start(f"{HOME}-zookeeper")
@@ -155,6 +155,16 @@ def numbered(scene: Scene, replicas: int, minimum: int) -> Iterator[Traffic]:
             stage.load()
             scene.await_complete()
         watch.check_no_alarm()
+
+
+def go_on_without(traffic: Traffic, broker: int) -> None:
+    """Until the broker is in sync nowhere, and more is acknowledged that it does not have."""
+    run_until_stored(traffic.producers, MORE)
+    wait_until(
+        f"broker {broker} is in sync nowhere",
+        lambda: all(broker not in traffic.state(partition).isr for partition in range(PARTITIONS)),
+    )
+    run_until_stored(traffic.producers, 2 * WAITING)
 
 
 def _check_kept(traffic: Traffic) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millrace_audit.reports.messages import OFFLINE, TABLE, WAREHOUSE
 from tests.faultaudit.row import HOME
-from tests.faultrestore.brokers import MORE, numbered
+from tests.faultrestore.brokers import MORE, go_on_without, numbered
 from tests.faultrestore.operator import Operator
 from tests.faultrestore.scene import EVENTS, Copy, Scene
 from tests.faultrestore.warehouse import GONE, check_published_complete, copy_behind_the_first_of_two_loads
@@ -16,7 +16,7 @@ def a_zookeeper_restored_by_the_page_loses_nothing(scene: Scene) -> None:
     with numbered(scene, replicas=3, minimum=2) as traffic:
         backup = operator.backs_up()
         scene.place.stop(f"{HOME}-3")
-        run_until_stored(traffic.producers, MORE)
+        go_on_without(traffic, 3)
         data = scene.place.folder / f"{HOME}-zookeeper" / "version-2"
         Copy(data, backup / "zookeeper", scene).count()
         operator.restores("ZooKeeper")
