@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+
+import httpx
 
 from millrace_audit.answer import Verdict
 from millrace_audit.reports.messages import OFFLINE
@@ -91,7 +94,9 @@ def _send_all_or_be_refused(agent: Agent) -> None:
 
 
 def _is_sent(agent: Agent) -> bool:
-    return agent.metric("spool_events") == 0
+    with suppress(httpx.TransportError):  # it has ended
+        return agent.metric("spool_events") == 0
+    return False
 
 
 def _check_no_event_is_there_twice_in_a_complete_hour(scene: Scene) -> None:

@@ -1,7 +1,8 @@
 """What `millrace verify` has found of a topic, kept beside the loads for the warehouse's reader to tell.
 
 `audited/_verified` has what is wrong now. A run takes back only what it has looked for as well: one without
-the table says nothing of what an earlier one found in the table.
+the table says nothing of what an earlier one found in the table. Where the file is gone, because the topic's
+folder was put back from a copy, only a run of the whole warehouse takes back what the auditor may still hold.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.manifest import FORMAT, encode
 from millrace_warehouse.storage import Storage
 
+WHOLE = frozenset({"history", "table", "rows"})
 MOST_TOLD = 200
 """Problems that the auditor is told of, of a topic; beyond them it hears how many more there are."""
 MOST_LETTERS = 500
@@ -54,7 +56,7 @@ def note(storage: Storage, topic: str, looked_at: Set[str], problems: Sequence[P
     if before is not None and not {*before.looked_at} <= looked and known:
         found += [problem for problem in known if problem not in found]
         looked |= {*before.looked_at}
-    if found or known:
+    if found or known or looked >= WHOLE:
         findings = Findings(looked_at=sorted(looked), problems=found)
         storage.put(layout.verified_path(topic), io.BytesIO(encode(findings)))
 

@@ -73,6 +73,16 @@ def test_a_run_takes_back_only_what_it_has_looked_for(w: Warehouse) -> None:
     assert verify(w) == []
 
 
+def test_a_whole_run_takes_back_what_was_found_before_the_folder_was_put_back(w: Warehouse) -> None:
+    """The auditor still has what an earlier run found, and the folder does not."""
+    assert verify(w) == []
+    assert read(w.storage, TOPIC) is None, "this run has not read the rows"
+    run.verify(Verify(warehouse=str(w.folder), rows=True), lambda _: None)
+    found = read(w.storage, TOPIC)
+    assert found is not None
+    assert told(found) == []
+
+
 def test_a_warehouse_that_nobody_counts_is_left_alone(w: Warehouse) -> None:
     w.storage.delete(f"{TOPIC}/audited")
     w.data_files()[0].unlink()
