@@ -64,6 +64,7 @@ class Operator:
         }
         for folder in ("requests", "bin", "backup"):
             (self._folder / folder).mkdir(parents=True)
+        place.warehouse.mkdir(exist_ok=True)
         systemctl = self._folder / "bin" / "systemctl"
         systemctl.write_text(_SYSTEMCTL.format(requests=self._folder / "requests"))
         systemctl.chmod(0o755)

@@ -40,7 +40,7 @@ def an_auditors_database_restored_by_the_page_says_again_what_it_said(scene: Sce
 
 
 def a_warehouse_restored_by_the_page_is_complete_again(scene: Scene) -> None:
-    copy = copy_behind_the_first_of_two_loads(scene)
+    copy = copy_behind_the_first_of_two_loads(scene, is_published=True)
     check_published_complete(scene)
     copy.put_back()
     scene.stage.await_says(GONE)

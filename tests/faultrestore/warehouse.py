@@ -8,7 +8,7 @@ from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.storage import open_storage
 from tests.faultaudit.place import WAREHOUSE_READER
 from tests.faultaudit.stage import Says
-from tests.faultrestore.scene import EVENTS, TOPIC, Copy, Scene, Wrong
+from tests.faultrestore.scene import EVENTS, HOUR, TOPIC, Copy, Scene, Wrong
 
 GONE = Says(
     verdict=Verdict.INCOMPLETE,
@@ -48,8 +48,7 @@ def a_catalog_that_is_put_back_is_refused_until_its_table_is_rebuilt(scene: Scen
     scene.stage.begin(batches=2)
     scene.stage.await_tier(OFFLINE, 20)
     scene.place.load(TOPIC)
-    warehouse = ("--unasked", "--warehouse", str(scene.place.warehouse))
-    publish = ("publish", TOPIC, "--hour", "2015-05-17T10", *warehouse)
+    publish = _publish(scene)
     scene.place.millrace(*publish)
     copy = scene.copy(scene.place.warehouse / "catalog.db")
     scene.stage.go_on(2)
@@ -62,19 +61,21 @@ def a_catalog_that_is_put_back_is_refused_until_its_table_is_rebuilt(scene: Scen
     assert _rows_in_table(scene) == 20
     assert "--rebuild" in scene.refused(*publish)
     scene.refused("verify", str(scene.place.warehouse), "--topic", TOPIC)
-    scene.place.millrace("publish", TOPIC, "--rebuild", *warehouse)
+    scene.place.millrace(*publish, "--rebuild")
     _verify(scene)
     scene.stage.await_tier(TABLE, EVENTS)
     scene.await_complete()
     check_published_complete(scene)
 
 
-def copy_behind_the_first_of_two_loads(scene: Scene) -> Copy:
+def copy_behind_the_first_of_two_loads(scene: Scene, *, is_published: bool = False) -> Copy:
     """The folder with the first load only; both are counted and their windows are complete."""
     scene.stage.begin(batches=2)
     scene.stage.await_tier(OFFLINE, 20)
     scene.place.load(TOPIC)
     scene.stage.await_tier(WAREHOUSE, 20)
+    if is_published:
+        scene.place.millrace(*_publish(scene))
     copy = scene.copy(scene.place.warehouse / TOPIC)
     scene.stage.go_on(2)
     scene.stage.end()
@@ -82,6 +83,11 @@ def copy_behind_the_first_of_two_loads(scene: Scene) -> Copy:
     scene.await_complete()
     assert "loads/0000000002.json" in copy.lacks()
     return copy
+
+
+def _publish(scene: Scene) -> tuple[str, ...]:
+    """Words of the command that publishes the hour, whatever the auditor says of it."""
+    return ("publish", TOPIC, "--hour", HOUR, "--unasked", "--warehouse", str(scene.place.warehouse))
 
 
 def _check_refused(scene: Scene) -> None:
