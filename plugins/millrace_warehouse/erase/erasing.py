@@ -51,11 +51,9 @@ from millrace_warehouse.projection import project
 from millrace_warehouse.publish.gate import Auditor
 from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import find_table
+from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.verbs import Erase, Publish
-
-ATTEMPTS = 20
-"""Most races that are lost in a row: for the number of a load, or for the next edition of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,17 +229,20 @@ class _Run:
         self._fence(erasure)
         at.progress("fenced")
         files = 0
-        for _ in range(ATTEMPTS):  # again: a re-load may have come in between
+
+        def attempt() -> _Found:
+            nonlocal files
             found = self._look(condition, erasure.rejected)
             if not found.loads:
-                break
+                return found
             files += found.files
             rows = Rows(at, topic)
             for load in found.loads:
                 self._make_edition(erasure, load, rows)
                 at.progress("edition made")
-        else:
-            raise MillraceError(f"{topic}: re-loads were faster {ATTEMPTS} times; run again when they ended")
+            raise Conflict("a re-load may have come in between")
+
+        found = retried(attempt, f"{topic}: rows that match are left", "run again when re-loads have ended")
         self._heal_editions()
         if find_table(at.catalog, topic) is not None:
             request = Publish(
@@ -316,7 +317,8 @@ class _Run:
     def _fence(self, erasure: Erasure) -> None:
         """Make a load without rows, once: one that was begun before the erasure loses its number to it."""
         storage, topic = self._at.storage, self._topic
-        for _ in range(ATTEMPTS):
+
+        def attempt() -> None:
             loads = list(layout.loads_after(storage, topic, 0))
             for load in loads:
                 record(storage, layout.manifest_path(load), load)  # whoever made it may have died before
@@ -329,7 +331,9 @@ class _Run:
                 record(storage, layout.manifest_path(manifest), manifest)
                 layout.remember_newest(storage, manifest)
                 return
-        raise MillraceError(f"{topic}: loads were faster {ATTEMPTS} times; run again while fewer of them run")
+            raise Conflict("another run has made the load")
+
+        retried(attempt, f"{topic}: no row was erased", "run again while fewer loads run")
 
     def _heal_editions(self) -> None:
         storage, topic = self._at.storage, self._topic

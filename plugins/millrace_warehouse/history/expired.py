@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from millrace_warehouse.history.layout import Folder, expired_path, numbers_in
 from millrace_warehouse.history.manifest import FORMAT, PreviousPublication, decode, encode
+from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage.verbs import Storage
 
 
@@ -48,16 +49,18 @@ def note_named_again(
 
     To be called before the commit: one that fails only makes the files stay for longer.
     """
-    entries = list(expired_entries(storage, topic))
-    if named := sorted(waiting_since(entries).keys() & files):
-        number = entries[-1].number
-        while True:
-            number += 1
+
+    def attempt() -> None:
+        entries = list(expired_entries(storage, topic))
+        if named := sorted(waiting_since(entries).keys() & files):
+            number = entries[-1].number + 1
             entry = Expired(
                 number=number, created=created, publication=publication, files=(), named_again=named
             )
-            if storage.create(expired_path(topic, number), encode(entry)):
-                return
+            if not storage.create(expired_path(topic, number), encode(entry)):
+                raise Conflict(f"another run has written {expired_path(topic, number)}")
+
+    retried(attempt, f"{topic} was not made again", "run again when other runs that expire have ended")
 
 
 def expired_entries(storage: Storage, topic: str) -> Iterator[Expired]:

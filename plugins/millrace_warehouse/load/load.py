@@ -25,10 +25,8 @@ from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, size_of
 from millrace_warehouse.log.reading import has_byte_positions
+from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage.verbs import Storage
-
-ATTEMPTS = 20
-"""Most races that a run loses in a row before it gives up: each means that another load got through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,9 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
     _heal(run, newest)
     plan, fresh = freeze(storage, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
     run.writing.progress("planned")
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> LoadResult:
+        nonlocal newest
         seen, newest = newest, layout.newest_load(storage, topic)
         if newest != seen:
             _heal(run, newest)
@@ -87,7 +87,9 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
             return _result(run, plan, newest, holder, message)
         if (result := _attempt(run, plan, newest)) is not None:
             return result
-    raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
+        raise Conflict("another run has made the load")
+
+    return retried(attempt, f"{topic} was not loaded", "run one load at a time")
 
 
 def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:

@@ -24,10 +24,8 @@ from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.rejections import RejectedLimit
 from millrace_warehouse.log.ranges import Gap
+from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage.verbs import Storage
-
-ATTEMPTS = 5
-"""Most races that a run loses in a row, for one load, before it gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +157,8 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
 
 def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> ReloadResult:
     storage = run.writing.storage
-    for _ in range(ATTEMPTS):
+
+    def attempt() -> ReloadResult:
         number = layout.editions_of(storage, topic).get(load, [1])[-1]
         newest = layout.read_edition(storage, topic, load, number)
         if _is_own(run, newest) and not _unheld(storage, newest):
@@ -173,7 +172,9 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> Re
             run.writing.progress("recorded")
         if manifest is not None and not _unheld(storage, manifest):
             return _result(manifest, newest, published=True)
-    raise MillraceError(f"{topic}: other runs read load {load} again {ATTEMPTS} times; run one at a time")
+        raise Conflict("another run has made the edition, or an erasure came in between")
+
+    return retried(attempt, f"{topic}: load {load} was not read again", "run one re-load at a time")
 
 
 def _unheld(storage: Storage, manifest: LoadManifest) -> set[str]:
