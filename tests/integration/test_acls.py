@@ -13,6 +13,7 @@ from typing import Any
 
 import confluent_kafka
 import confluent_kafka.admin
+import httpx
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -29,7 +30,9 @@ from millrace.wire.messages import ApiKey
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.wire import produce_body
-from tests.support import Process, wait_until
+from tests.integration.test_client_file import client_file
+from tests.page_view import EVENT, START
+from tests.support import WAIT_S, Process, wait_until
 from tests.unit.broker.asking import request_body
 
 _admin: Any = confluent_kafka.admin  # it does not say which of its names are public
@@ -420,3 +423,33 @@ def test_a_broker_without_an_authorizer_says_that_it_has_none(
     with pytest.raises(KafkaException, match="set `authorizer = true`") as refused:
         admin.create_acls([rule])[rule].result(30)
     assert refused.value.args[0].code() == KafkaError.SECURITY_DISABLED
+
+
+def test_an_agent_that_may_not_read_the_audit_sends_and_says_what_it_cannot_notice(
+    guarded: Guarded, start: Callable[..., Process], tmp_path: Path
+) -> None:
+    with guarded.broker.client() as client:
+        client.create_topic("audit", 1)
+    topic = guarded.topic("handed-in")
+    for name in (topic, "audit"):
+        guarded.acls("allow", "User:writer", "write", "--topic", name)
+    registry = start("registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/r.db")
+    url = f"http://{registry.ready()}"
+    guarded.millrace("schemas", "apply", "schemas", "--registry", url)
+    password = tmp_path / "writer.password"
+    password.touch(mode=0o600)
+    password.write_text(PASSWORD)
+    login = {"protocol": "SASL_PLAINTEXT", "mechanism": "SCRAM-SHA-256", "user": "writer", "ca": ""}
+    client_toml = client_file(tmp_path / "writer.toml", password_file=str(password), **login)
+    agent = start(
+        *("agent", "--cluster", "rights", "--bootstrap", guarded.logins, "--registry", url),
+        *("--service", "shop", "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0"),
+        *("--subject", f"{topic}=PageView"),
+        env={"MILLRACE_CLIENT": str(client_toml)},
+    )
+    at = f"http://{agent.ready()}"
+    event = {"time": START, "event": EVENT}
+    assert httpx.post(f"{at}/v1/topics/{topic}/events", json=event, timeout=WAIT_S).status_code == 200
+    sent_all = lambda: "millrace_agent_spool_events 0.0" in httpx.get(f"{at}/metrics").text  # noqa: E731
+    wait_until("it is sent", sent_all)
+    assert "allow its user `read` on topic audit" in agent.output

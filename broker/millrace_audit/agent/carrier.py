@@ -257,6 +257,7 @@ class Carrier:
         self._open_lanes()
         for topic in self._lanes:
             self._mine.greet(topic, self._promise())
+        self._claim.check()
         self._end_dead()
         self._claim.check()
 

@@ -7,17 +7,20 @@ send. Knows neither events nor the spool's tables.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.transactions import batches_from
-from millrace.errors import MillraceError
+from millrace.errors import ErrorCode, MillraceError
 from millrace.records.messages import write_varint
 from millrace.wire.fetch import error_name
 from millrace_audit.agent.spool import Spool, SpooledInstance
 from millrace_audit.answer import iso
 from millrace_audit.reports.batches import messages_of
 from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, Hello, Report
+
+log = logging.getLogger("millrace.agent")
 
 _FETCH_BYTES = 8 << 20
 _TIMEOUT_S = 5.0
@@ -50,7 +53,7 @@ class Claim:
 
     @property
     def is_proven(self) -> bool:
-        """This process's own words are the first: no other agent can go on with the spool unnoticed."""
+        """True once this process's own words are the first, so that another agent finds them."""
         return not self._awaited
 
     def note(self, message: bytes) -> None:
@@ -76,13 +79,20 @@ class Claim:
         limits = {"max_bytes": _FETCH_BYTES, "partition_max_bytes": _FETCH_BYTES, "max_wait_ms": 0}
         fetched = client.fetch(AUDIT_TOPIC, {0: offset}, **limits)[0]
         where = f"{AUDIT_TOPIC}-0 of {self._bootstrap}"
-        if fetched.error:
+        if fetched.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            log.warning(
+                "this agent cannot notice that another one goes on with a copy of its spool: allow its user"
+                " `read` on topic %s",
+                AUDIT_TOPIC,
+            )
+            self._awaited.clear()
+        elif fetched.error:
             raise MillraceError(f"{where} cannot be read at {offset}: {error_name(fetched.error)}")
         for header, batch, readable in batches_from(fetched, offset):
             for message in messages_of(header, batch) if readable else ():
                 self._look_at(message.value)
             self._offset = header.next_offset
-        if self._offset == offset:
+        if self._awaited and self._offset == offset:
             raise MillraceError(f"{where} gives nothing at offset {offset}")
 
     def _look_at(self, value: bytes) -> None:
