@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
 
 from millrace.errors import ConfigError
 from millrace_warehouse.publish.catalog import connect
@@ -19,6 +20,7 @@ from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_ag
 from tests.peers.seaweedfs import SeaweedFS
 from tests.support import ROUNDS
 from tests.unit.warehouse.publish import publishing
+from tests.unit.warehouse.publish.beside import BRANCH, commit_on_branch
 from tests.unit.warehouse.publish.publishing import H10, H11, H12
 
 TOPIC = "page_view"
@@ -119,6 +121,29 @@ def test_whatever_a_commit_answers_each_row_is_published_once(
     assert publish_in(lake.storage, lake.catalog).published
     assert offsets(table_of(lake.catalog)) == list(range(5))
     assert hours_of(lake.catalog) == [(1, "first", 3, 0), (2, "late", 2, 0)]
+
+
+def test_a_commit_refused_for_another_branch_keeps_its_decision(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(lake.storage, TOPIC, {H10: 3})
+    publish_in(lake.storage, lake.catalog, H10)
+    load(lake.storage, TOPIC, {H10: 2})
+    real, steps, beside, tries = lake.catalog.commit_table, list[str](), [True] * 2, list[str]()
+
+    def commit_table(table: Table, requirements: Any, updates: Any) -> Any:
+        if table.name()[1] == TOPIC and any(getattr(each, "ref_name", "") == "main" for each in updates):
+            tries.append("main")
+            if beside and beside.pop():
+                commit_on_branch(lake.catalog, TOPIC)
+        return real(table, requirements, updates)
+
+    monkeypatch.setattr(lake.catalog, "commit_table", commit_table)
+    assert publish_in(lake.storage, lake.catalog, progress=steps.append).published
+    assert len(tries) == 3
+    assert steps.count("hours judged") == 1
+    assert offsets(table_of(lake.catalog)) == list(range(5))
+    assert table_of(lake.catalog).scan().use_ref(BRANCH).to_arrow().num_rows == 3
 
 
 def test_of_two_that_publish_at_once_one_does(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
