@@ -69,10 +69,13 @@ def check_values(
                     " no `millrace expire` before",
                     hour=hour,
                 )
-        except (pa.ArrowException, OSError):
-            continue  # named where its rows are counted
-        except (MillraceError, ValueError) as error:  # columns that cannot be told by their ids
-            check.problem(f"{where}: its values cannot be compared: {error}", hour=hour)
+        except (pa.ArrowException, OSError, MillraceError, ValueError, KeyError) as error:
+            if hour not in check.report.hours.values():  # else the file is named already
+                first_line = str(error).partition("\n")[0]
+                check.problem(
+                    f"{where}: the values of {', '.join(uris[:3])} cannot be compared: {first_line}",
+                    hour=hour,
+                )
 
 
 def _stored(

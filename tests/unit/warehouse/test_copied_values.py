@@ -181,6 +181,17 @@ def test_a_value_that_another_program_changed_while_it_compacted_is_found(
     assert w.problems(rows=True) == []
 
 
+def test_a_copy_with_a_column_of_another_type_is_named(w: Warehouse, log: MemoryLog) -> None:
+    def as_words(rows: pa.Table) -> pa.Table:
+        at = rows.schema.get_field_index("large")
+        words = pa.array(["many"] * len(rows))
+        return rows.set_column(at, rows.schema.field(at).with_type(pa.string()), words)
+
+    compact_as_others_do(w.storage, w.table, TOPIC, HOUR, as_words)
+    (problem,) = w.problems(rows=True)
+    assert "cannot be compared" in problem
+
+
 def test_the_same_rows_in_another_order_are_no_difference(w: Warehouse, log: MemoryLog) -> None:
     compact_as_others_do(w.storage, w.table, TOPIC, HOUR, lambda rows: rows.take([3, 1, 0, 2]))
     report = w.verify(rows=True)
