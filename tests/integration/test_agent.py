@@ -462,6 +462,22 @@ def test_an_older_copy_of_a_spool_that_is_put_back_is_refused(world: World, end:
     assert world.urls(topic) == ["/0", "/1"]
 
 
+def test_a_copy_of_a_running_agents_spool_is_refused_once_that_agent_has_reported_again(world: World) -> None:
+    topic = world.topic()
+    first = world.agent(topic)
+    first.run()
+    assert first.post(topic, event("/0")).status_code == 200
+    first.await_sent()
+    second = world.agent(topic, spool=str(copied(spool_of(first))))
+    (instance,) = world.instances(topic)
+    before = len(world.reports(instance))
+    assert first.post(topic, event("/1")).status_code == 200
+    wait_until("it has reported", lambda: len(world.reports(instance)) > before + 1)
+    second.run()
+    refused(second)
+    assert world.urls(topic) == ["/0", "/1"]
+
+
 def test_a_copy_of_a_spool_that_had_sent_nothing_yet_is_refused(world: World) -> None:
     topic = world.topic()
     first = world.agent(topic)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,45 @@ def test_one_process_at_a_time_has_the_folder(open_spool: Callable[..., Spool], 
     open_spool()
     with pytest.raises(MillraceError, match=r"another agent has .*: stop it, or give each its own --spool"):
         Spool(tmp_path / "spool", PLENTY)
+
+
+def test_a_spool_of_the_version_before_goes_on_with_what_waits(
+    open_spool: Callable[..., Spool], tmp_path: Path
+) -> None:
+    spool = open_spool()
+    spool.take([event(0)]).result()
+    spool.close()
+    with closing(sqlite3.connect(tmp_path / "spool" / "spool.db")) as database:
+        database.execute("drop table spool")
+        database.execute("pragma user_version = 1")
+    again = open_spool()
+    assert (bodies(again), again.audit_offset) == ([b"0"], None)
+
+
+def test_every_first_hello_gives_the_next_process_another_instance(open_spool: Callable[..., Spool]) -> None:
+    spool = open_spool()
+    first = spool.next_instance
+    spool.greet(one := SpooledInstance(first, "c", "s", "v"), "t")
+    spool.close()
+    spool = open_spool()
+    second = spool.next_instance
+    assert second != first
+    spool.greet(one, "another topic")
+    spool.close()
+    assert open_spool().next_instance == second
+
+
+def test_an_adopted_spool_keeps_what_waits_and_forgets_who_has_sent(open_spool: Callable[..., Spool]) -> None:
+    spool = open_spool()
+    spool.take([event(0)]).result()
+    first = spool.next_instance
+    spool.greet(SpooledInstance(first, "c", "s", "v"), "t")
+    spool.hand_over(Chunk("t", first, 0, ids(spool)))
+    spool.adopt()
+    spool.close()
+    again = open_spool()
+    assert (bodies(again), again.left_chunks(), again.left_instances()) == ([b"0"], [], [])
+    assert again.next_instance != first
 
 
 def test_events_are_read_by_number_and_size_and_the_first_however_large(
