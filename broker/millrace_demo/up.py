@@ -240,9 +240,12 @@ class Deployment:
         _, port = parse_address(self._config.zookeeper, "zookeeper")
         options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
         zookeeper = self._run("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
-        options = ("--listen", self._config.registry, "--database-url", self._database("registry"))
-        registry = self._run("registry", "registry", *options, *self._guard("registry"), again=_LISTEN)
         zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
+        places = ("--database-url", self._database("registry"), "--zookeeper", zookeeper_address)
+        listen = ("--listen", self._config.registry)
+        registry = self._run(
+            "registry", "registry", *listen, *places, *self._guard("registry"), again=_LISTEN
+        )
         for name, cluster in self._config.clusters.items():
             bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
             self._bootstraps[name] = bootstrap

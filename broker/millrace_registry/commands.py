@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,13 +67,28 @@ _COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
 @click.option(
     "--bootstrap", metavar="HOST:PORT", help="Brokers whose topics the page at /ui names beside each schema."
 )
+@click.option(
+    "--zookeeper",
+    envvar="MILLRACE_ZOOKEEPER",
+    metavar="HOST:PORT",
+    help="The aggregate cluster's ZooKeeper: it keeps which ids were handed out, should an older copy of the"
+    " database come back.",
+)
 @door_options
 def registry(
-    listen: str, database_url: str, bootstrap: str | None, access_file: str, certificate: str, key: str
+    listen: str,
+    database_url: str,
+    bootstrap: str | None,
+    zookeeper: str | None,
+    access_file: str,
+    certificate: str,
+    key: str,
 ) -> None:
     """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
+    from millrace.coordination.session import Session
     from millrace.service.web import WebServer
     from millrace_registry.app import create_app
+    from millrace_registry.handed_out import HandedOut
     from millrace_registry.store import Store
     from millrace_registry.usage import Usage
 
@@ -80,14 +96,16 @@ def registry(
         parse_addresses(bootstrap, "--bootstrap")
     access = AccessList(access_file) if access_file else None
     tls = tls_of(certificate, key)
-    store, usage = Store.open(database_url), Usage(bootstrap)
-    try:
+    with ExitStack() as opened:
+        handed_out = None
+        if zookeeper is not None:
+            session = opened.enter_context(closing(Session.connect(zookeeper)))
+            handed_out = HandedOut(session)
+        store = opened.enter_context(closing(Store.open(database_url, handed_out)))
+        usage = opened.enter_context(closing(Usage(bootstrap)))
         server = WebServer(create_app(store, access, usage), listen, "registry", tls)
         usage.start()
         server.serve_until_stopped()
-    finally:
-        usage.close()
-        store.close()
 
 
 @click.group(cls=Group, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from millrace.errors import MillraceError
 from millrace.service.database import BEGIN, LOCK_WAIT_S, open_database
 from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.handed_out import HandedOut
 
 _POSTGRES_LOCK = 0x6D696C6C72616365
 """`millrace` in ASCII: one advisory lock for every writer of this registry."""
@@ -177,8 +178,11 @@ class Transaction:
     `deleted` is False for live versions, True for deleted ones and None for all of them.
     """
 
-    def __init__(self, connection: sa.Connection) -> None:
+    def __init__(self, connection: sa.Connection, handed_out: HandedOut | None = None) -> None:
         self.connection = connection
+        self.largest_added = 0
+        """The largest id that it has added."""
+        self._handed_out = handed_out
         self._execute = connection.execute
         # By code points: databases disagree on the order of text.
         order = "C" if connection.dialect.name == "postgresql" else "BINARY"
@@ -194,6 +198,10 @@ class Transaction:
         row = self._execute(query).first()
         return None if row is None else _schema(row)
 
+    def largest_id(self) -> int:
+        """The largest id of a schema; 0 when there is none."""
+        return self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar() or 0
+
     def add_schema(
         self,
         content: str,
@@ -204,9 +212,14 @@ class Transaction:
     ) -> StoredSchema:
         """Store a schema under the next id, or under a given one that nobody has."""
         if schema_id is None:
-            last = self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
+            last = self.largest_id()
+            if self._handed_out is not None:
+                last = self._handed_out.last(last)
             advice = "import the subjects into a new registry, without the schema of this id"
-            schema_id = _next(last or 0, f"id {LARGEST} is taken, the largest: {advice}")
+            schema_id = _next(last, f"id {LARGEST} is taken, the largest: {advice}")
+        if self._handed_out is not None:
+            self._handed_out.draw(schema_id)
+        self.largest_added = max(self.largest_added, schema_id)
         schema = StoredSchema(
             schema_id, fingerprint_of(content, properties), text, tuple(references), properties or {}
         )
@@ -465,15 +478,25 @@ class RecentSchemas:
 class Store:
     """The registry's database; every process that opens the same one sees the same schemas."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: sa.Engine, handed_out: HandedOut | None = None) -> None:
+        self._engine, self._handed_out = engine, handed_out
         self._postgres = engine.dialect.name == "postgresql"
         self.recent = RecentSchemas()
 
     @classmethod
-    def open(cls, url: str) -> Store:
-        """Open the database and create what is missing; MillraceError, one line, when it cannot be used."""
-        return cls(open_database(url, cls._create_tables))
+    def open(cls, url: str, handed_out: HandedOut | None = None) -> Store:
+        """Open the database and create what is missing; MillraceError, one line, when it cannot be used.
+
+        With `handed_out` no id is given again that an older copy of the database does not know.
+        """
+        store = cls(open_database(url, cls._create_tables), handed_out)
+        if handed_out is not None:
+            handed_out.check(store._largest_id)
+        return store
+
+    def _largest_id(self) -> int:
+        with self.read() as rows:
+            return rows.largest_id()
 
     @classmethod
     def _create_tables(cls, engine: sa.Engine) -> None:
@@ -499,8 +522,11 @@ class Store:
             if self._postgres:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'")
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
-            yield Transaction(connection)
+            rows = Transaction(connection, self._handed_out)
+            yield rows
         self.recent.forget()
+        if self._handed_out is not None and rows.largest_added:
+            self._handed_out.note(rows.largest_added)
 
     def close(self) -> None:
         self._engine.dispose()

@@ -1,0 +1,105 @@
+"""The ids that a registry has handed out, in ZooKeeper, which outlives the registry's database.
+
+    /audit/registry   persistent   {"drawn": 13, "stored": 12}
+
+An id is drawn before the transaction that stores its schema commits, and noted as stored after the commit. So
+a database in which a stored id is missing is an older copy, and an id that was ever drawn is not drawn again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+
+from kazoo.exceptions import BadVersionError, NodeExistsError
+
+from millrace.coordination.session import Session
+from millrace.errors import MillraceError
+from millrace_registry.errors import ErrorCode, RegistryError
+
+_log = logging.getLogger("millrace.registry")
+_PATH = "/audit/registry"
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest ids."""
+
+    drawn: int = 0
+    stored: int = 0
+
+
+class HandedOut:
+    """The largest ids that were drawn and stored, over all registries of one ZooKeeper. For any thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def check(self, largest_here: Callable[[], int]) -> None:
+        """Compare with a database: log an ERROR when it lacks ids, adopt its largest id when it has more."""
+        largest = self._read()[0]  # before the database: another registry may store an id in between
+        here = largest_here()
+        self._complain(largest, here)
+        if here > largest.stored:
+            self.draw(here)
+            self.note(here)
+
+    def last(self, here: int) -> int:
+        """The largest id that was ever drawn. `here` is the largest in the database, whose writers wait."""
+        with _in_words():
+            largest = self._read()[0]
+        self._complain(largest, here)
+        return max(here, largest.drawn)
+
+    def draw(self, schema_id: int) -> None:
+        """Note that an id is about to be stored."""
+        with _in_words():
+            self._raise(lambda largest: replace(largest, drawn=max(largest.drawn, schema_id)))
+
+    def note(self, schema_id: int) -> None:
+        """Note that an id is stored."""
+        try:
+            self._raise(lambda largest: replace(largest, stored=max(largest.stored, schema_id)))
+        except MillraceError as error:  # it is drawn, so it is not handed out again in any case
+            _log.warning("id %d is not noted as stored: %s", schema_id, error)
+
+    def _complain(self, largest: Largest, here: int) -> None:
+        if largest.stored > here:
+            _log.error(
+                "ids from %d to %d were handed out and their schemas are not in this database: it is an older"
+                " copy. New schemas get ids above %d. Restore a newer copy, or bring the schemas back with"
+                " `millrace schemas import`.",
+                *(here + 1, largest.stored, largest.drawn),
+            )
+
+    def _read(self) -> tuple[Largest, int | None]:
+        """The ids and the node's version; None where there is no node yet."""
+        node = self._session.get(_PATH)
+        return (Largest(), None) if node is None else (Largest(**json.loads(node[0])), node[1].version)
+
+    def _raise(self, change: Callable[[Largest], Largest]) -> None:
+        while True:
+            before, version = self._read()
+            if (after := change(before)) == before:
+                return
+            data, client = json.dumps(asdict(after)).encode(), self._session.client
+            try:
+                if version is None:
+                    self._session.call(client.create_async, _PATH, data, makepath=True)
+                else:
+                    self._session.call(client.set_async, _PATH, data, version)
+                return
+            except (BadVersionError, NodeExistsError):
+                continue  # another registry was faster, or this is the repetition of our own first try
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except MillraceError as error:
+        message = f"no id is handed out while the largest one is not known: {error}"
+        raise RegistryError(ErrorCode.STORE_FAILED, message) from error
