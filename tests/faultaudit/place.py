@@ -60,14 +60,15 @@ class Place:
         self._zookeepers = dict.fromkeys((*ORIGINS, OFFLINE), "zookeeper")
         if brokers > 1:
             self._zookeepers |= {name: f"{name}-zookeeper" for name in ORIGINS}
-        services = sorted({*self._zookeepers.values(), "registry"})
-        self._ports = {name: free_port() for name in (*services, "auditor")}
+        zookeepers = sorted({*self._zookeepers.values()})
+        self._ports = {name: free_port() for name in (*zookeepers, "registry", "auditor")}
         self.zookeeper = self.zookeeper_of(OFFLINE)
         self.registry = f"http://127.0.0.1:{self._ports['registry']}"
         self.auditor_url = f"http://127.0.0.1:{self._ports['auditor']}"
         self.processes: dict[str, Process] = {}
         self.clusters: dict[str, TestCluster] = {}
-        self.restart(*services)
+        self.restart(*zookeepers)
+        self.restart("registry")
         self._register(dict.fromkeys(topics, PAGE_VIEW) | {**(schemas or {})})
         self._start_brokers(topics, partitions, settings or {})
         auditing = [*(f"{name}-reader" for name in self.clusters), WAREHOUSE_READER, "auditor"]
@@ -120,8 +121,13 @@ class Place:
         if name.endswith("zookeeper"):
             return ["zookeeper", "--port", str(self._ports[name]), "--data-dir", str(self.folder / name)]
         if name == "registry":
-            listen = f"127.0.0.1:{self._ports[name]}"
-            return ["registry", "--listen", listen, "--database-url", f"sqlite:///{self.folder}/registry.db"]
+            database = [
+                "--database-url",
+                f"sqlite:///{self.folder}/registry.db",
+                "--zookeeper",
+                self.zookeeper,
+            ]
+            return ["registry", "--listen", f"127.0.0.1:{self._ports[name]}", *database]
         if name == "auditor":
             return self.auditor_command(self._ports[name])
         if name == WAREHOUSE_READER:
