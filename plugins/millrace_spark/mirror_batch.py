@@ -168,7 +168,15 @@ class _Copy:
     def _next_runs(self) -> Iterator[Run]:
         offset = max(self._before.cursor.next_offset, self._skip_to)
         left = FETCH_BYTES if self._task.max_bytes is None else self._task.max_bytes - self._bytes
-        answer = fetch(self._origin, self._topic, self._partition, offset, min(left, FETCH_BYTES))
+        last_epoch = self._before.cursor.epoch
+        answer = fetch(
+            self._origin,
+            self._topic,
+            self._partition,
+            offset,
+            min(left, FETCH_BYTES),
+            last_epoch=last_epoch,
+        )
         # A fetch is by name: before anything is copied, make sure which topic has answered.
         self._check_topic()
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -15,6 +15,7 @@ from millrace.broker.partition import Partition
 from millrace.errors import BrokerError, ErrorCode, LeaderNotAvailable, OffsetOutOfRange
 from millrace.mailbox import Mailbox, Timer
 from millrace.records.file_slice import FileSlice
+from millrace.storage.epochs import EpochEnd
 from millrace.storage.landmarks import LandmarksMissing
 from millrace.wire.fetch import FetchRequest
 
@@ -36,6 +37,8 @@ class PartitionRead(NamedTuple):
     high_watermark: int = -1
     log_start_offset: int = -1
     records: FileSlice | None = None
+    parting: EpochEnd | None = None
+    """Where the log leaves what the client has read before; then there are no records."""
 
 
 Reads: TypeAlias = list[tuple[str, list[PartitionRead]]]
@@ -180,13 +183,15 @@ class Fetch:
         partitions: dict[Partition, int] = {}
         for topic, wanted in self._request.topics:
             reads = []
-            for number, offset, max_bytes, epoch in wanted:
+            for number, offset, max_bytes, epoch, last_epoch in wanted:
                 room = self._request.max_bytes - total
                 try:
                     partition = self._source.partition(topic, number)
                     if epoch != partition.leader_epoch:
                         partition.check_epoch(epoch)
-                    if partition in partitions:
+                    if parted := _parting(partition, offset, last_epoch):
+                        read, failed = parted, True
+                    elif partition in partitions:
                         read = self._read_partition(partition, offset, max_bytes, 0, first=False)
                     else:
                         read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
@@ -226,3 +231,19 @@ class Fetch:
         return PartitionRead(
             partition.number, ErrorCode.NONE, log.high_watermark, log.log_start_offset, records
         )
+
+
+def _parting(partition: Partition, offset: int, last_epoch: int) -> PartitionRead | None:
+    """The answer to a client that has read, before `offset`, a batch that the log does not hold; else None.
+
+    Where the offset is behind the end, that is the answer.
+    """
+    log = partition.log
+    if last_epoch < 0 or offset > log.end:
+        return None
+    parting = log.epochs.parting(last_epoch, offset, log.end)
+    if parting is None:
+        return None
+    return PartitionRead(
+        partition.number, ErrorCode.NONE, log.high_watermark, log.log_start_offset, None, parting
+    )

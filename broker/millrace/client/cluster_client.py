@@ -6,7 +6,6 @@ ids). Does not decode records, commits no offsets, joins no group.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -16,7 +15,7 @@ from millrace.client import metadata
 from millrace.client.connection import Connection, ConnectionFailed
 from millrace.client.copied_topics import COPIES_TOPIC, CopiedTopics, CopiesFetcher, read_copies
 from millrace.client.errors import LEADER_MOVED, TryAgain, raise_error
-from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits
+from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits, with_bounds
 from millrace.client.metadata import TopicMetadata
 from millrace.config import ClientSecurity, parse_addresses
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
@@ -138,14 +137,16 @@ class ClusterClient:
         max_wait_ms: int,
         partition_max_bytes: int = 1 << 20,
         min_bytes: int = 1,
+        last_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, FetchedPartition]:
         """Partition -> whole batches from the offset on (or its error); at least one batch per broker.
 
         Several brokers are asked at once, each for its share, and wait only if none of them has anything; one
         that gets something while they wait is heard when all have answered. Only committed transactions'
         records count as readable (on Apache Kafka the aborted ones are in the bytes too, named by
-        `aborted_transactions`).
+        `aborted_transactions`). `last_epochs`: see BrokerFetcher.request.
         """
+        last = {(topic, partition): epoch for partition, epoch in (last_epochs or {}).items()}
         fetched: dict[int, FetchedPartition] = {}
 
         def attempt(deadline: float) -> None:
@@ -158,21 +159,18 @@ class ClusterClient:
                     max_wait_ms=wait_ms,
                     min_bytes=min_bytes,
                 )
-                self._fetch(topic, missing, limits, fetched, deadline)
+                self._fetch(topic, missing, limits, last, fetched, deadline)
                 enough = sum(len(part.records) for part in fetched.values()) >= min_bytes
-                if enough or wait_ms == max_wait_ms or any(part.error for part in fetched.values()):
+                if enough or wait_ms == max_wait_ms or any(part.error or part.parting for part in fetched.values()):
                     break
                 fetched.clear()
 
         self.retry(attempt)
-        return {p: self._with_bounds(topic, p, part) for p, part in fetched.items()}
-
-    def _with_bounds(self, topic: str, partition: int, fetched: FetchedPartition) -> FetchedPartition:
-        """The answer, with the bounds that Apache Kafka leaves out when an offset is out of range."""
-        if fetched.error != ErrorCode.OFFSET_OUT_OF_RANGE or fetched.log_start_offset >= 0:
-            return fetched
-        earliest, latest = self.bounds(topic, partition)
-        return dataclasses.replace(fetched, log_start_offset=earliest, high_watermark=latest)
+        for p, part in fetched.items():
+            if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and part.log_start_offset < 0:
+                last_epoch = last.get((topic, p), -1)
+                fetched[p] = with_bounds(part, offsets[p], last_epoch, *self.bounds(topic, p))
+        return fetched
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset still there, and the high watermark."""
@@ -457,6 +455,7 @@ class ClusterClient:
         topic: str,
         offsets: Mapping[int, int],
         limits: FetchLimits,
+        last_epochs: Mapping[TopicPartition, int],
         fetched: dict[int, FetchedPartition],
         deadline: float,
     ) -> None:
@@ -464,7 +463,8 @@ class ClusterClient:
         fetchers = []
         for leader, share in self._leaders_of(topic, offsets, deadline).items():
             fetcher = self._fetcher(leader, deadline)
-            fetcher.request({(topic, partition): offsets[partition] for partition in share}, limits)
+            wanted = {(topic, partition): offsets[partition] for partition in share}
+            fetcher.request(wanted, limits, last_epochs)
             fetchers.append(fetcher)
         moved: list[int] = []
         for fetcher in fetchers:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from uuid import UUID, uuid5
 
 from millrace.client.connection import Connection
-from millrace.client.fetcher import READ_COMMITTED, BrokerFetcher, FetchLimits
+from millrace.client.fetcher import NO_EPOCHS, READ_COMMITTED, BrokerFetcher, FetchLimits
 from millrace.client.transactions import batches_from
 from millrace.errors import ErrorCode, MillraceError
 from millrace.records import iter_records
@@ -131,9 +131,16 @@ class CopiesFetcher(BrokerFetcher):
     def _names(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, TopicPartition]:
         return {self._copies.in_cluster(partition): partition for partition in partitions}
 
-    def request(self, offsets: Mapping[TopicPartition, int], limits: FetchLimits) -> None:
+    def request(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        limits: FetchLimits,
+        last_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
+    ) -> None:
         names = self._names(offsets)
-        super().request({name: offsets[partition] for name, partition in names.items()}, limits)
+        of_names = {name: offsets[partition] for name, partition in names.items()}
+        last = {name: last_epochs.get(partition, -1) for name, partition in names.items()}
+        super().request(of_names, limits, last)
         self._requested.append(names)
 
     def receive(self, buffer: bytearray | None = None) -> dict[TopicPartition, FetchedPartition]:

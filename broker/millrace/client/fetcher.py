@@ -6,6 +6,7 @@ for its user to say. CRCs are checked where batches are taken out of an answer (
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ from millrace.config import ClientSecurity
 from millrace.errors import MillraceError
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
-from millrace.wire.fetch import FetchedPartition, decode_response, encode_request
+from millrace.wire.fetch import FetchedPartition, Parting, decode_response, encode_request
 from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from millrace.wire.primitives import MAX_DECODED_ITEMS
@@ -36,10 +37,11 @@ FIRST_PAUSE_SECONDS = 0.2
 MAX_UNUSED_SECONDS = 60.0
 """Connect anew after so long without a request: brokers close connections that are idle."""
 
-_FETCH_VERSION = 11
+_FETCH_VERSION = 12
 _LIST_OFFSETS_VERSION = 5
 _LISTED_AT_ONCE = MAX_DECODED_ITEMS // 2
 """Partitions of one request, each perhaps of a topic of its own: a broker of ours takes no more."""
+NO_EPOCHS: Mapping[TopicPartition, int] = {}
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 """What an open transaction has written may yet be aborted: it is neither read, nor counted as there, unless
 somebody asks where the log itself ends."""
@@ -86,11 +88,23 @@ class BrokerFetcher:
     def close(self) -> None:
         self._connection.close()
 
-    def request(self, offsets: Mapping[TopicPartition, int], limits: FetchLimits) -> None:
-        """Ask for what is new behind these offsets; the broker fills its answer in their order."""
+    def request(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        limits: FetchLimits,
+        last_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
+    ) -> None:
+        """Ask for what is new behind these offsets; the broker fills its answer in their order.
+
+        `last_epochs` are the leader epochs of the batches read before the offsets, as far as they are known:
+        a broker whose log does not hold such a batch answers a `parting`.
+        """
         most = limits.partition_max_bytes
         body = encode_request(
-            [(*partition, offset, most, self._epoch_of(partition)) for partition, offset in offsets.items()],
+            [
+                (*partition, offset, most, self._epoch_of(partition), last_epochs.get(partition, -1))
+                for partition, offset in offsets.items()
+            ],
             max_wait=limits.max_wait_ms,
             max_bytes=limits.max_bytes,
             min_bytes=limits.min_bytes,
@@ -102,7 +116,7 @@ class BrokerFetcher:
         """The answer to `request`. Records lie in `buffer` if that is large enough, else in new memory."""
         raw = self._receive(self._wait_s, buffer)
         self.answer_bytes = len(raw)
-        topics = self._understood(lambda: decode_response(_FETCH_VERSION, raw))
+        topics = self._understood(lambda: decode_response(raw))
         return {(topic, n): one for topic, partitions in topics.items() for n, one in partitions.items()}
 
     def list_offsets(
@@ -163,6 +177,34 @@ class BrokerFetcher:
             raise MillraceError(
                 f"{self._connection.address} does not answer as a Kafka broker does: {error}"
             ) from error
+
+
+def with_bounds(
+    fetched: FetchedPartition, offset: int, last_epoch: int, earliest: int, latest: int
+) -> FetchedPartition:
+    """An answer of OFFSET_OUT_OF_RANGE with the bounds of the log, which Apache Kafka leaves out."""
+    fetched = dataclasses.replace(fetched, log_start_offset=earliest, high_watermark=latest)
+    parting = unknown_epoch(offset, last_epoch, earliest, latest)
+    return dataclasses.replace(fetched, error=0, parting=parting) if parting else fetched
+
+
+def unknown_epoch(offset: int, last_epoch: int, earliest: int, latest: int) -> Parting | None:
+    """A parting if OFFSET_OUT_OF_RANGE was answered for an offset within the bounds of the log.
+
+    Apache Kafka answers so where its log has neither a batch of the last epoch nor a newer one.
+    """
+    return Parting(-1, latest) if last_epoch >= 0 and earliest <= offset <= latest else None
+
+
+def log_was_cut(name: str, offset: int, last_epoch: int, parting: Parting) -> str:
+    """Say that a log of which everything below `offset` was read has given offsets to other messages."""
+    has = f"epoch {parting.epoch} ends at offset {parting.end} there"
+    if parting.epoch < 0:
+        has = "that epoch is not known there"
+    return (
+        f"{name} was read up to offset {offset} in epoch {last_epoch}, and {has}: its log was cut back"
+        " (restored from an older copy, or led by a replica that lacked messages), and its offsets were used again"
+    )
 
 
 class Rounds(threading.Thread, ABC):

@@ -1,4 +1,4 @@
-"""MirrorAppend v0 and TranslateOffsets v0, which clients are not told of: mirrored partitions from outside.
+"""MirrorAppend v0 and v1, and TranslateOffsets v0, which clients are not told of: mirrored partitions from outside.
 
 MirrorAppend fills, describes and resets them. It answers an append or a reset once it is on the disk, so
 that a batch job that has succeeded has really moved its data. A target partition that is not there yet is
@@ -140,7 +140,7 @@ class _Append:
         if outcomes and isinstance(outcomes[0], BrokerError):
             self._fail(outcomes[0])
         else:
-            send(self._request, mirror_append.encode_response(self._answer))
+            self._send(self._answer)
 
     def abort(self, reason: str) -> None:
         self._request.client.abort(reason)
@@ -150,7 +150,10 @@ class _Append:
             log.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
         answer = dataclasses.replace(self._answer, error=code, message=str(error)[:MAX_TEXT_CHARACTERS])
-        send(self._request, mirror_append.encode_response(answer), [code])
+        self._send(answer, code)
+
+    def _send(self, answer: MirrorAppended, *codes: ErrorCode) -> None:
+        send(self._request, mirror_append.encode_response(self._request.api_version, answer), codes)
 
 
 def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
@@ -176,14 +179,14 @@ def _handle(services: Services, request: Request, asked: tuple[str, MirrorAppend
     _Append(services, request).start(*asked)
 
 
-def _refusal(_: int, code: ErrorCode, reason: str) -> bytes:
-    return mirror_append.encode_response(MirrorAppended(error=code, message=reason))
+def _refusal(version: int, code: ErrorCode, reason: str) -> bytes:
+    return mirror_append.encode_response(version, MirrorAppended(error=code, message=reason))
 
 
 MIRROR_APPEND = Api(
     key=ApiKey.MIRROR_APPEND,
-    private_versions=_V0,
-    decode=lambda request: mirror_append.decode_request(request.body),
+    private_versions=range(2),
+    decode=lambda request: mirror_append.decode_request(request.api_version, request.body),
     needs=_needs,
     handle=_handle,
     refusal=_refusal,

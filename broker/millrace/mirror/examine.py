@@ -22,9 +22,15 @@ def offset_rules(client: ClusterClient, topic: str) -> OffsetRules:
 
 
 def fetch(
-    client: ClusterClient, topic: str, partition: int, offset: int, max_bytes: int = FETCH_BYTES
+    client: ClusterClient,
+    topic: str,
+    partition: int,
+    offset: int,
+    max_bytes: int = FETCH_BYTES,
+    *,
+    last_epoch: int,
 ) -> FetchedPartition:
-    """What is new from an offset on; waits a moment when there is nothing.
+    """What is new from an offset on, behind a batch of `last_epoch`; waits a moment when there is nothing.
 
     A fetch goes by the topic's name. A topic's id never comes back: asking for it after the fetch vouches for
     what came.
@@ -35,6 +41,7 @@ def fetch(
         max_bytes=max_bytes,
         max_wait_ms=FETCH_WAIT_MS,
         partition_max_bytes=max_bytes,
+        last_epochs={partition: last_epoch},
     )
     return fetched[partition]
 
@@ -44,12 +51,17 @@ def examine(client: ClusterClient, recorded: MirrorPosition) -> OriginChanged | 
     topic, partition = recorded.origin.topic, recorded.origin.partition
     rules = offset_rules(client, topic)
     earliest, high_watermark = client.bounds(topic, partition)
+    cursor = recorded.cursor
+    # Also a log that ends before the position may have used offsets again: it is asked where it ends.
+    asked = min(cursor.next_offset, high_watermark)
+    fetched = fetch(client, topic, partition, asked, last_epoch=cursor.epoch)
     try:
-        offset = readable_from(recorded.cursor, earliest, high_watermark, rules)
-        if offset < high_watermark:
-            fetched = fetch(client, topic, partition, offset)
-            if not fetched.error:
-                next(runs_of(recorded, recorded, fetched, rules), None)
+        if fetched.parting is None:
+            offset = readable_from(cursor, earliest, high_watermark, rules)
+            if offset != asked:
+                fetched = fetch(client, topic, partition, offset, last_epoch=cursor.epoch)
+        if not fetched.error:
+            next(runs_of(recorded, recorded, fetched, rules), None)
     except OriginChanged as error:
         return error
     return None

@@ -9,6 +9,7 @@ Fair: who was served last is asked for last. Memory: two answers, in two buffers
 Nothing that an origin does ends the thread: it waits and tries again, except that a partition that has lost
 what was to be read next stays stopped until `millrace mirror reset`. That is noticed here (`_out_of_range`)
 where the origin refuses the offset, and in runs.py (`_check_follows`) where it gives what lies behind it.
+Each fetch states the epoch of the last batch copied. An origin that has used offsets again says so (`parting`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ from millrace.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
+from millrace.mirror.runs import (
+    OffsetRules,
+    OriginChanged,
+    OriginWasCut,
+    Run,
+    beginning,
+    readable_after_refusal,
+    runs_of,
+)
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.records.topic_partition import TopicPartition
@@ -124,6 +133,8 @@ class _Fetch:
 
     pull: Pull
     recorded: MirrorPosition | None
+    offset: int
+    """The offset asked for."""
     error: int = 0
     high_watermark: int = -1
     runs: Sequence[Run] = ()
@@ -199,7 +210,7 @@ class BrokerPuller(Puller):
             fetch = requested.get(name)
             if fetch is None:
                 continue
-            if answer.records or answer.error:
+            if answer.records or answer.error or answer.parting:
                 news.append((fetch, answer))
             elif fetch.pull.high_watermark != answer.high_watermark or not fetch.pull.running:
                 fetch.take(answer)
@@ -263,7 +274,9 @@ class BrokerPuller(Puller):
             max_bytes=most, partition_max_bytes=min(PARTITION_BYTES, most), max_wait_ms=FETCH_WAIT_MS
         )
         broker.request(
-            {name: max(f.before.cursor.next_offset, f.pull.skip_to) for name, f in fetches.items()}, limits
+            {name: fetch.offset for name, fetch in fetches.items()},
+            limits,
+            {name: fetch.before.cursor.epoch for name, fetch in fetches.items()},
         )
         self._requested, self._requested_at = fetches, time.monotonic()
         return True
@@ -301,10 +314,10 @@ class BrokerPuller(Puller):
                 if recorded is None and pull.start < 0:
                     without_start.append(pull)
                     continue
-            fetches[name] = _Fetch(pull, recorded)
+            fetches[name] = _fetch_of(pull, recorded)
         if without_start and ahead is None:  # else another answer is on its way
             self._find_starts(broker, without_start)
-            fetches |= {p.topic_partition: _Fetch(p, None) for p in without_start if p.start >= 0}
+            fetches |= {p.topic_partition: _fetch_of(p, None) for p in without_start if p.start >= 0}
         return fetches
 
     def _find_starts(self, broker: BrokerFetcher, pulls: Collection[Pull]) -> None:
@@ -401,7 +414,9 @@ class BrokerPuller(Puller):
             pull.start = earliest
             return
         try:
-            pull.skip_to = readable_from(fetch.before.cursor, earliest, high_watermark, pull.rules)
+            pull.skip_to = readable_after_refusal(
+                fetch.before, fetch.offset, earliest, high_watermark, pull.rules
+            )
         except OriginChanged as error:
             self._stops(fetch, error)
 
@@ -413,8 +428,14 @@ class BrokerPuller(Puller):
 
     def _stops(self, fetch: _Fetch, why: OriginChanged) -> None:
         pull = fetch.pull
-        pull.stopped, pull.stopped_at, pull.running = True, fetch.recorded, False
-        self._report(pull, State.STOPPED, str(why))
+        pull.running = False
+        if isinstance(why, OriginWasCut):  # asked again: a leader that was replaced may have answered
+            pull.retry_at = time.monotonic() + MAX_PAUSE_SECONDS
+        else:
+            pull.stopped, pull.stopped_at = True, fetch.recorded
+        origin = pull.origin
+        command = f"--origin {origin.cluster} --topic {origin.topic} --partition {origin.partition}"
+        self._report(pull, State.STOPPED, f"{why}; to go on: millrace mirror reset CONFIG {command}")
 
     def _waits(self, pull: Pull, reason: str) -> None:
         pull.pause = min(2 * pull.pause or FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
@@ -433,6 +454,11 @@ class BrokerPuller(Puller):
             return  # another thread's by now, or nobody's
         reported = MirrorState(pull.origin, state, detail, pull.high_watermark)
         self._states.put(pull.origin.topic, pull.target, reported, quiet=quiet)
+
+
+def _fetch_of(pull: Pull, recorded: MirrorPosition | None) -> _Fetch:
+    next_offset = recorded.cursor.next_offset if recorded is not None else pull.start
+    return _Fetch(pull, recorded, max(next_offset, pull.skip_to))
 
 
 def _offset(recorded: MirrorPosition | None) -> tuple[int, int] | None:

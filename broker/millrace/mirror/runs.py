@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from millrace.client.fetcher import log_was_cut, unknown_epoch
 from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import (
@@ -28,9 +29,9 @@ from millrace.records import (
     batch_crc,
     split_batches,
 )
-from millrace.records.header import CHECKED
+from millrace.records.header import CHECKED, STAMP
 from millrace.records.mirror_position import MirrorPosition, Origin, records_end
-from millrace.wire.fetch import FetchedPartition
+from millrace.wire.fetch import FetchedPartition, Parting
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
 CLEANUP_POLICY = "cleanup.policy"
@@ -46,6 +47,10 @@ class OriginChanged(MillraceError):
     def __init__(self, message: str, resume: Cursor) -> None:
         super().__init__(message)
         self.resume = resume
+
+
+class OriginWasCut(OriginChanged):
+    """The origin gave offsets that were copied to other messages; `resume` is the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class OffsetRules:
     def after(self, header: BatchHeader, cursor: Cursor) -> Cursor:
         if self.byte_positions:
             return cursor.after(header)
-        return Cursor(header.next_offset, header.next_offset)
+        return Cursor(header.next_offset, header.next_offset, header.partition_leader_epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,11 @@ def runs_of(
     """The runs the answer holds behind `before`, each following the one before it.
 
     `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the first
-    new batch does not go on there, CorruptMessage when it is damaged; what precedes such a batch comes first,
+    new batch does not go on there or the log was cut back below it, CorruptMessage when it is damaged; what precedes such a batch comes first,
     and then it ends.
     """
+    if fetched.parting is not None:
+        raise _cut_at(before, fetched.parting)
     if rules.byte_positions and _ends_before(before.cursor, fetched.high_watermark):
         # Such a fetch is answered empty while the log's bytes reach past its offset, not as out of range.
         # A Millrace broker's high watermark never goes back; a new leader of Apache Kafka may begin lower.
@@ -167,7 +174,8 @@ class _Gathered:
             next_base = base + size if in_bytes else next_offset
             position += size
         if position:
-            self.cursor = Cursor(next_offset, next_base)
+            _, _, epoch = STAMP.unpack_from(self.batches[-1])
+            self.cursor = Cursor(next_offset, next_base, epoch)
         return records[position:]
 
     def take(self, header: BatchHeader, batch: memoryview | None) -> None:
@@ -259,6 +267,22 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
     if _ends_before(cursor, high_watermark):
         raise _lost(cursor, high_watermark)
     return cursor.next_offset
+
+
+def readable_after_refusal(
+    before: MirrorPosition, refused: int, earliest: int, high_watermark: int, rules: OffsetRules
+) -> int:
+    """The offset to fetch from, for an origin that refused an offset as out of range; raises OriginChanged."""
+    parting = unknown_epoch(refused, before.cursor.epoch, earliest, high_watermark)
+    if parting is not None:
+        raise _cut_at(before, parting)
+    return readable_from(before.cursor, earliest, high_watermark, rules)
+
+
+def _cut_at(before: MirrorPosition, parting: Parting) -> OriginWasCut:
+    origin, cursor = before.origin, before.cursor
+    name = f"{origin.topic}-{origin.partition} of {origin.cluster}"
+    return OriginWasCut(log_was_cut(name, cursor.next_offset, cursor.epoch, parting), Cursor(parting.end))
 
 
 def _ends_before(cursor: Cursor, high_watermark: int) -> bool:

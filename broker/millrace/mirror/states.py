@@ -31,7 +31,7 @@ class State(StrEnum):
     WAITING = "waiting"
     """Something is unreachable or damaged: tried again and again, goes on by itself."""
     STOPPED = "stopped"
-    """The origin no longer fits the position: goes on only after `millrace mirror reset`."""
+    """The origin no longer fits the position: goes on after `millrace mirror reset`, or once it fits again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class MirrorStates:
         origin = state.origin
         what = f"mirror of {origin.cluster} {origin.topic}-{origin.partition} into {topic}-{partition}"
         if state.state is State.STOPPED:
-            log.error("%s %s; to go on: millrace mirror reset", what, state)
+            log.error("%s %s", what, state)
         elif state.state is State.WAITING:
             log.warning("%s %s", what, state)
         else:

@@ -18,6 +18,8 @@ class Cursor:
 
     next_offset: int
     next_base: int | None = None
+    epoch: int = -1
+    """The leader epoch of the last batch read; -1: not known, or no batch was read yet."""
 
     def follows(self, header: BatchHeader) -> bool:
         """True if no record can lie between this cursor and the batch.
@@ -30,7 +32,8 @@ class Cursor:
     def after(self, header: BatchHeader) -> Cursor:
         if header.is_control and header.last_offset_delta > 0:
             # A filler stands below its base offset and says by its last offset where it ends.
-            return Cursor(header.next_offset, header.next_offset)
+            return Cursor(header.next_offset, header.next_offset, header.partition_leader_epoch)
         # Behind the filler, if one must follow: a fetch from the next offset leaves it out, because that
         # offset is a byte position inside it.
-        return Cursor(header.next_offset, header.base_offset + header.size + filler_size(header))
+        next_base = header.base_offset + header.size + filler_size(header)
+        return Cursor(header.next_offset, next_base, header.partition_leader_epoch)

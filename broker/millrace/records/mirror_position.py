@@ -4,8 +4,8 @@ Owns the format and its meaning. Does not decide what is appended when: that is 
 
     position batch := control batch, one record, key = CONTROL_KEY,
                       value = POSITION_PREFIX + JSON {cluster, topic, topic_id, partition, start,
-                                                      next_offset, next_base, batches, records, dropped,
-                                                      reset_at, numbered, records_end}
+                                                      next_offset, next_base, epoch, batches, records,
+                                                      dropped, reset_at, numbered, records_end}
 
 It travels in the same append as the data it accounts for, so both survive a crash or neither does. Clients
 skip it like any control batch; a value without the prefix (a filler's zeros) is not a position.
@@ -13,7 +13,8 @@ skip it like any control batch; a value without the prefix (a filler's zeros) is
 The batches of one append are neighbours in the origin, too, and the last of them ends where the position
 says: from a position backwards, each batch's place in the origin is known to the byte. `records_end` is about
 the log it stands in: the offset behind the last record before it. Whoever mirrors this log and finds batches
-gone can tell by it whether records were among them.
+gone can tell by it whether records were among them. `epoch` is the origin's, of the last batch read there;
+positions of older versions have none.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class MirrorPosition:
             "partition": self.origin.partition,
             "next_offset": self.cursor.next_offset,
             "next_base": self.cursor.next_base,
+            "epoch": self.cursor.epoch,
             **{name: getattr(self, name) for name in _PLAIN_FIELDS},
             "records_end": records_end,
         }
@@ -81,7 +83,7 @@ class MirrorPosition:
             return None
         return cls(
             origin=Origin(fields["cluster"], fields["topic"], UUID(fields["topic_id"]), fields["partition"]),
-            cursor=Cursor(fields["next_offset"], fields["next_base"]),
+            cursor=Cursor(fields["next_offset"], fields["next_base"], fields.get("epoch", -1)),
             **{name: fields[name] for name in _PLAIN_FIELDS},
         )
 

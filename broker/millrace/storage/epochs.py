@@ -59,6 +59,18 @@ class EpochMap:
         end = starts[index][1] if index < len(starts) else log_end
         return EpochEnd(starts[index - 1][0], end)
 
+    def parting(self, epoch: int, position: int, log_end: int) -> EpochEnd | None:
+        """Where this log leaves that of a reader who is at `position`, behind a batch of `epoch`.
+
+        None when it does not: then the batch is in this log, or was until retention took it.
+        """
+        if epoch == self.last and position <= log_end:
+            return None
+        here = self.end_of(epoch, log_end)
+        if here.epoch == NO_EPOCH and self.starts and position <= self.starts[0][1]:
+            return None
+        return None if here.epoch == epoch and position <= here.end else here
+
     def cut(self, position: int) -> None:
         """Forget the epochs that begin at `position` or behind it."""
         self._replace(self.starts[: bisect_left(self.starts, position, key=_start)])

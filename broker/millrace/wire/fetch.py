@@ -1,5 +1,5 @@
-"""Fetch, laid out by hand: v4 to v17, requests as the broker reads them (and v11 as Millrace's own clients
-send them), responses as the broker writes them, and up to v11 as clients read them.
+"""Fetch, laid out by hand: v4 to v17, requests as the broker reads them (and v12 as Millrace's own clients
+send them), responses as the broker writes them, and v12 as those clients read them.
 
 Encoding leaves the records where they are: the answer is a list of parts, bytes and whatever stands for the
 records (a slice of a file, on the server). Decoding hands out views of the received buffer. `wire.codec`
@@ -16,9 +16,11 @@ would copy the records in both directions.
                  v11+: preferred_read_replica int32, records bytes
 
 From v12 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields: what
-may stand there is passed over in requests, and nothing is in responses. A wanted partition has a
-last_fetched_epoch int32 behind its offset (KIP-595). From v13 on a topic is its id (KIP-516), 16 bytes; from
-v15 on the replica's id is a tagged field (KIP-903), as is a follower's directory in v17 (KIP-853).
+may stand there is passed over in requests. A wanted partition has a last_fetched_epoch int32 behind its
+offset (KIP-595): the epoch of the batch that the client has read before it, or -1. Where the broker's log
+does not hold that batch, tag 0 of the answered partition says where the two logs part: epoch int32, end int64.
+From v13 on a topic is its id (KIP-516), 16 bytes; from v15 on the replica's id is a tagged field (KIP-903),
+as is a follower's directory in v17 (KIP-853).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
@@ -41,9 +43,10 @@ _FLEXIBLE, _BY_ID, _NO_REPLICA_ID = ApiKey.FETCH.flexible_since, 13, 15
 _ID_BYTES = 16
 _NO_SESSION_OR_RACK = b"\1\1\0"
 """Behind the topics of nearly every flexible request: none to forget, no rack, no tagged fields."""
+_PARTING, _PARTING_TAG = struct.Struct(">iqB"), 0
 _WANTED_12, _REQUEST_15 = struct.Struct(">iiqiqiB"), struct.Struct(">iiib")
 _WANTED_4, _WANTED_5, _WANTED_9 = struct.Struct(">iqi"), struct.Struct(">iqqi"), struct.Struct(">iiqqi")
-_PARTITION = struct.Struct(">ihqq")
+_PARTITION = struct.Struct(">ihqqq")
 _PARTITION_4, _PARTITION_5 = struct.Struct(">ihqqii"), struct.Struct(">ihqqqii")
 _PARTITION_11, _PARTITION_12 = struct.Struct(">ihqqqiii"), struct.Struct(">ihqqqBi")
 _HEAD_4, _HEAD_7 = bytes(4), bytes(10)
@@ -60,6 +63,14 @@ class Sized(Protocol):
 
 
 S = TypeVar("S", bound=Sized)
+Answered: TypeAlias = "tuple[int, int, int, int, S | None, tuple[int, int] | None]"
+
+
+class Parting(NamedTuple):
+    """Where a broker's log leaves what a client has read: the newest epoch that both may have, and its end."""
+
+    epoch: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,7 @@ class FetchedPartition:
 
     `records` is a run of whole batches, perhaps followed by the beginning of another. `error` is the number
     on the wire. `aborted_transactions` holds (producer id, first offset) and is empty on a Millrace broker.
+    `parting` is there, without records, when the log was cut back below what the client has read.
     """
 
     error: int
@@ -76,40 +88,44 @@ class FetchedPartition:
     log_start_offset: int
     records: memoryview
     aborted_transactions: tuple[tuple[int, int], ...] = ()
+    parting: Parting | None = None
 
 
 class FetchRequest(NamedTuple):
     """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most.
 
-    `topics` is [(topic, [(partition, offset, max_bytes, leader epoch that the client knows)])]; what the
-    rest of a request says has no effect.
+    `topics` is [(topic, [(partition, offset, max_bytes, leader epoch that the client knows, epoch of the
+    batch it has read before the offset)])], -1 for an epoch that is not known; what the rest of a request
+    says has no effect.
     From v13 on the topics are named by `ids`, one for each, and have no names yet.
     """
 
     max_wait: int
     min_bytes: int
     max_bytes: int
-    topics: list[tuple[str, list[tuple[int, int, int, int]]]]
+    topics: list[tuple[str, list[tuple[int, int, int, int, int]]]]
     ids: Sequence[bytes] = ()
 
 
 def encode_request(
-    wanted: Sequence[tuple[str, int, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
+    wanted: Sequence[tuple[str, int, int, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
 ) -> bytes:
-    """The body of a v11 request for committed records.
+    """The body of a v12 request for committed records.
 
-    `wanted` is [(topic, partition, offset, max_bytes, leader epoch that is known, or -1)]; the broker fills
-    its answer in this order.
+    `wanted` is [(topic, partition, offset, max_bytes, leader epoch that is known, or -1, epoch of the batch
+    read before the offset, or -1)]; the broker fills its answer in this order.
     """
     by_topic = [(topic, list(partitions)) for topic, partitions in groupby(wanted, key=itemgetter(0))]
     parts = [_REQUEST.pack(-1, max_wait, min_bytes, max_bytes, 1), _SESSION.pack(0, -1)]
-    parts.append(INT32.pack(len(by_topic)))
+    parts.append(compact_length(len(by_topic)))
     for topic, partitions in by_topic:
-        parts.append(text(topic) + INT32.pack(len(partitions)))
+        parts.append(compact_text(topic) + compact_length(len(partitions)))
         parts += [
-            _WANTED_9.pack(number, epoch, offset, -1, most) for _, number, offset, most, epoch in partitions
+            _WANTED_12.pack(number, epoch, offset, last_epoch, -1, most, 0)
+            for _, number, offset, most, epoch, last_epoch in partitions
         ]
-    parts.append(INT32.pack(0) + text(""))
+        parts.append(b"\0")
+    parts.append(_NO_SESSION_OR_RACK)
     return b"".join(parts)
 
 
@@ -131,9 +147,9 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
             raise InvalidRequest(f"a fetch request for over {MAX_FETCHED_PARTITIONS} partitions")
         wanted = layout.iter_unpack(reader.part(count * layout.size))
         if version >= 9:
-            topics.append((topic, [(one[0], one[2], one[4], one[1]) for one in wanted]))
+            topics.append((topic, [(one[0], one[2], one[4], one[1], -1) for one in wanted]))
         else:
-            topics.append((topic, [(one[0], one[1], one[-1], -1) for one in wanted]))
+            topics.append((topic, [(one[0], one[1], one[-1], -1, -1) for one in wanted]))
     # Nobody reads what follows, but it must be there.
     if version >= 7:
         forgotten = reader.number(INT32)
@@ -174,29 +190,29 @@ def _decode_flexible(version: int, body: memoryview) -> FetchRequest:
     return FetchRequest(max_wait, min_bytes, max_bytes, topics, ids)
 
 
-def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int, int]]:
-    """So many partitions: their number, their offset, how much of them and the leader epoch known."""
+def _wanted(reader: Reader[memoryview], count: int) -> list[tuple[int, int, int, int, int]]:
+    """`count` partitions, each as in `FetchRequest`."""
     start, size = reader.position, count * _WANTED_12.size
     block = reader.encoded[start : start + size]
     if len(block) == size and not any(block[_WANTED_12.size - 1 :: _WANTED_12.size]):  # no tagged fields
         reader.position = start + size
-        return [(one[0], one[2], one[5], one[1]) for one in _WANTED_12.iter_unpack(block)]
+        return [(one[0], one[2], one[5], one[1], one[3]) for one in _WANTED_12.iter_unpack(block)]
     wanted = []
     for _ in range(count):
-        number, epoch, offset, _, _, most, _ = reader.unpack(_WANTED_12)
+        number, epoch, offset, last_epoch, _, most, _ = reader.unpack(_WANTED_12)
         reader.position -= 1
         reader.skip_tagged_fields()
-        wanted.append((number, offset, most, epoch))
+        wanted.append((number, offset, most, epoch, last_epoch))
     return wanted
 
 
 def encode_response(
-    version: int, topics: Sequence[tuple[str | bytes, Sequence[tuple[int, int, int, int, S | None]]]]
+    version: int, topics: Sequence[tuple[str | bytes, Sequence[Answered[S]]]]
 ) -> list[bytes | S]:
     """The body of a fetch response as parts, the records between bytes.
 
-    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])]; a topic is
-    its id from v13 on, else its name.
+    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None, where the logs
+    part or None)])]; a topic is its id from v13 on, else its name. Only requests from v12 on find a parting.
     """
     if version >= _FLEXIBLE:
         return _encode_flexible(topics)
@@ -205,7 +221,7 @@ def encode_response(
     for name, partitions in topics:
         assert isinstance(name, str)
         pending.append(text(name) + INT32.pack(len(partitions)))
-        for index, code, end, start, records in partitions:
+        for index, code, end, start, records, _ in partitions:
             size = 0 if records is None else records.length
             # Nothing here is transactional, so the last stable offset is the high watermark.
             if version >= 11:
@@ -222,22 +238,23 @@ def encode_response(
     return parts
 
 
-def _encode_flexible(
-    topics: Sequence[tuple[str | bytes, Sequence[tuple[int, int, int, int, S | None]]]],
-) -> list[bytes | S]:
+def _encode_flexible(topics: Sequence[tuple[str | bytes, Sequence[Answered[S]]]]) -> list[bytes | S]:
     parts: list[bytes | S] = []
     pending = [_HEAD_7 + compact_length(len(topics))]
     for topic, partitions in topics:
         name = compact_text(topic) if isinstance(topic, str) else topic
         pending.append(name + compact_length(len(partitions)))
-        for index, code, end, start, records in partitions:
+        for index, code, end, start, records, parting in partitions:
             size = 0 if records is None else records.length
             # 1 is an empty list: nothing here is transactional.
             pending.append(_PARTITION_12.pack(index, code, end, end, start, 1, -1) + compact_length(size))
             if records is not None:
                 parts += (b"".join(pending), records)
                 pending = []
-            pending.append(b"\0")
+            if parting is None:
+                pending.append(b"\0")
+            else:
+                pending.append(bytes((1, _PARTING_TAG, _PARTING.size)) + _PARTING.pack(*parting, 0))
         pending.append(b"\0")
     pending.append(b"\0")
     parts.append(b"".join(pending))
@@ -252,24 +269,25 @@ def encode_error(version: int, code: int) -> bytes | None:
 
 
 @reads("fetch response")
-def decode_response(version: int, body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
-    """Topic -> partition -> what was fetched; the records are views of `body`.
+def decode_response(body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
+    """Topic -> partition -> what was fetched, of a v12 response; the records are views of `body`.
 
     Raises InvalidRequest when the bytes do not fit, and for an error of the request as a whole.
     """
-    reader = Reader(memoryview(body))
+    reader = Reader(memoryview(body), flexible=True)
     reader.number(INT32)
-    if version >= 7:
-        error = reader.number(INT16)
-        reader.number(INT32)
-        if error:
-            raise InvalidRequest(f"the whole fetch was refused with error {error} ({error_name(error)})")
+    error = reader.number(INT16)
+    reader.number(INT32)
+    if error:
+        raise InvalidRequest(f"the whole fetch was refused with error {error} ({error_name(error)})")
     result: dict[str, dict[int, FetchedPartition]] = {}
-    for _ in range(reader.number(INT32)):
+    for _ in range(reader.count(reader.length())):
         partitions = result.setdefault(reader.text(), {})
-        for _ in range(reader.number(INT32)):
-            index, fetched = _decode_partition(version, reader)
+        for _ in range(reader.count(reader.length())):
+            index, fetched = _decode_partition(reader)
             partitions[index] = fetched
+        reader.skip_tagged_fields()
+    reader.skip_tagged_fields()
     return result
 
 
@@ -281,11 +299,26 @@ def error_name(code: int) -> str:
         return f"error {code}"
 
 
-def _decode_partition(version: int, reader: Reader[memoryview]) -> tuple[int, FetchedPartition]:
-    index, error, high_watermark, last_stable = reader.unpack(_PARTITION)
-    log_start = reader.number(INT64) if version >= 5 else -1
-    aborted = tuple([reader.unpack(_ABORTED) for _ in range(reader.number(INT32))])
-    if version >= 11:
-        reader.number(INT32)
-    records = reader.part(max(0, reader.number(INT32)))
-    return index, FetchedPartition(error, high_watermark, last_stable, log_start, records, aborted)
+def _decode_partition(reader: Reader[memoryview]) -> tuple[int, FetchedPartition]:
+    index, error, high_watermark, last_stable, log_start = reader.unpack(_PARTITION)
+    aborted = []
+    for _ in range(reader.length()):  # null is -1
+        aborted.append(reader.unpack(_ABORTED))
+        reader.skip_tagged_fields()
+    reader.number(INT32)
+    records = reader.part(max(0, reader.length()))
+    parting = _decode_parting(reader)
+    return index, FetchedPartition(
+        error, high_watermark, last_stable, log_start, records, tuple(aborted), parting
+    )
+
+
+def _decode_parting(reader: Reader[memoryview]) -> Parting | None:
+    parting = None
+    for _ in range(reader.count(reader.varint())):
+        tag, size = reader.varint(), reader.varint()
+        field = reader.part(size)
+        if tag == _PARTING_TAG:
+            epoch, end, _ = _PARTING.unpack_from(field)
+            parting = Parting(epoch, end) if end >= 0 else None
+    return parting

@@ -1,16 +1,16 @@
-"""MirrorAppend v0, laid out by hand: Millrace's own API for whoever fills a mirrored partition.
+"""MirrorAppend v0 and v1, laid out by hand: Millrace's own API for whoever fills a mirrored partition.
 
 API key 10000, never advertised. Sent to the leader of the target partition, which the answer names: a broker
 that does not lead it answers NOT_LEADER_OR_FOLLOWER with the leader's id, and says who that is.
 
     request  := mode int8, topic string, origin, expected int64, start int64, cursor, dropped int64,
-                numbered int8, records bytes (int32 length)
+                numbered int8, v1+: epoch int32, records bytes (int32 length)
     response := error int16, message string, state string, partition int32, leader int32,
                 recorded int8: 0 nothing, else 1 and (origin, start int64, cursor, batches int64,
-                records int64, dropped int64, reset_at int64, numbered int8), high_watermark int64,
-                latency_ms int64 (-1: not known)
+                records int64, dropped int64, reset_at int64, numbered int8, v1+: epoch int32),
+                high_watermark int64, latency_ms int64 (-1: not known)
     origin   := cluster string, topic string, topic_id 16 bytes, partition int32
-    cursor   := next_offset int64, next_base int64      -1: none
+    cursor   := next_offset int64, next_base int64      -1: none; its epoch stands apart, -1: not known
 
 `recorded` and `high_watermark` are of one append, the last one, which may not be visible yet: whoever has
 read up to that high watermark has read all that the position accounts for.
@@ -34,11 +34,11 @@ from millrace.records.compression import Buffer
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.primitives import INT8, INT16, INT32, Reader, reads, text
 
-MIRROR_APPEND_VERSION = 0
+MIRROR_APPEND_VERSION = 1
 BYTE_OFFSETS_PREFIX = "millrace-"
 """How every Millrace cluster's id begins, and no Apache Kafka cluster's: its offsets are byte positions."""
 
-_REQUEST_END = struct.Struct(">qqqqq?i")
+_REQUEST_END = struct.Struct(">qqqqq?")
 _PARTITION = struct.Struct(">ii?")
 _POSITION = struct.Struct(">qqqqqqq?")
 _RESPONSE_END = struct.Struct(">qq")
@@ -81,25 +81,26 @@ class MirrorAppended:
 
 
 def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
-    """The body of a request for the target topic, in parts: the records are not copied."""
+    """The body of a v1 request for the target topic, in parts: the records are not copied."""
     end = _REQUEST_END.pack(
         -1 if request.expected is None else request.expected,
         request.start,
         *_numbers(request.cursor),
         request.dropped,
         request.numbered,
-        len(request.records),
     )
-    return [INT8.pack(request.mode) + text(topic) + _origin(request.origin) + end, request.records]
+    head = INT8.pack(request.mode) + text(topic) + _origin(request.origin) + end + _epoch(request.cursor)
+    return [head + INT32.pack(len(request.records)), request.records]
 
 
 @reads("MirrorAppend request")
-def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
+def decode_request(version: int, body: Buffer) -> tuple[str, MirrorAppend]:
     """Target topic and request; the records are a view of `body`. InvalidRequest when it does not fit."""
     reader = Reader(memoryview(body))
     mode, topic, origin = MirrorMode(reader.number(INT8)), reader.text(), _read_origin(reader)
-    expected, start, next_offset, next_base, dropped, numbered, size = reader.unpack(_REQUEST_END)
-    records = reader.part(size)
+    expected, start, next_offset, next_base, dropped, numbered = reader.unpack(_REQUEST_END)
+    epoch = reader.number(INT32) if version >= 1 else -1
+    records = reader.part(reader.number(INT32))
     reader.end()
     if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes have gone
         raise InvalidRequest("only an append carries records")
@@ -108,19 +109,20 @@ def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
         origin=origin,
         expected=None if expected < 0 else expected,
         start=start,
-        cursor=_cursor(next_offset, next_base),
+        cursor=_cursor(next_offset, next_base, epoch),
         dropped=dropped,
         numbered=numbered,
         records=records,
     )
 
 
-def encode_response(response: MirrorAppended) -> bytes:
+def encode_response(version: int, response: MirrorAppended) -> bytes:
     position, recorded = response.position, b""
     if position is not None:
         totals = (position.batches, position.records, position.dropped, position.reset_at, position.numbered)
         recorded = _POSITION.pack(position.start, *_numbers(position.cursor), *totals)
-        recorded = _origin(position.origin) + recorded
+        epoch = _epoch(position.cursor) if version >= 1 else b""
+        recorded = _origin(position.origin) + recorded + epoch
     latency_ms = -1 if response.latency_ms is None else response.latency_ms
     return b"".join(
         [
@@ -133,7 +135,7 @@ def encode_response(response: MirrorAppended) -> bytes:
 
 @reads("MirrorAppend response")
 def decode_response(body: Buffer) -> MirrorAppended:
-    """The response in `body`; InvalidRequest when it does not fit, as when no Millrace broker sent it."""
+    """The v1 response in `body`; InvalidRequest when it does not fit, as when no Millrace broker sent it."""
     reader = Reader(memoryview(body))
     error, message, state = reader.number(INT16), reader.text(), reader.text()
     partition, leader, recorded = reader.unpack(_PARTITION)
@@ -155,7 +157,7 @@ def decode_response(body: Buffer) -> MirrorAppended:
 def _read_position(reader: Reader[memoryview]) -> MirrorPosition:
     origin = _read_origin(reader)
     start, next_offset, next_base, *totals = reader.unpack(_POSITION)
-    cursor = _cursor(next_offset, next_base)
+    cursor = _cursor(next_offset, next_base, reader.number(INT32))
     if cursor is None:
         raise ValueError("it records a position without an offset")
     return MirrorPosition(origin, start, cursor, *totals)
@@ -175,5 +177,9 @@ def _numbers(cursor: Cursor | None) -> tuple[int, int]:
     return cursor.next_offset, -1 if cursor.next_base is None else cursor.next_base
 
 
-def _cursor(next_offset: int, next_base: int) -> Cursor | None:
-    return None if next_offset < 0 else Cursor(next_offset, None if next_base < 0 else next_base)
+def _epoch(cursor: Cursor | None) -> bytes:
+    return INT32.pack(-1 if cursor is None else cursor.epoch)
+
+
+def _cursor(next_offset: int, next_base: int, epoch: int) -> Cursor | None:
+    return None if next_offset < 0 else Cursor(next_offset, None if next_base < 0 else next_base, epoch)

@@ -158,7 +158,7 @@ class Running:
     def fetch(
         self, *places: tuple[str, int, int], min_bytes: int = 1, max_wait: int = NEVER_MS
     ) -> list[Reads]:
-        topics = [(name, [(p, offset, 1 << 20, -1)]) for name, p, offset in places]
+        topics = [(name, [(p, offset, 1 << 20, -1, -1)]) for name, p, offset in places]
         answers: list[Reads] = []
         request = FetchRequest(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
         self.broker.fetch(request, answers.append, self.aborted_fetches.append)

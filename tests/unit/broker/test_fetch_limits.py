@@ -11,7 +11,7 @@ from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 
 
 def wants(partitions: int) -> FetchRequest:
-    return FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(number, 0, 1, -1) for number in range(partitions)])])
+    return FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(number, 0, 1, -1, -1) for number in range(partitions)])])
 
 
 def waiting(running: Running) -> int:
@@ -98,7 +98,7 @@ def test_a_fetch_that_takes_no_more_of_a_partition_does_not_look_again_when_it_g
     running = start(topic("t", 1, 1))
     show(running, 0)
     answers: list[Reads] = []
-    wanted = [(0, 0, 1, -1), (1, 0, 1 << 20, -1)]
+    wanted = [(0, 0, 1, -1, -1), (1, 0, 1 << 20, -1, -1)]
     running.broker.fetch(FetchRequest(NEVER_MS, 150, 1 << 20, [("t", wanted)]), answers.append, pytest.fail)
     for _ in range(20):
         show(running, 0)
@@ -112,14 +112,14 @@ def test_a_fetch_reads_a_partition_once_however_often_it_is_named(start: Start) 
     running = start()
     show(running, 0)
     answers: list[Reads] = []
-    wanted = [(0, 0, 1 << 20, -1)] * 3
+    wanted = [(0, 0, 1 << 20, -1, -1)] * 3
     running.broker.fetch(FetchRequest(NEVER_MS, 1, 1 << 20, [("t", wanted)]), answers.append, pytest.fail)
     ((_, reads),) = answers[0]
     assert [read.error for read in reads] == [0, 0, 0]
     assert [read.records is not None for read in reads] == [True, False, False]
 
 
-@pytest.mark.parametrize("topics", [[], [("none", [])] * 3, [("t", [(0, 0, 1, -1)]), ("none", [])]])
+@pytest.mark.parametrize("topics", [[], [("none", [])] * 3, [("t", [(0, 0, 1, -1, -1)]), ("none", [])]])
 def test_a_fetch_that_names_no_partition_of_a_topic_is_answered_at_once(
     start: Start, topics: list[tuple[str, list[tuple[int, int, int, int]]]]
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_partition_that_a_fetch_names_often_is_counted_as_often(
     monkeypatch.setattr(fetch_module, "MAX_PARKED_PARTITIONS", 100)
     running = start()
     answers: list[Reads] = []
-    wanted = FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1, -1)] * 60)])
+    wanted = FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1, -1, -1)] * 60)])
     for _ in range(2):
         running.broker.fetch(wanted, answers.append, pytest.fail)
     assert (len(answers), running.broker.parked_partitions) == (1, 60)

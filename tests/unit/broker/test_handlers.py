@@ -84,8 +84,8 @@ def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -
 
 
 def test_a_request_whose_content_waits_for_its_answer_counts_for_its_size(broker: Broker) -> None:
-    wanted = [("t", 0, 0, 1, -1)] * 1000
-    received = frame(ApiKey.FETCH, 11, encode_request(wanted, max_wait=60_000, max_bytes=1))
+    wanted = [("t", 0, 0, 1, -1, -1)] * 1000
+    received = frame(ApiKey.FETCH, 12, b"\0" + encode_request(wanted, max_wait=60_000, max_bytes=1))
     request = handlers_of(broker).handle(AskingClient(), memoryview(received))
     assert request.parts is None
     assert request.kept == len(received) - REQUEST_BYTES > 0

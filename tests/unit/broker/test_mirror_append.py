@@ -33,7 +33,7 @@ def running(start: Start, disk: Disk) -> Running:
 def ask(running: Running, request: MirrorAppend, address: str = "127.0.0.1:1") -> Request:
     body = b"".join(encode_request("t", request))
     handlers = handlers_of(running.broker)
-    header = int(ApiKey.MIRROR_APPEND).to_bytes(2, "big") + b"\0\0" + b"\0\0\0\7" + b"\xff\xff"
+    header = int(ApiKey.MIRROR_APPEND).to_bytes(2, "big") + b"\0\1" + b"\0\0\0\7" + b"\xff\xff"
     return handlers.handle(AskingClient(address=address), memoryview(bytearray(header + body)))
 
 

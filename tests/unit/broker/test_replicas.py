@@ -533,7 +533,7 @@ def test_a_reader_with_another_epoch_hears_that_its_leader_is_another_one(begin:
     codes = {0: ErrorCode.FENCED_LEADER_EPOCH, 1: 0, -1: 0, 2: ErrorCode.UNKNOWN_LEADER_EPOCH}
     for epoch, code in codes.items():
         answers: list[Reads] = []
-        request = FetchRequest(0, 1, 1 << 20, [("t", [(0, 0, 1 << 20, epoch)])])
+        request = FetchRequest(0, 1, 1 << 20, [("t", [(0, 0, 1 << 20, epoch, -1)])])
         running.broker.fetch(request, answers.append, running.aborted_fetches.append)
         assert [read.error for _, reads in answers[0] for read in reads] == [code]
 

@@ -395,9 +395,15 @@ ROWS = [
         [((ALTER_CONFIGS, CLUSTER),)],
     ),
     Row(ApiKey.DESCRIBE_LOG_DIRS, {"topics": None}, [((DESCRIBE, CLUSTER),)]),
-    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append"),
-    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.DESCRIBE), [((DESCRIBE, TOPIC),)], "describe"),
-    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.RESET), [((MIRROR_WRITE, TOPIC), (ALTER, TOPIC))], "reset"),
+    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.APPEND), [((MIRROR_WRITE, TOPIC),)], "append", since=1),
+    Row(ApiKey.MIRROR_APPEND, _mirror(MirrorMode.DESCRIBE), [((DESCRIBE, TOPIC),)], "describe", since=1),
+    Row(
+        ApiKey.MIRROR_APPEND,
+        _mirror(MirrorMode.RESET),
+        [((MIRROR_WRITE, TOPIC), (ALTER, TOPIC))],
+        "reset",
+        since=1,
+    ),
     Row(ApiKey.TRANSLATE_OFFSETS, encode(_TRANSLATE, 10_001, 0), [((DESCRIBE, TOPIC),)]),
     Row(ApiKey.REPLICA_FETCH, encode_fetch(_COPY), [((CLUSTER_ACTION, CLUSTER),)]),
     Row(ApiKey.REPLICA_ACK, encode_ack(_COPIED), [((CLUSTER_ACTION, CLUSTER),)]),
@@ -647,7 +653,7 @@ def test_who_may_only_look_at_a_mirror_gives_no_partition_to_a_new_origin(secure
     other = Origin("dc9", "t", uuid.UUID(int=9), 0)
     body = b"".join(encode_request("copy", MirrorAppend(mode=MirrorMode.DESCRIBE, origin=other)))
     before = secured.effects()
-    assert secured.codes(access, ApiKey.MIRROR_APPEND, 0, body) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    assert secured.codes(access, ApiKey.MIRROR_APPEND, 1, body) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
     assert secured.effects() == before
 
 

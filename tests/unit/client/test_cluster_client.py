@@ -64,7 +64,7 @@ class ScriptedBroker:
                 answer = self.serve(api_key, version, frame[10 + client :])
                 if answer is None:
                     return
-                flexible = b"\0" if api_key == ApiKey.METADATA else b""
+                flexible = b"\0" if api_key in (ApiKey.METADATA, ApiKey.FETCH) else b""
                 body = struct.pack(">i", correlation_id) + flexible + answer
                 connection.sendall(struct.pack(">i", len(body)) + body)
 
@@ -294,7 +294,7 @@ class Records:
 
 
 def fetched(partition: int, records: bytes = b"", *, high_watermark: int = 9) -> bytes:
-    parts = encode_response(11, [("t", [(partition, 0, high_watermark, 0, Records(records))])])
+    parts = encode_response(12, [("t", [(partition, 0, high_watermark, 0, Records(records), None)])])
     return b"".join(part.data if isinstance(part, Records) else part for part in parts)
 
 
@@ -307,13 +307,15 @@ def test_an_offset_out_of_range_comes_with_the_log_s_bounds_although_kafka_does_
         if api_key == ApiKey.LIST_OFFSETS:
             (topic,) = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, body).topics
             return listed({1: {EARLIEST: 30, LATEST: 40}[topic.partitions[0].timestamp]})
-        errors = [(partition, code, -1, -1, None) for partition, code in ((0, 0), (1, 1))]
-        return b"".join(part for part in encode_response(11, [("t", errors)]) if isinstance(part, bytes))
+        errors = [(partition, code, -1, -1, None, None) for partition, code in ((0, 0), (1, 1))]
+        return b"".join(part for part in encode_response(12, [("t", errors)]) if isinstance(part, bytes))
 
     broker.serve = serve
     found = client.fetch("t", {0: 5, 1: 5}, max_bytes=10, max_wait_ms=0)
     assert (found[1].error, found[1].log_start_offset, found[1].high_watermark) == (1, 30, 40)
     assert found[0].log_start_offset == -1
+    within = client.fetch("t", {0: 5, 1: 35}, max_bytes=10, max_wait_ms=0, last_epochs={1: 6})[1]
+    assert (within.error, within.parting) == (0, (-1, 40)), "it has no batch of epoch 6, nor of a newer one"
 
 
 def test_a_broker_without_news_does_not_hold_up_the_others(broker: ScriptedBroker) -> None:
@@ -338,7 +340,7 @@ def test_a_broker_without_news_does_not_hold_up_the_others(broker: ScriptedBroke
         return encode(metadata, ApiKey.METADATA, 12) if api_key == ApiKey.METADATA else fetched(0, something)
 
     def wait(api_key: int, version: int, body: bytes) -> bytes:
-        waits.append(decode_request(11, memoryview(body)).max_wait)
+        waits.append(decode_request(12, memoryview(body[1:])).max_wait)
         time.sleep(waits[-1] / 1000)
         return fetched(1)
 

@@ -70,7 +70,7 @@ def test_what_is_no_answer_of_a_broker_is_one_line(answer: bytes) -> None:
 
 
 def test_an_answer_may_take_as_long_as_the_broker_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "decode_response", lambda version, body: {})
+    monkeypatch.setattr(fetcher, "decode_response", lambda body: {})
     connection = ScriptedConnection(b"1234")
     asked = broker(connection)
     asked.request({("t", 0): 0}, LIMITS)
@@ -104,9 +104,9 @@ def test_offsets_of_many_topics_are_asked_for_in_requests_that_a_broker_takes() 
 def test_a_broker_is_told_the_leader_epoch_that_is_known() -> None:
     connection = ScriptedConnection(listed(_0=(0, 5), _1=(0, 6)))
     asked = broker(connection)
-    asked.request({("t", 0): 7, ("t", 1): 8}, LIMITS)
-    ((_, wanted),) = decode_request(11, memoryview(connection.sent[0])).topics
-    assert [(number, offset, epoch) for number, offset, _, epoch in wanted] == [(0, 7, -1), (1, 8, 4)]
+    asked.request({("t", 0): 7, ("t", 1): 8}, LIMITS, {("t", 0): 3})
+    ((_, wanted),) = decode_request(12, memoryview(connection.sent[0])).topics
+    assert [(number, offset, *epochs) for number, offset, _, *epochs in wanted] == [(0, 7, -1, 3), (1, 8, 4, -1)]
     asked.list_offsets([("t", 0), ("t", 1)], fetcher.LATEST)
     (topic,) = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, connection.sent[1]).topics
     assert [(one.partition_index, one.current_leader_epoch) for one in topic.partitions] == [(0, -1), (1, 4)]

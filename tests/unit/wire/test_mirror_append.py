@@ -1,5 +1,6 @@
 """The private API's messages: what goes in comes out, and no cut or garbage passes."""
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -26,7 +27,7 @@ REQUESTS = [
         origin=ORIGIN,
         expected=900,
         start=5,
-        cursor=Cursor(901, 980),
+        cursor=Cursor(901, 980, 6),
         dropped=2,
         records=BATCH,
     ),
@@ -40,7 +41,7 @@ RESPONSES = [
         leader=2,
         state="running",
         high_watermark=77,
-        position=MirrorPosition(ORIGIN, 5, Cursor(901, 980), 10, 200, 3),
+        position=MirrorPosition(ORIGIN, 5, Cursor(901, 980, 6), 10, 200, 3),
     ),
     MirrorAppended(position=MirrorPosition(ORIGIN, 5, Cursor(901), 10, 200, 3)),
 ]
@@ -48,21 +49,29 @@ RESPONSES = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.mode.name)
 def test_a_request_reads_back_as_it_was_written(request_: MirrorAppend) -> None:
-    topic, found = decode_request(b"".join(encode_request("PageView", request_)))
+    topic, found = decode_request(1, b"".join(encode_request("PageView", request_)))
     assert (topic, found) == ("PageView", request_)
 
 
 @pytest.mark.parametrize("response", RESPONSES)
 def test_a_response_reads_back_as_it_was_written(response: MirrorAppended) -> None:
-    assert decode_response(encode_response(response)) == response
+    assert decode_response(encode_response(1, response)) == response
+
+
+def test_version_0_has_no_epochs() -> None:
+    head, records = encode_request("PageView", REQUESTS[1])
+    assert bytes(head[-8:-4]) == b"\0\0\0\6"
+    asked = decode_request(0, b"".join([head[:-8], head[-4:], records]))[1]
+    assert asked == replace(REQUESTS[1], cursor=Cursor(901, 980))
+    assert encode_response(0, RESPONSES[2]) == encode_response(1, RESPONSES[2]).replace(b"\0\0\0\6", b"")
 
 
 def test_no_cut_request_or_response_is_taken_for_a_whole_one() -> None:
     body = b"".join(encode_request("PageView", REQUESTS[1]))
     for cut in range(len(body)):
         with pytest.raises(InvalidRequest):
-            decode_request(body[:cut])
-    answer = encode_response(RESPONSES[2])
+            decode_request(1, body[:cut])
+    answer = encode_response(1, RESPONSES[2])
     for cut in range(len(answer)):
         with pytest.raises(InvalidRequest):
             decode_response(answer[:cut])
@@ -73,19 +82,19 @@ def test_no_cut_request_or_response_is_taken_for_a_whole_one() -> None:
 )
 def test_garbage_is_an_invalid_request(garbage: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        decode_request(garbage)
+        decode_request(1, garbage)
 
 
 def test_bytes_after_the_end_are_refused() -> None:
     with pytest.raises(InvalidRequest):
-        decode_request(b"".join(encode_request("t", REQUESTS[0])) + b"\0")
+        decode_request(1, b"".join(encode_request("t", REQUESTS[0])) + b"\0")
     with pytest.raises(InvalidRequest):
-        decode_response(encode_response(RESPONSES[0]) + b"\0")
+        decode_response(encode_response(1, RESPONSES[0]) + b"\0")
 
 
 def test_an_error_says_its_code_and_its_message() -> None:
     found = decode_response(
-        encode_response(MirrorAppended(error=ErrorCode.POLICY_VIOLATION, message="not mirrored: ü" * 10))
+        encode_response(1, MirrorAppended(error=ErrorCode.POLICY_VIOLATION, message="not mirrored: ü" * 10))
     )
     assert found.error == ErrorCode.POLICY_VIOLATION
     assert found.message.startswith("not mirrored: ü")

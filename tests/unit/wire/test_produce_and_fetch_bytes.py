@@ -111,7 +111,7 @@ def test_tagged_fields_of_later_clients_are_passed_over() -> None:
     wanted = struct.pack(">iiqiqi", 3, -1, 77, -1, -1, 99) + tagged
     head = struct.pack(">iiibii", 500, 1, 99, 0, 0, -1)
     body = head + b"\2" + bytes(16) + b"\3" + wanted * 2 + tagged + b"\1\1" + tagged
-    assert fetch.decode_request(16, memoryview(body)).topics == [("", [(3, 77, 99, -1)] * 2)]
+    assert fetch.decode_request(16, memoryview(body)).topics == [("", [(3, 77, 99, -1, -1)] * 2)]
 
 
 @pytest.mark.parametrize("version", range(3, 13))
@@ -159,10 +159,14 @@ def test_old_produce_responses_have_their_old_layout(version: int) -> None:
 IDS = {name: uuid.uuid5(uuid.NAMESPACE_URL, name) for name in ("alpha", "β", "c")}
 
 
+WANTED = [[(0, 5, 100, 6, 2), (7, 1 << 40, 0x7FFFFFFF, -1, -1)], [(1, -1, 0, 0, 0)], []]
+"""Of each topic: partition, offset, how much, the leader's epoch, the epoch read last."""
+
+
 def fetch_body(version: int) -> bytes:
     schema: Any = load_request_schema(FETCH, version)
     module = __import__(schema.__module__, fromlist=["x"])
-    wanted = {"alpha": [(0, 5, 100, 6), (7, 1 << 40, 0x7FFFFFFF, -1)], "β": [(1, -1, 0, 0)], "c": []}
+    wanted = dict(zip(IDS, WANTED, strict=True))
     topics = tuple(
         module.FetchTopic(
             **({"topic_id": IDS[name]} if version >= 13 else {"topic": name}),
@@ -172,8 +176,9 @@ def fetch_body(version: int) -> bytes:
                     fetch_offset=offset,
                     partition_max_bytes=size,
                     **({"current_leader_epoch": epoch} if version >= 9 else {}),
+                    **({"last_fetched_epoch": last_epoch} if version >= 12 else {}),
                 )
-                for p, offset, size, epoch in partitions
+                for p, offset, size, epoch, last_epoch in partitions
             ),
         )
         for name, partitions in wanted.items()
@@ -203,9 +208,8 @@ def fetch_body(version: int) -> bytes:
 def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
     asked = fetch.decode_request(version, memoryview(fetch_body(version)))
     assert asked[:3] == (500, 3, 1 << 20)
-    wanted = [[(0, 5, 100, 6), (7, 1 << 40, 0x7FFFFFFF, -1)], [(1, -1, 0, 0)], []]
-    if version < 9:
-        wanted = [[(*one[:3], -1) for one in partitions] for partitions in wanted]
+    known = 5 if version >= 12 else 4 if version >= 9 else 3
+    wanted = [[(*one[:known], *[-1] * (5 - known)) for one in partitions] for partitions in WANTED]
     assert [partitions for _, partitions in asked.topics] == wanted
     if version >= 13:
         assert asked.ids == [one.bytes for one in IDS.values()]
@@ -214,21 +218,33 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
 
 
 def test_kio_and_we_read_our_own_fetch_request() -> None:
-    asked = [("a", 3, 1 << 40, 7, -1), ("a", 1, 0, 8, 0), ("b", 0, 5, 9, 3), ("a", 2, 6, 10, 1 << 30)]
+    asked = [
+        ("a", 3, 1 << 40, 7, -1, -1),
+        ("a", 1, 0, 8, 0, 0),
+        ("b", 0, 5, 9, 3, 2),
+        ("a", 2, 6, 10, 1 << 30, 1),
+    ]
     body = fetch.encode_request(asked, max_wait=500, max_bytes=1 << 20)
-    schema: Any = load_request_schema(1, 11)
+    schema: Any = load_request_schema(1, 12)
     read, rest = entity_reader(schema)(body, 0)
     assert rest == len(body)
     assert [
-        (topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes, each.current_leader_epoch)
+        (
+            topic.topic,
+            each.partition,
+            each.fetch_offset,
+            each.partition_max_bytes,
+            each.current_leader_epoch,
+            each.last_fetched_epoch,
+        )
         for topic in read.topics
         for each in topic.partitions
     ] == asked
     assert (read.max_bytes, read.min_bytes, read.session_id, read.session_epoch) == (1 << 20, 1, 0, -1)
-    assert fetch.decode_request(11, memoryview(body)).topics == [
-        ("a", [(3, 1 << 40, 7, -1), (1, 0, 8, 0)]),
-        ("b", [(0, 5, 9, 3)]),
-        ("a", [(2, 6, 10, 1 << 30)]),
+    assert fetch.decode_request(12, memoryview(body)).topics == [
+        ("a", [(3, 1 << 40, 7, -1, -1), (1, 0, 8, 0, 0)]),
+        ("b", [(0, 5, 9, 3, 2)]),
+        ("a", [(2, 6, 10, 1 << 30, 1)]),
     ]
 
 
@@ -257,12 +273,12 @@ def test_a_fetch_of_too_many_partitions_is_refused() -> None:
 
 
 def fetch_parts(version: int) -> bytes:
-    def part(index: int, error: int, records: Records | None) -> tuple[int, int, int, int, Records | None]:
-        return index, error, 900, 100, records
+    def part(index: int, error: int, records: Records | None, parting: Any = None) -> tuple[Any, ...]:
+        return index, error, 900, 100, records, parting
 
     topics: list[tuple[str | bytes, Any]] = [
         ("alpha", [part(0, 0, Records(b"first")), part(1, 3, None), part(2, 0, Records(b"second"))]),
-        ("β", [part(9, 0, None)]),
+        ("β", [part(9, 0, None, (4, 1 << 40))]),
     ]
     if version >= 13:
         topics = [(IDS[str(name)].bytes, partitions) for name, partitions in topics]
@@ -288,19 +304,23 @@ def test_kio_reads_our_fetch_response(version: int) -> None:
         assert (response.error_code, response.session_id) == (0, 0)
     if version >= 11:
         assert first.preferred_read_replica == -1
+    if version >= 12:
+        (parted,) = response.responses[1].partitions
+        assert (parted.diverging_epoch.epoch, parted.diverging_epoch.end_offset) == (4, 1 << 40)
 
 
-@pytest.mark.parametrize("version", range(4, 12))
-def test_we_read_our_own_fetch_response(version: int) -> None:
-    decoded = fetch.decode_response(version, fetch_parts(version))
+def test_we_read_our_own_fetch_response() -> None:
+    decoded = fetch.decode_response(fetch_parts(12))
     first = decoded["alpha"][0]
     assert (first.error, first.high_watermark, bytes(first.records)) == (0, 900, b"first")
     assert decoded["alpha"][1].error == 3
     assert bytes(decoded["β"][9].records) == b""
+    assert first.parting is None
+    assert decoded["β"][9].parting == (4, 1 << 40)
 
 
 def test_we_read_a_fetch_response_with_aborted_transactions() -> None:
-    schema: Any = load_response_schema(FETCH, 11)
+    schema: Any = load_response_schema(FETCH, 12)
     module = __import__(schema.__module__, fromlist=["x"])
     aborted = (module.AbortedTransaction(producer_id=77, first_offset=12),)
     partition = module.PartitionData(
@@ -316,26 +336,26 @@ def test_we_read_a_fetch_response_with_aborted_transactions() -> None:
     response = schema(throttle_time=datetime.timedelta(0), error_code=KioErrorCode.none, responses=(topic,))
     out = io.BytesIO()
     entity_writer(schema)(out, response)
-    decoded = fetch.decode_response(11, out.getvalue())["t"][4]
+    decoded = fetch.decode_response(out.getvalue())["t"][4]
     assert decoded == FetchedPartition(0, 50, 40, 3, decoded.records, ((77, 12),))
     assert bytes(decoded.records) == b"bytes"
 
 
 def test_a_fetch_response_cut_anywhere_is_refused() -> None:
-    whole = fetch_parts(11)
+    whole = fetch_parts(12)
     for cut in range(len(whole)):
         with pytest.raises(InvalidRequest):
-            fetch.decode_response(11, whole[:cut])
+            fetch.decode_response(whole[:cut])
 
 
 def test_an_error_of_the_whole_fetch_is_raised_by_name() -> None:
     with pytest.raises(InvalidRequest, match="UNSUPPORTED_VERSION"):
-        fetch.decode_response(11, struct.pack(">ihii", 0, 35, 0, 0))
+        fetch.decode_response(struct.pack(">ihibb", 0, 35, 0, 1, 0))
 
 
 @pytest.mark.parametrize(("topics", "refused"), [(fetch.MAX_FETCHED_PARTITIONS, False), (10_001, True)])
 def test_a_fetch_forgets_a_bounded_number_of_topics(topics: int, refused: bool) -> None:
-    nothing = fetch.encode_request([], max_wait=0, max_bytes=0)
-    body = memoryview(nothing[:-6] + struct.pack(">i", topics) + bytes(6 * topics) + nothing[-2:])
+    nothing = struct.pack(">iiiibiii", -1, 0, 0, 0, 1, 0, -1, 0)
+    body = memoryview(nothing + struct.pack(">i", topics) + bytes(6 * topics) + bytes(2))
     with pytest.raises(InvalidRequest, match="over 10000") if refused else contextlib.nullcontext():
         assert fetch.decode_request(11, body).topics == []
