@@ -168,7 +168,8 @@ class _Copy:
     def _next_runs(self) -> Iterator[Run]:
         offset = max(self._before.cursor.next_offset, self._skip_to)
         left = FETCH_BYTES if self._task.max_bytes is None else self._task.max_bytes - self._bytes
-        last_epoch = self._before.cursor.epoch
+        cursor = self._before.cursor
+        last_epoch = cursor.epoch if cursor.next_offset == offset else -1
         answer = fetch(
             self._origin,
             self._topic,

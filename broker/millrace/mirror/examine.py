@@ -28,7 +28,7 @@ def fetch(
     offset: int,
     max_bytes: int = FETCH_BYTES,
     *,
-    last_epoch: int,
+    last_epoch: int = -1,
 ) -> FetchedPartition:
     """What is new from an offset on, behind a batch of `last_epoch`; waits a moment when there is nothing.
 
@@ -59,7 +59,7 @@ def examine(client: ClusterClient, recorded: MirrorPosition) -> OriginChanged | 
         if fetched.parting is None:
             offset = readable_from(cursor, earliest, high_watermark, rules)
             if offset != asked:
-                fetched = fetch(client, topic, partition, offset, last_epoch=cursor.epoch)
+                fetched = fetch(client, topic, partition, offset)
         if not fetched.error:
             next(runs_of(recorded, recorded, fetched, rules), None)
     except OriginChanged as error:

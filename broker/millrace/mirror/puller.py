@@ -145,6 +145,12 @@ class _Fetch:
     def before(self) -> MirrorPosition:
         return self.recorded or beginning(self.pull.origin, self.pull.start)
 
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the batch before the offset asked for; -1: not known."""
+        cursor = self.before.cursor
+        return cursor.epoch if cursor.next_offset == self.offset else -1
+
     def take(self, answer: FetchedPartition) -> None:
         self.error, self.high_watermark = answer.error, answer.high_watermark
         if not answer.error:
@@ -276,7 +282,7 @@ class BrokerPuller(Puller):
         broker.request(
             {name: fetch.offset for name, fetch in fetches.items()},
             limits,
-            {name: fetch.before.cursor.epoch for name, fetch in fetches.items()},
+            {name: fetch.last_epoch for name, fetch in fetches.items()},
         )
         self._requested, self._requested_at = fetches, time.monotonic()
         return True

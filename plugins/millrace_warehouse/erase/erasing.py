@@ -46,7 +46,7 @@ from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
 from millrace_warehouse.load.hour_files import HourFile, HourFiles
 from millrace_warehouse.load.rejections import read_without_bytes
-from millrace_warehouse.load.writing import check_stored, unread, with_stored, without
+from millrace_warehouse.load.writing import behind, check_stored, with_stored, without
 from millrace_warehouse.projection import project
 from millrace_warehouse.publish.gate import Auditor
 from millrace_warehouse.publish.publisher import publish_topic
@@ -378,10 +378,7 @@ class _Fence:
             created=now(),
             schema=self.before.schema,
             file_by_ms=self.before.file_by_ms,
-            partitions=[
-                unread(part.partition, part.end, part.end_base, part.origin)
-                for part in self.before.partitions
-            ],
+            partitions=[behind(part) for part in self.before.partitions],
             files=(),
             previous=self.before.sha256,
             erases=self.erasure.id,

@@ -64,6 +64,8 @@ class PartitionRange:
     """Byte position the first batch must have (offsets are byte positions), None when nothing was read."""
     end: int
     end_base: int | None = None
+    end_epoch: int | None = None
+    """Leader epoch of the batch that ends at `end`; None when it is not known."""
     read: int = 0
     """Data records in the range."""
     written: int = 0
@@ -351,6 +353,9 @@ def content_hash(manifest: Manifest) -> str:
     for name in _NOT_IN_THE_FIRST_FORM:  # a manifest that was made before there were any keeps its hash
         if not values.get(name, True):
             del values[name]
+    for part in values.get("partitions", ()):
+        if part.get("end_epoch", 0) is None:
+            del part["end_epoch"]
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

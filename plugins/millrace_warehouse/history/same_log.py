@@ -1,12 +1,14 @@
-"""Whether a topic's log is the one that its loads were read from: of that cluster, and with that topic's id.
+"""Whether a topic's log is the one that its loads were read from: of that cluster, with that topic's id, and
+not cut back since.
 
 Offsets mean nothing in any other. Taken for the same, another cluster's log would be loaded a second time, or
-be believed to have lost what it never held.
+be believed to have lost what it never held. A log that was cut back has given offsets to other messages.
 """
 
 from __future__ import annotations
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.fetcher import log_was_cut
 from millrace.errors import MillraceError
 from millrace_warehouse.history.manifest import LoadManifest
 
@@ -32,4 +34,24 @@ def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> 
         raise MillraceError(
             f"{different}: check --bootstrap; if that was done on purpose, --accept-new-topic goes on with"
             " the topic that is there"
+        )
+
+
+def cut_log(client: ClusterClient, load: LoadManifest) -> str | None:
+    """One sentence when the log does not hold the batches any more that the load read last; else None."""
+    ends = {part.partition: part.end for part in load.partitions if part.end_epoch is not None}
+    epochs = {part.partition: part.end_epoch for part in load.partitions if part.end_epoch is not None}
+    fetched = client.fetch(load.topic, ends, max_bytes=1, max_wait_ms=0, last_epochs=epochs) if ends else {}
+    for partition, part in sorted(fetched.items()):
+        if part.parting is not None:
+            name = f"{load.topic}-{partition}"
+            return log_was_cut(name, ends[partition], epochs[partition], part.parting)
+    return None
+
+
+def check_not_cut(client: ClusterClient, load: LoadManifest) -> None:
+    """MillraceError, with the way on, when the next load would pass over messages of a log that was cut back."""
+    if cut := cut_log(client, load):
+        raise MillraceError(
+            f"{cut}; nothing was loaded: restore a newer copy of the log, or load the topic into a new warehouse"
         )

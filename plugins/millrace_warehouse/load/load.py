@@ -17,7 +17,7 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import record
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
-from millrace_warehouse.history.same_log import check_same_log
+from millrace_warehouse.history.same_log import check_not_cut, check_same_log
 from millrace_warehouse.history.schemas import dropped_fields
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
@@ -157,6 +157,8 @@ def _loaded(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRa
 def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
     if newest is not None and not run.accept_new_topic:
         check_same_log(run.writing.client, topic_id, newest)
+    if newest is not None and newest.topic_id == topic_id:
+        check_not_cut(run.writing.client, newest)
 
 
 def _covered(plan: Plan, newest: LoadManifest | None) -> bool:

@@ -19,7 +19,7 @@ from millrace_warehouse.history.erasures import to_apply
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
-from millrace_warehouse.history.same_log import another_log
+from millrace_warehouse.history.same_log import another_log, cut_log
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.rejections import RejectedLimit
@@ -120,7 +120,8 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     earliest = run.writing.client.list_offsets(topic, EARLIEST)
     problems = []
     for manifest in manifests:
-        if different := another_log(run.writing.client, topic_id, manifest):
+        client = run.writing.client
+        if different := another_log(client, topic_id, manifest) or cut_log(client, manifest):
             problems.append(f"load {manifest.load}: {different}")
             continue
         for part in manifest.partitions:
@@ -218,7 +219,15 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
     client = run.writing.client
     topic, topic_id, parts = manifest.topic, manifest.topic_id, []
     for part in manifest.partitions:
-        before = writing.unread(part.partition, part.start, part.start_base, part.origin)
+        before = PartitionRange(
+            partition=part.partition,
+            start=part.start,
+            start_base=part.start_base,
+            end=part.start,
+            end_base=part.start_base,
+            end_epoch=part.end_epoch,
+            origin=part.origin,
+        )
         loaded = writing.LoadedPart(before=before)
         if part.end > part.start:
             start, base = _start(part)

@@ -84,12 +84,22 @@ class Writing:
     """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
 
 
-def unread(
-    partition: int, offset: int = 0, base: int | None = None, origin: OriginPartition | None = None
-) -> PartitionRange:
-    """A partition that was loaded up to an offset, behind which a batch is expected at `base`; no news."""
+def unread(partition: int) -> PartitionRange:
+    """A partition of which nothing was loaded."""
+    return PartitionRange(partition=partition, start=0, end=0)
+
+
+def behind(part: PartitionRange) -> PartitionRange:
+    """A partition without news since a load."""
+    end, base = part.end, part.end_base
     return PartitionRange(
-        partition=partition, start=offset, start_base=base, end=offset, end_base=base, origin=origin
+        partition=part.partition,
+        start=end,
+        start_base=base,
+        end=end,
+        end_base=base,
+        end_epoch=part.end_epoch,
+        origin=part.origin,
     )
 
 
@@ -113,8 +123,7 @@ def parts_of(
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
     """What to read of every partition behind what is loaded, up to `ends`, and what of it has expired."""
-    before = {p: unread(p, part.end, part.end_base, part.origin) for p, part in loaded.items()}
-    before = {p: unread(p) for p in ends} | before
+    before = {p: unread(p) for p in ends} | {p: behind(part) for p, part in loaded.items()}
     news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
@@ -303,6 +312,7 @@ def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> 
         part.before,
         end=stats.last,
         end_base=stats.cursor.next_base if stats.cursor else None,
+        end_epoch=_epoch_at(stats),
         read=stats.records,
         written=stats.records - stats.rejected,
         rejected=stats.rejected,
@@ -315,6 +325,12 @@ def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> 
         schema_ids=sorted(stats.schema_ids),
         origin=origin,
     )
+
+
+def _epoch_at(stats: RangeStats) -> int | None:
+    """Epoch of the batch that ends where a range does; None where the range ends elsewhere, or it is unknown."""
+    cursor = stats.cursor
+    return cursor.epoch if cursor and cursor.next_offset == stats.last and cursor.epoch >= 0 else None
 
 
 def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRange]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import UnknownTopicOrPartition
 from millrace_warehouse.history.manifest import LoadManifest
-from millrace_warehouse.history.same_log import another_log
+from millrace_warehouse.history.same_log import another_log, cut_log
 from millrace_warehouse.verify.check import Check
 
 
@@ -17,7 +17,7 @@ def check_log(check: Check, newest: LoadManifest, client: ClusterClient) -> None
     except UnknownTopicOrPartition:
         check.problem(f"{topic} does not exist on {client.bootstrap}: its log is gone")
         return
-    if different := another_log(client, topic_id, newest):
+    if different := another_log(client, topic_id, newest) or cut_log(client, newest):
         check.problem(different)
         return
     first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)

@@ -188,6 +188,7 @@ class MemoryLog(ClusterClient):
         max_wait_ms: int,
         partition_max_bytes: int = 1 << 20,
         min_bytes: int = 1,
+        last_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, FetchedPartition]:
         return {p: self._read(self.partitions[p], offset, max_bytes) for p, offset in offsets.items()}
 

@@ -160,6 +160,8 @@ def test_a_manifest_of_before_there_were_erasures_keeps_its_hash() -> None:
     for name in ("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file"):
         del values[name]
     del values["sha256"]
+    for part in values["partitions"]:
+        assert part.pop("end_epoch") is None
     written = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     before = decode(LoadManifest, json.dumps({**values, "sha256": written}).encode(), "here")
     assert check_hash(before) is None
