@@ -21,13 +21,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
+from millrace.client.fetcher import log_was_cut
 from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session as ZooKeeperSession
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.wire.fetch import error_name
+from millrace.wire.fetch import Parting, error_name
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.ledger import Heard, Place
@@ -103,6 +104,8 @@ class _Reading:
     """(how many of them lie before a place where the origin has lost messages, where its log goes on)."""
     apply_to: int = 0
     """The offset behind the last one of them."""
+    epochs: dict[int, int] = field(default_factory=dict)
+    """Leader epochs of the batches that end at `fetch_at` and `apply_to`, as far as they are known."""
     heard_through: int = 0
     """All that is left of what was said before it in the origin lies before `apply_to`."""
     applied: tuple[int, int] | None = None
@@ -135,6 +138,7 @@ class _Reading:
                     self.lost.append((len(self.ready), goes_on, header.max_timestamp))
                 self.release(position.cursor.next_offset, header.next_offset)
             self.fetch_at = header.next_offset
+            self.epochs[self.fetch_at] = header.partition_leader_epoch
         # A count is ordered by its offset here; a report must not seem earlier than it was in its origin.
         if self.origin is None or self.topic != AUDIT_TOPIC:
             self.release(self.fetch_at, self.fetch_at)
@@ -145,6 +149,8 @@ class _Reading:
         self.ready += [(waiting, at) for waiting in self.held[:count]]
         del self.held[:count]
         self.apply_to, self.heard_through = apply_to, at
+        kept = {self.fetch_at, self.apply_to}
+        self.epochs = {offset: epoch for offset, epoch in self.epochs.items() if offset in kept}
 
 
 class Auditor:
@@ -250,25 +256,50 @@ class Auditor:
     def _apply_topic(self, topic: str, topic_id: str) -> tuple[bool, int]:
         ends = self._client.list_offsets(topic, LATEST)
         readings = self._readings_of(topic, topic_id)
-        for partition, reading in readings.items():
-            if reading.fetch_at > ends.get(partition, reading.fetch_at):
-                raise MillraceError(
-                    f"{topic}-{partition} ends at {ends[partition]}, but was applied up to"
-                    f" {reading.fetch_at}: its log was lost"
-                )
+        shorter = {p: ends[p] for p, r in readings.items() if r.fetch_at > ends.get(p, r.fetch_at)}
+        for partition in self._fetch(topic, shorter, readings):
+            raise MillraceError(
+                f"{topic}-{partition} ends at {ends[partition]}, but was applied up to"
+                f" {readings[partition].fetch_at}: its log was lost"
+            )
         news = False
         while behind := {p: r.fetch_at for p, r in readings.items() if r.fetch_at < ends.get(p, 0)}:
-            fetched = self._client.fetch(topic, behind, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS)
-            for partition, part in fetched.items():
+            for partition, part in self._fetch(topic, behind, readings).items():
                 readings[partition].take(part)
             news |= self._apply(readings)
-            if all(readings[p].fetch_at == at for p, at in behind.items()):
+            if all(p not in readings or readings[p].fetch_at == at for p, at in behind.items()):
                 break
         if topic == AUDIT_TOPIC:
             for reading in readings.values():
                 self._hear_newest(reading)
             news |= self._apply(readings)
         return news, sum(max(ends.get(p, 0) - r.apply_to, 0) for p, r in readings.items())
+
+    def _fetch(
+        self, topic: str, offsets: Mapping[int, int], readings: dict[int, _Reading]
+    ) -> dict[int, FetchedPartition]:
+        """What lies behind some offsets; without partitions whose log was cut back, which leave `readings`."""
+        if not offsets:
+            return {}
+        epochs = {p: readings[p].epochs.get(readings[p].fetch_at, -1) for p in offsets}
+        limits = {"max_bytes": FETCH_BYTES, "max_wait_ms": _FETCH_WAIT_MS}
+        fetched = self._client.fetch(topic, offsets, **limits, last_epochs=epochs)
+        for partition, part in list(fetched.items()):
+            if part.parting is not None:
+                self._go_back(readings.pop(partition), epochs[partition], part.parting)
+                del fetched[partition]
+        return fetched
+
+    def _go_back(self, reading: _Reading, epoch: int, parting: Parting) -> None:
+        """Read on where a log was cut back. What came twice counts once; what was lost with it is not known."""
+        place, offset = reading.place, reading.fetch_at
+        log.error("%s", log_was_cut(f"{reading.topic}-{reading.partition}", offset, epoch, parting))
+        with self._store.writing() as session:
+            row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
+            ledger.lose(session, place, parting.end, max(row.next_offset, parting.end))
+            row.next_offset, row.epoch = min(row.next_offset, parting.end), -1
+        del self._readings[reading.topic_id, reading.partition]
+        self._is_stale = True
 
     def _hear_newest(self, reading: _Reading) -> None:
         """Release what the leader's position accounts for: the newest is not visible before the next append.
@@ -315,6 +346,7 @@ class Auditor:
                         row.next_offset = start
                     at = row.next_offset
                     reading = _Reading(topic, topic_id, partition, at, origin, apply_to=at)
+                    reading.epochs[at] = row.epoch
                 self._readings[topic_id, partition] = reading
             readings[partition] = reading
         return readings
@@ -348,6 +380,7 @@ class Auditor:
                 ledger.note_heard(session, place, reading.heard_through)
                 row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
                 row.next_offset = reading.apply_to
+                row.epoch = reading.epochs.get(reading.apply_to, -1)
             reading.applied = (reading.apply_to, reading.heard_through)
             reading.ready.clear()
             reading.lost.clear()

@@ -86,6 +86,8 @@ class AuditPosition(Row):
     topic_id: Mapped[TopicIdKey]
     partition: Mapped[NumberKey]
     next_offset: Mapped[int] = mapped_column(default=0)
+    epoch: Mapped[int] = mapped_column(default=-1)
+    """Leader epoch of the batch before it; -1: not known."""
 
 
 class ProducerRow(Row):
@@ -469,9 +471,14 @@ class HistoryRow(Row):
 def _added(now: int) -> Mapping[str, Mapping[str, int]]:
     """Table -> the columns that a database of the version before lacks, and what holds for its rows.
 
-    Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded.
+    Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded. The epochs
+    of its positions are not known.
     """
-    return {"loads": {"whole": 0, "retold": 0}, "topics": {"unkeyed_from": now}}
+    return {
+        "loads": {"whole": 0, "retold": 0},
+        "topics": {"unkeyed_from": now},
+        "audit_positions": {"epoch": -1},
+    }
 
 
 def _prepare(engine: Engine) -> None:

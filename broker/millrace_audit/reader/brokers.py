@@ -5,7 +5,6 @@ What a broker says of one partition concerns nobody else. Does not retry: who as
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 
 from millrace.client.cluster_client import ClusterClient
@@ -18,8 +17,10 @@ from millrace.client.fetcher import (
     READ_UNCOMMITTED,
     BrokerFetcher,
     FetchLimits,
+    with_bounds,
 )
 from millrace.errors import ErrorCode, MillraceError
+from millrace.records import Cursor
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
 from millrace_audit.reader.partition import CannotRead
@@ -57,21 +58,22 @@ class Brokers:
         return self._offsets(leader, partitions, LATEST, READ_UNCOMMITTED)
 
     def fetch(
-        self, leader: int, offsets: Mapping[TopicPartition, int]
+        self, leader: int, cursors: Mapping[TopicPartition, Cursor]
     ) -> dict[TopicPartition, FetchedPartition]:
-        """What one answer holds of these, until the next one; CannotRead when the broker is away."""
+        """What one answer holds behind these, until the next one; CannotRead when the broker is away."""
         limits = FetchLimits(
             max_bytes=FETCH_BYTES, partition_max_bytes=_PARTITION_BYTES, max_wait_ms=_WAIT_MS
         )
         try:
             fetcher = self._fetcher(leader)
-            fetcher.request(offsets, limits)
+            offsets = {name: cursor.next_offset for name, cursor in cursors.items()}
+            fetcher.request(offsets, limits, {name: cursor.epoch for name, cursor in cursors.items()})
             fetched = fetcher.receive(self._buffer)
             for name, part in fetched.items():
                 if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and part.log_start_offset < 0:
                     # Apache Kafka leaves the bounds out.
-                    start, end = fetcher.bounds([name]).get(name, (-1, -1))
-                    fetched[name] = dataclasses.replace(part, log_start_offset=start, high_watermark=end)
+                    bounds, cursor = fetcher.bounds([name]).get(name, (-1, -1)), cursors[name]
+                    fetched[name] = with_bounds(part, cursor.next_offset, cursor.epoch, *bounds)
             return fetched
         except MillraceError as error:
             raise self._away(leader, error) from error

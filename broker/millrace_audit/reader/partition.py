@@ -145,7 +145,7 @@ class Partition:
                     f"its log ends at {high_watermark} and was counted up to {self.end}: messages that were"
                     " there are gone from it; after a minute counting goes on from where it ends"
                 )
-            self._truncate(high_watermark)
+            self.truncate(high_watermark)
         elif self.shortest is not None:
             # What lies there now may be what was counted, or something else in its place.
             self.lost = self.lost | SequenceRanges([(self.shortest, self.end - 1)])
@@ -159,7 +159,8 @@ class Partition:
                 f" {high_watermark}; look for who has left it open with Kafka's `kafka-transactions.sh`"
             )
 
-    def _truncate(self, end: int) -> None:
+    def truncate(self, end: int) -> None:
+        """What was counted behind `end` is gone from the log: counting goes on there."""
         assert self.told is not None
         if end < self.told:
             self.truncated, self.told = self.told, end

@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
+from millrace.client.fetcher import log_was_cut
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
@@ -346,8 +347,7 @@ class AuditReader(TierReader):
                 asked = {p.name: p for p in partitions[:_PARTITIONS_PER_FETCH]}
                 before = {name: p.cursor for name, p in asked.items()}
                 try:
-                    offsets = {name: cursor.next_offset for name, cursor in before.items()}
-                    fetched = self._brokers.fetch(leader, offsets) if offsets else {}
+                    fetched = self._brokers.fetch(leader, before) if before else {}
                 except CannotRead as error:
                     for partition in partitions:
                         self._stick(partition, error)
@@ -388,6 +388,11 @@ class AuditReader(TierReader):
         return partition.behind and partition.is_due()
 
     def _count(self, partition: Partition, fetched: FetchedPartition) -> None:
+        if fetched.parting is not None:
+            name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
+            log.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
+            partition.truncate(fetched.parting.end)
+            return
         try:
             for part in partition.take(fetched, self._counter):
                 self._numbers.counted(partition.topic, part)

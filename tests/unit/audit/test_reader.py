@@ -72,10 +72,11 @@ class Cluster:
         return self.end if self.open_at is None else self.open_at
 
     def fetch(
-        self, leader: int, offsets: Mapping[TopicPartition, int]
+        self, leader: int, cursors: Mapping[TopicPartition, Cursor]
     ) -> dict[TopicPartition, FetchedPartition]:
         answers = {}
-        for name, at in offsets.items():
+        for name, cursor in cursors.items():
+            at = cursor.next_offset
             error = ErrorCode.OFFSET_OUT_OF_RANGE if at > self.end else 0
             batches = [batch for batch in self.log if at < BatchHeader.of(batch).next_offset <= self.visible]
             answers[name] = FetchedPartition(error, self.end, self.end, 0, memoryview(b"".join(batches)))
@@ -317,12 +318,12 @@ class TwoLeaders(Cluster):
         return self._say(leader, partitions, self.ends)
 
     def fetch(
-        self, leader: int, offsets: Mapping[TopicPartition, int]
+        self, leader: int, cursors: Mapping[TopicPartition, Cursor]
     ) -> dict[TopicPartition, FetchedPartition]:
         log = [build_batch([Message(0, None, b"x")], base_offset=at) for at in range(5)]
         return {
-            name: FetchedPartition(0, 5, 5, 0, memoryview(b"".join(log[at : self.shown[name[1]]])))
-            for name, at in offsets.items()
+            name: FetchedPartition(0, 5, 5, 0, memoryview(b"".join(log[cursor.next_offset : self.shown[name[1]]])))
+            for name, cursor in cursors.items()
         }
 
 
