@@ -104,6 +104,7 @@ class _Reading:
     """(how many of them lie before a place where the origin has lost messages, where its log goes on)."""
     apply_to: int = 0
     """The offset behind the last one of them."""
+    shift: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
     """Leader epochs of the batches that end at `fetch_at` and `apply_to`, as far as they are known."""
     heard_through: int = 0
@@ -122,7 +123,7 @@ class _Reading:
                 takes = ()  # publishers write to the first one alone
         elif self.topic == COUNTS_TOPIC:
             takes = ()  # nobody counts there but the readers of origins
-        return Place(self.topic, self.topic_id, self.partition, tier, takes)
+        return Place(self.topic, self.topic_id, self.partition, tier, takes, self.shift)
 
     def take(self, fetched: FetchedPartition) -> None:
         """Sort what was fetched into what may be applied and what waits for a position batch."""
@@ -296,8 +297,9 @@ class Auditor:
         log.error("%s", log_was_cut(f"{reading.topic}-{reading.partition}", offset, epoch, parting))
         with self._store.writing() as session:
             row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
-            ledger.lose(session, place, parting.end, max(row.next_offset, parting.end))
-            row.next_offset, row.epoch = min(row.next_offset, parting.end), -1
+            cut_by = max(row.next_offset - parting.end, 0)
+            ledger.lose(session, place, row.next_offset - cut_by, row.next_offset)
+            row.next_offset, row.shift, row.epoch = row.next_offset - cut_by, row.shift + cut_by, -1
         del self._readings[reading.topic_id, reading.partition]
         self._is_stale = True
 
@@ -345,7 +347,9 @@ class Auditor:
                         ledger.lose(session, place, row.next_offset, start)
                         row.next_offset = start
                     at = row.next_offset
-                    reading = _Reading(topic, topic_id, partition, at, origin, apply_to=at)
+                    reading = _Reading(
+                        topic, topic_id, partition, at, origin, apply_to=at, shift=row.shift
+                    )
                     reading.epochs[at] = row.epoch
                 self._readings[topic_id, partition] = reading
             readings[partition] = reading

@@ -63,14 +63,19 @@ class Place:
     """The cluster that it is a mirror of; `offline` where it is none."""
     takes: tuple[type[AuditRecord], ...]
     """The kinds of records that have an effect here."""
+    shift: int = 0
+    """See AuditPosition."""
 
     @property
     def name(self) -> str:
         return f"{self.topic}-{self.partition} ({self.tier})"
 
     def serial(self, offset: int) -> int:
-        """Orders what a tier says, also when its topic was made again and has another partition here."""
-        return (self.partition << _SERIAL_BITS) + offset
+        """Orders what a tier says, also when its topic was made again and has another partition here.
+
+        And when its log was cut back, and offsets mean other records.
+        """
+        return (self.partition << _SERIAL_BITS) + offset + self.shift
 
 
 def names_hash(server: str, service: str) -> str:

@@ -88,6 +88,8 @@ class AuditPosition(Row):
     next_offset: Mapped[int] = mapped_column(default=0)
     epoch: Mapped[int] = mapped_column(default=-1)
     """Leader epoch of the batch before it; -1: not known."""
+    shift: Mapped[int] = mapped_column(default=0)
+    """Added to offsets where their order counts: the log was cut back by so much after it was applied."""
 
 
 class ProducerRow(Row):
@@ -477,7 +479,7 @@ def _added(now: int) -> Mapping[str, Mapping[str, int]]:
     return {
         "loads": {"whole": 0, "retold": 0},
         "topics": {"unkeyed_from": now},
-        "audit_positions": {"epoch": -1},
+        "audit_positions": {"epoch": -1, "shift": 0},
     }
 
 

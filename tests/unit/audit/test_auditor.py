@@ -16,6 +16,8 @@ from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.storage.epochs import EpochMap
+from millrace.wire.fetch import Parting
 from millrace_audit.auditor import answers
 from millrace_audit.auditor import auditor as auditor_module
 from millrace_audit.auditor.auditor import Auditor
@@ -52,11 +54,13 @@ class Partition:
     def __init__(self) -> None:
         self.start = self.end = 0
         self.batches: list[bytes] = []
+        self.epochs, self.epoch = EpochMap(), 0
 
     def append(self, batch: bytes) -> int:
         """The batch at the end of the log, and the offset behind it."""
         placed = bytearray(batch)
-        placed[0:8] = self.end.to_bytes(8, "big")
+        placed[0:8], placed[12:16] = self.end.to_bytes(8, "big"), self.epoch.to_bytes(4, "big")
+        self.epochs.note(self.epoch, self.end)
         header = BatchHeader.parse(bytes(placed))
         assert header is not None
         self.batches.append(bytes(placed))
@@ -66,6 +70,14 @@ class Partition:
     def expire(self) -> None:
         self.batches.clear()
         self.start = self.end
+
+
+    def put_back(self, batches: int) -> None:
+        """Its first batches alone, as an older copy has them; what follows is of another epoch."""
+        self.end = int.from_bytes(self.batches[batches][:8], "big")
+        del self.batches[batches:]
+        self.epochs.cut(self.end)
+        self.epoch += 1
 
 
 class Cluster:
@@ -127,11 +139,16 @@ class Cluster:
     def list_offsets(self, topic: str, timestamp: int) -> dict[int, int]:
         return {p: log.start if timestamp == EARLIEST else log.end for p, log in self.logs[topic].items()}
 
-    def fetch(self, topic: str, offsets: Mapping[int, int], **_: int) -> dict[int, FetchedPartition]:
+    def fetch(
+        self, topic: str, offsets: Mapping[int, int], *, last_epochs: Mapping[int, int], **_: int
+    ) -> dict[int, FetchedPartition]:
         fetched = {}
-        for p in offsets:
-            log = self.logs[topic][p]
-            fetched[p] = FetchedPartition(0, log.end, log.end, log.start, memoryview(b"".join(log.batches)))
+        for p, offset in offsets.items():
+            log, epoch = self.logs[topic][p], last_epochs[p]
+            answer = FetchedPartition(0, log.end, log.end, log.start, memoryview(b"".join(log.batches)))
+            if epoch >= 0 and (parting := log.epochs.parting(epoch, offset, log.end)):
+                answer = replace(answer, records=memoryview(b""), parting=Parting(*parting))
+            fetched[p] = answer
         return fetched
 
 
@@ -454,3 +471,44 @@ def test_the_warehouses_heartbeat_is_taken_of_its_own_reader_alone(story: Story)
     with story.store.reading() as session:
         assert answers.heartbeats(session) == {WAREHOUSE: NOW}
     assert story.strangers() == 2 * [("Heartbeat", "no reader of the tier has signed it")]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("topic", [SAID, COUNTED, OWN])
+def test_an_audit_topic_that_was_put_back_from_an_older_copy_makes_hours_unknown_and_none_incomplete(
+    story: Story, topic: str, is_restarted: bool
+) -> None:
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    reading = auditor(story, cluster)
+    reading.apply_all()
+    assert story.verdict() == "complete"
+    log, tier = cluster.logs[topic][0], OFFLINE if topic == OWN else "dc1"
+    old_end = log.end
+    log.put_back(1)
+    cluster.taken[topic, tier] = 1
+    if topic != OWN:  # what the mirror copies again lies elsewhere: it appends in other portions
+        cluster.position(topic, tier, 100)
+    else:  # nobody has what its readers wrote: they go on
+        cluster.taken[topic, tier] = len(story.partitions[topic, tier])
+    story.rules = replace(RULES, clock_ms=lambda: LATER)
+    story.hello(2, time=NOW)
+    story.report(0, (0, 9), instance=2, window=NOW, time=NOW)
+    counted = found((0, 9), instance=2, window=NOW)
+    story.count("dc1", counted)
+    story.count(OFFLINE, counted)
+    story.beats(NOW + 2 * WINDOW_MS)
+    story.beats(LATER)
+    cluster.publish(story)
+    assert log.end > old_end, "it has grown past its old end"
+    if is_restarted:
+        reading = auditor(story, cluster)
+    reading._rules, reading._settle_due = story.rules, 0
+    reading.apply_all()
+    reading._settle_due = 0
+    reading.apply_all()
+    assert story.verdict() in ("complete", "unknown")
+    assert story.verdict(NOW) in ("complete", "unknown"), story.window(NOW)
+    assert "audit records were lost" in " ".join(story.window(NOW)["reasons"])
+    assert story.verdict(NOW + 4 * WINDOW_MS) == "complete"
