@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from millrace.client.errors import MOVED
-from millrace.client.fetcher import EARLIEST, BrokerFetcher, FetchLimits, Puller
+from millrace.client.fetcher import EARLIEST, BrokerFetcher, FetchLimits, Puller, log_was_cut
 from millrace.consumer.streams import Batch, Jump, OwnedPartition, damaged
 from millrace.coordination.cluster import Cluster
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.records import split_batches
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.fetch import FetchedPartition, error_name
+from millrace.wire.fetch import FetchedPartition, Parting, error_name
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,8 @@ class _Pull(NamedTuple):
     partition: OwnedPartition
     life: int
     offset: int
+    epoch: int
+    """Of the batch before `offset`."""
 
 
 class ConsumerPuller(Puller):
@@ -124,7 +126,7 @@ class ConsumerPuller(Puller):
                 if offset is None:
                     beginning.append((partition, life))
                 else:
-                    pulls.append(_Pull(partition, life, offset))
+                    pulls.append(_Pull(partition, life, offset, partition.pull_epoch))
         errors: dict[TopicPartition, int] = {}
         if beginning:
             errors |= self._begin(beginning)
@@ -161,12 +163,15 @@ class ConsumerPuller(Puller):
         room = min(pull.partition.stream.room for pull in pulls)
         limits = FetchLimits(max_bytes=max(most, room), partition_max_bytes=most, max_wait_ms=wait_ms)
         requested = {pull.partition.topic_partition: pull for pull in pulls}
-        broker.request({name: pull.offset for name, pull in requested.items()}, limits)
+        epochs = {name: pull.epoch for name, pull in requested.items()}
+        broker.request({name: pull.offset for name, pull in requested.items()}, limits, epochs)
         answers = {name: answer for name, answer in broker.receive().items() if name in requested}
         self.serve_last([name for name, answer in answers.items() if answer.records])
         errors = {}
         for name, answer in answers.items():
-            if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            if answer.parting is not None:
+                self._go_back(requested[name], answer.parting)
+            elif answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                 if not self._skip_gap(broker, requested[name]):
                     errors[name] = answer.error
             elif answer.error == ErrorCode.CORRUPT_MESSAGE:
@@ -200,7 +205,7 @@ class ConsumerPuller(Puller):
             self.stopping.wait(PAUSE_SECONDS)
 
     def _corrupt(self, pull: _Pull, error: CorruptMessage) -> None:
-        partition, _, offset = pull
+        partition, offset = pull.partition, pull.offset
         key = (partition.topic_partition, offset)
         failures = self._crc_failures.pop(key, 0) + 1
         if failures < CRC_TRIES:
@@ -212,9 +217,15 @@ class ConsumerPuller(Puller):
             return
         partition.stream.put(partition, pull.life, CorruptMessage(damaged(partition, offset, error)))
 
+    def _go_back(self, pull: _Pull, parting: Parting) -> None:
+        """Go on where the log was cut back: what it has there now was not delivered yet."""
+        cut = log_was_cut(str(pull.partition), pull.offset, pull.epoch, parting)
+        log.warning("group %s: %s. Going on at %d", self._pullers.group, cut, parting.end)
+        pull.partition.stream.put(pull.partition, pull.life, Jump(pull.offset, parting.end))
+
     def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> bool:
         """Go on behind what is gone; False when the broker does not say what is left."""
-        partition, _, offset = pull
+        partition, offset = pull.partition, pull.offset
         bounds = broker.bounds([partition.topic_partition]).get(partition.topic_partition)
         if bounds is None:
             return False

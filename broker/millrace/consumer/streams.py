@@ -73,6 +73,8 @@ class OwnedPartition:
     """Messages below this were handed out, or are not wanted."""
     pull_offset: int | None = field(init=False)
     """What to pull next; None: where the start policy says."""
+    pull_epoch: int = -1
+    """Leader epoch of the batch before `pull_offset`; -1: not known."""
     life: int = 0
     """Counts seeks and the end: what was pulled in an earlier life is dropped."""
     stopped: bool = False
@@ -181,7 +183,7 @@ class MessageStream(Iterator[Message]):
             raise CorruptMessage(damaged(partition, partition.taken, error)) from error
         except Exception:  # as for want of memory: the rest must not be passed over
             partition.life += 1
-            partition.pull_offset = partition.taken
+            partition.pull_offset, partition.pull_epoch = partition.taken, -1
             raise
 
     # The pullers' side
@@ -208,8 +210,9 @@ class MessageStream(Iterator[Message]):
             if isinstance(pulled, Batch):
                 self._queued += len(pulled.data)
                 partition.pull_offset = pulled.header.next_offset
+                partition.pull_epoch = pulled.header.partition_leader_epoch
             elif isinstance(pulled, Jump):
-                partition.pull_offset = pulled.offset
+                partition.pull_offset, partition.pull_epoch = pulled.offset, -1
                 if pulled.instead_of is None:  # who takes over begins here, and not at what is the end then
                     partition.done = pulled.offset
             else:
@@ -242,6 +245,7 @@ class MessageStream(Iterator[Message]):
             partition.life += 1
             partition.broken = False
             partition.pull_offset = partition.taken = partition.done = offset
+            partition.pull_epoch = -1
             self._drop([partition])
             self._changed.notify_all()
 

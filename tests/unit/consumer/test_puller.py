@@ -48,7 +48,7 @@ def test_a_partition_that_is_refused_is_named_and_does_not_hold_up_the_others(
         return {("clicks", n): answers["clicks", n] for n in requests[-1]}
 
     broker = SimpleNamespace(
-        request=lambda offsets, limits: requests.append({n for _, n in offsets}),
+        request=lambda offsets, limits, epochs: requests.append({n for _, n in offsets}),
         receive=receive,
         bounds=lambda partitions: {},
     )

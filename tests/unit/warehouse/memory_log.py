@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,8 @@ from millrace.errors import ErrorCode, UnknownTopicOrPartition
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.wire.fetch import FetchedPartition
+from millrace.storage.epochs import EpochMap
+from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_warehouse.at import Progress
 from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
 from millrace_warehouse.history.schemas import pin_first, pinned
@@ -110,13 +111,14 @@ class MemoryLog(ClusterClient):
         self.topic_id = uuid.uuid4()
         self.partitions = {index: Partition() for index in range(partitions)}
         self.sequence = 0
+        self.epoch = 0
         self.schemas = {SCHEMA_ID: SCHEMA}
         """What the registry knows; the one with the largest id is the newest."""
 
     def append(self, partition: int, messages: Sequence[Message], codec: Codec = Codec.NONE) -> None:
         """One batch, visible at once."""
         one = self.partitions[partition]
-        one.log += build_batch(messages, codec=codec, base_offset=len(one.log))
+        one.log += build_batch(messages, codec=codec, base_offset=len(one.log), leader_epoch=self.epoch)
         *_, last = one.batches()
         one.high_watermark = last.next_offset
 
@@ -190,7 +192,22 @@ class MemoryLog(ClusterClient):
         min_bytes: int = 1,
         last_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, FetchedPartition]:
-        return {p: self._read(self.partitions[p], offset, max_bytes) for p, offset in offsets.items()}
+        fetched = {p: self._read(self.partitions[p], offset, max_bytes) for p, offset in offsets.items()}
+        for p, epoch in (last_epochs or {}).items():
+            one, starts = self.partitions[p], EpochMap()
+            for header in one.batches():
+                starts.note(max(starts.last, header.partition_leader_epoch), header.base_offset)
+            if epoch >= 0 and (parting := starts.parting(epoch, offsets[p], len(one.log))):
+                fetched[p] = replace(fetched[p], records=memoryview(b""), parting=Parting(*parting))
+        return fetched
+
+    def put_back(self, partition: int, batches: int) -> None:
+        """Only the first batches of a partition are there, as in an older copy; then another epoch begins."""
+        one = self.partitions[partition]
+        headers = list(one.batches())
+        del one.log[headers[batches].base_offset :]
+        one.high_watermark = headers[batches - 1].next_offset
+        self.epoch += 1
 
     def _read(self, one: Partition, offset: int, max_bytes: int) -> FetchedPartition:
         if offset < one.start and not any(h.base_offset <= offset for h in one.batches()):

@@ -23,6 +23,7 @@ from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.load import LoadRun, load_topic
+from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.load.task import CutResult, CutTask, write_cut
 from millrace_warehouse.storage import Written, open_storage
 from tests.unit.warehouse.memory_log import (
@@ -65,6 +66,28 @@ def test_every_record_is_a_row_in_a_file_of_its_hour_with_its_load(tmp_path: Pat
     for file in manifest.files:
         assert re.fullmatch(rf"{folder}{file.hour}-\d{{5}}-[0-9a-f]{{8}}\.parquet", file.path)
     assert problems(tmp_path, TOPIC) == []
+
+
+def test_a_log_that_was_cut_back_and_has_grown_again_is_not_loaded_on_or_read_again(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    load_topic(load_run(log, tmp_path, "nothing new"), TOPIC)
+    log.append_events(1, [START] * 10)
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    assert [part.end_epoch for part in manifest_of(tmp_path, 2).partitions] == [0, 0]
+    loaded = manifest_of(tmp_path, 2).partitions[0].end
+    log.put_back(0, 3)
+    log.append_events(0, [START] * 200)
+    assert log.partitions[0].high_watermark > loaded, "it has grown past its old end"
+    cut = rf"{TOPIC}-0 was read up to offset {loaded} in epoch 0, and epoch 0 ends at offset \d+ there"
+    for accept_new_topic in (False, True):
+        run = dataclasses.replace(load_run(log, tmp_path, "run-3"), accept_new_topic=accept_new_topic)
+        with pytest.raises(MillraceError, match=f"{cut}.*restore a newer copy of the log"):
+            load_topic(run, TOPIC)
+    reload_run = ReloadRun(writing=load_run(log, tmp_path, "again").writing, reason="a test")
+    with pytest.raises(MillraceError, match=cut):
+        reload_topic(reload_run, TOPIC, [1])
+    assert loads(tmp_path) == [1, 2]
 
 
 def test_a_load_describes_its_files_as_the_table_will(tmp_path: Path) -> None:
