@@ -171,12 +171,7 @@ class _Copy:
         cursor = self._before.cursor
         last_epoch = cursor.epoch if cursor.next_offset == offset else -1
         answer = fetch(
-            self._origin,
-            self._topic,
-            self._partition,
-            offset,
-            min(left, FETCH_BYTES),
-            last_epoch=last_epoch,
+            self._origin, self._topic, self._partition, offset, min(left, FETCH_BYTES), last_epoch=last_epoch
         )
         # A fetch is by name: before anything is copied, make sure which topic has answered.
         self._check_topic()

@@ -13,6 +13,10 @@ from uuid import uuid4
 import pytest
 
 from millrace.client.cluster_client import EARLIEST
+from millrace.errors import MillraceError
+from millrace_spark.jobs.mirror import tasks_of
+from millrace_spark.mirror_batch import mirror_partition
+from millrace_warehouse.verbs import Mirror
 from tests.brokers import TestCluster, read_topic, wait_for_values
 from tests.integration.test_mirror import World, produce
 from tests.support import Process, run_millrace, wait_until
@@ -159,6 +163,31 @@ def test_an_origin_whose_copied_segments_expire_stops_no_mirror(world: World) ->
     with world.aggregate.client() as aggregate:
         wait_for_values(aggregate, "expires", 11)
     world.await_state("expires", "running")
+
+
+def test_a_batch_mirror_refuses_an_origin_that_used_offsets_again(world: World, tmp_path: Path) -> None:
+    def mirror() -> None:
+        settings = {"origin_bootstrap": world.origin.bootstrap, "bootstrap": world.aggregate.bootstrap}
+        for task in tasks_of(Mirror(topics=("batch",), origin="dc1", **settings)):
+            mirror_partition(task)
+
+    world.topic("batch", 1)
+    old, lost, new = values("old", 10), values("lost", 10), values("new", 60)
+    produce(world.origin.bootstrap, "batch", old)
+    copies = Copies(world.origin, "batch", tmp_path)
+    copies.save()
+    produce(world.origin.bootstrap, "batch", lost)
+    mirror()
+    mirror()
+    copies.put_back()
+    for part in (new[:10], new[10:20], new[20:]):
+        produce(world.origin.bootstrap, "batch", part)
+    with pytest.raises(MillraceError, match="its log was cut back .* to go on: millrace mirror reset"):
+        mirror()
+    assert copied(world, "batch") == encoded(old + lost)
+    reset(world, "batch")
+    mirror()
+    assert copied(world, "batch") == encoded(old + lost + new)
 
 
 def in_sync(world: World, topic: str) -> bool:

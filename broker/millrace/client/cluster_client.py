@@ -161,7 +161,11 @@ class ClusterClient:
                 )
                 self._fetch(topic, missing, limits, last, fetched, deadline)
                 enough = sum(len(part.records) for part in fetched.values()) >= min_bytes
-                if enough or wait_ms == max_wait_ms or any(part.error or part.parting for part in fetched.values()):
+                if (
+                    enough
+                    or wait_ms == max_wait_ms
+                    or any(part.error or part.parting for part in fetched.values())
+                ):
                     break
                 fetched.clear()
 

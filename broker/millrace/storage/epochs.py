@@ -62,9 +62,10 @@ class EpochMap:
     def parting(self, epoch: int, position: int, log_end: int) -> EpochEnd | None:
         """Where this log leaves that of a reader who is at `position`, behind a batch of `epoch`.
 
-        None when it does not: then the batch is in this log, or was until retention took it.
+        None when it does not: then the batch is in this log, or was until retention took it. Of a reader that
+        does not know the epoch nothing can be told.
         """
-        if epoch == self.last and position <= log_end:
+        if epoch == NO_EPOCH or (epoch == self.last and position <= log_end):
             return None
         here = self.end_of(epoch, log_end)
         if here.epoch == NO_EPOCH and self.starts and position <= self.starts[0][1]:

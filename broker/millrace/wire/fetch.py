@@ -108,7 +108,11 @@ class FetchRequest(NamedTuple):
 
 
 def encode_request(
-    wanted: Sequence[tuple[str, int, int, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
+    wanted: Sequence[tuple[str, int, int, int, int, int]],
+    *,
+    max_wait: int,
+    max_bytes: int,
+    min_bytes: int = 1,
 ) -> bytes:
     """The body of a v12 request for committed records.
 

@@ -347,9 +347,7 @@ class Auditor:
                         ledger.lose(session, place, row.next_offset, start)
                         row.next_offset = start
                     at = row.next_offset
-                    reading = _Reading(
-                        topic, topic_id, partition, at, origin, apply_to=at, shift=row.shift
-                    )
+                    reading = _Reading(topic, topic_id, partition, at, origin, apply_to=at, shift=row.shift)
                     reading.epochs[at] = row.epoch
                 self._readings[topic_id, partition] = reading
             readings[partition] = reading

@@ -71,7 +71,6 @@ class Partition:
         self.batches.clear()
         self.start = self.end
 
-
     def put_back(self, batches: int) -> None:
         """Its first batches alone, as an older copy has them; what follows is of another epoch."""
         self.end = int.from_bytes(self.batches[batches][:8], "big")
@@ -146,7 +145,7 @@ class Cluster:
         for p, offset in offsets.items():
             log, epoch = self.logs[topic][p], last_epochs[p]
             answer = FetchedPartition(0, log.end, log.end, log.start, memoryview(b"".join(log.batches)))
-            if epoch >= 0 and (parting := log.epochs.parting(epoch, offset, log.end)):
+            if parting := log.epochs.parting(epoch, offset, log.end):
                 answer = replace(answer, records=memoryview(b""), parting=Parting(*parting))
             fetched[p] = answer
         return fetched

@@ -322,7 +322,9 @@ class TwoLeaders(Cluster):
     ) -> dict[TopicPartition, FetchedPartition]:
         log = [build_batch([Message(0, None, b"x")], base_offset=at) for at in range(5)]
         return {
-            name: FetchedPartition(0, 5, 5, 0, memoryview(b"".join(log[cursor.next_offset : self.shown[name[1]]])))
+            name: FetchedPartition(
+                0, 5, 5, 0, memoryview(b"".join(log[cursor.next_offset : self.shown[name[1]]]))
+            )
             for name, cursor in cursors.items()
         }
 

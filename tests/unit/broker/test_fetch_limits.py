@@ -11,7 +11,9 @@ from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 
 
 def wants(partitions: int) -> FetchRequest:
-    return FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(number, 0, 1, -1, -1) for number in range(partitions)])])
+    return FetchRequest(
+        NEVER_MS, 1, 1 << 20, [("t", [(number, 0, 1, -1, -1) for number in range(partitions)])]
+    )
 
 
 def waiting(running: Running) -> int:

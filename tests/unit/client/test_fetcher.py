@@ -106,7 +106,10 @@ def test_a_broker_is_told_the_leader_epoch_that_is_known() -> None:
     asked = broker(connection)
     asked.request({("t", 0): 7, ("t", 1): 8}, LIMITS, {("t", 0): 3})
     ((_, wanted),) = decode_request(12, memoryview(connection.sent[0])).topics
-    assert [(number, offset, *epochs) for number, offset, _, *epochs in wanted] == [(0, 7, -1, 3), (1, 8, 4, -1)]
+    assert [(number, offset, *epochs) for number, offset, _, *epochs in wanted] == [
+        (0, 7, -1, 3),
+        (1, 8, 4, -1),
+    ]
     asked.list_offsets([("t", 0), ("t", 1)], fetcher.LATEST)
     (topic,) = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, connection.sent[1]).topics
     assert [(one.partition_index, one.current_leader_epoch) for one in topic.partitions] == [(0, -1), (1, 4)]

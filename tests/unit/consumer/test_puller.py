@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -10,13 +11,15 @@ from uuid import UUID
 import pytest
 
 from millrace.client.cluster_client import EARLIEST
+from millrace.client.fetcher import FetchLimits
 from millrace.consumer.puller import ConsumerPuller, Pullers
 from millrace.consumer.streams import MessageStream, OwnedPartition
 from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.fetch import FetchedPartition
+from millrace.storage.epochs import EpochMap
+from millrace.wire.fetch import FetchedPartition, Parting
 from tests.support import wait_until
 
 
@@ -64,3 +67,43 @@ def test_a_partition_that_is_refused_is_named_and_does_not_hold_up_the_others(
     puller.stop()
     puller.join()
     assert caplog.text.count("clicks-1") == 1
+
+
+def test_a_consumer_goes_back_to_where_a_log_was_cut(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = MessageStream("s", 1 << 20, lambda: None)
+    partition = OwnedPartition(("clicks", 0), UUID(int=1), stream, 0, lambda: True)
+    cluster: Any = SimpleNamespace(topics={}, brokers={})
+    puller = ConsumerPuller(Pullers("g", cluster, dict, start=EARLIEST, fetch_bytes=1000), 1)
+    log = EpochMap()
+    batches = [
+        (bytes(build_batch([Message(1, None, b"x")], base_offset=at, leader_epoch=3))) for at in (0, 1)
+    ]
+    asked: list[tuple[int, int]] = []
+
+    def receive() -> dict[TopicPartition, FetchedPartition]:
+        offset, epoch = asked[-1]
+        parting = log.parting(epoch, offset, 9) if log.starts else None
+        records = b"" if parting else b"".join(batches[offset:])
+        fetched = FetchedPartition(0, 9, 9, 0, memoryview(records), (), parting and Parting(*parting))
+        return {("clicks", 0): fetched}
+
+    def request(
+        offsets: Mapping[TopicPartition, int], _: FetchLimits, epochs: Mapping[TopicPartition, int]
+    ) -> None:
+        asked.append((offsets["clicks", 0], epochs["clicks", 0]))
+
+    monkeypatch.setattr(puller, "connected", lambda: SimpleNamespace(request=request, receive=receive))
+    monkeypatch.setattr(puller, "_ours", lambda: {("clicks", 0): partition})
+    puller.round()
+    assert (partition.pull_offset, partition.pull_epoch) == (2, 3)
+    log.note(3, 0)
+    log.note(4, 1)  # it came back without the second batch
+    puller.round()
+    assert asked[-1] == (2, 3)
+    assert (partition.pull_offset, partition.pull_epoch) == (1, -1)
+    assert "clicks-0 was read up to offset 2 in epoch 3, and epoch 3 ends at offset 1 there" in caplog.text
+    assert [next(stream).offset for _ in range(2)] == [0, 1]
+    puller.round()
+    assert next(stream).offset == 1, "what lies there now was not delivered"

@@ -86,3 +86,23 @@ def test_after_retention_dropped_all_of_an_epoch_the_next_takes_its_place() -> N
     assert epochs.starts == ((3, 140),)
     epochs.note(5, 140)
     assert epochs.starts == ((5, 140),)
+
+
+@given(BATCHES, st.data())
+def test_a_reader_hears_that_a_log_was_cut_below_it_and_no_other_does(
+    batches: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    log = laid_out(batches)
+    kept = data.draw(st.integers(0, len(log)))
+    begin = data.draw(st.integers(0, kept))
+    grown = data.draw(st.integers(0, 99))
+    end = log[kept - 1][1] if kept else 0
+    epochs = mapped(log[:kept])
+    if grown:
+        epochs.note(1_000, end)
+    if begin:
+        epochs.drop_below(log[begin - 1][1])
+    for index, (_, position, epoch) in enumerate(log):
+        parting = epochs.parting(epoch, position, end + grown)
+        assert (parting is None) == (index < kept)
+        assert parting is None or parting.end <= end

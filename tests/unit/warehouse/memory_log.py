@@ -197,7 +197,7 @@ class MemoryLog(ClusterClient):
             one, starts = self.partitions[p], EpochMap()
             for header in one.batches():
                 starts.note(max(starts.last, header.partition_leader_epoch), header.base_offset)
-            if epoch >= 0 and (parting := starts.parting(epoch, offsets[p], len(one.log))):
+            if parting := starts.parting(epoch, offsets[p], len(one.log)):
                 fetched[p] = replace(fetched[p], records=memoryview(b""), parting=Parting(*parting))
         return fetched
 
