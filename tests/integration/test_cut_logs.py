@@ -1,4 +1,4 @@
-"""Logs that come back from an older copy and grow past their old end: no reader passes over the new messages."""
+"""Logs that come back from an older copy and grow past their old end: nobody passes over the new messages."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_batch_mirror_refuses_an_origin_that_used_offsets_again(world: World, 
     copies.put_back()
     for part in (new[:10], new[10:20], new[20:]):
         produce(world.origin.bootstrap, "batch", part)
-    with pytest.raises(MillraceError, match="its log was cut back .* to go on: millrace mirror reset"):
+    with pytest.raises(MillraceError, match=r"its log was cut back .* to go on: millrace mirror reset"):
         mirror()
     assert copied(world, "batch") == encoded(old + lost)
     reset(world, "batch")

@@ -9,7 +9,7 @@ Fair: who was served last is asked for last. Memory: two answers, in two buffers
 Nothing that an origin does ends the thread: it waits and tries again, except that a partition that has lost
 what was to be read next stays stopped until `millrace mirror reset`. That is noticed here (`_out_of_range`)
 where the origin refuses the offset, and in runs.py (`_check_follows`) where it gives what lies behind it.
-Each fetch states the epoch of the last batch copied. An origin that has used offsets again says so (`parting`).
+Each fetch states the epoch of the last batch copied: an origin that has used offsets again says so.
 """
 
 from __future__ import annotations

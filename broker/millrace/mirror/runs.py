@@ -101,9 +101,9 @@ def runs_of(
 ) -> Iterator[Run]:
     """The runs the answer holds behind `before`, each following the one before it.
 
-    `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the first
-    new batch does not go on there or the log was cut back below it, CorruptMessage when it is damaged; what precedes such a batch comes first,
-    and then it ends.
+    `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the log was
+    cut back below it or the first new batch does not go on there, CorruptMessage when it is damaged; what
+    precedes such a batch comes first, and then it ends.
     """
     if fetched.parting is not None:
         raise _cut_at(before, fetched.parting)
@@ -272,7 +272,7 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
 def readable_after_refusal(
     before: MirrorPosition, refused: int, earliest: int, high_watermark: int, rules: OffsetRules
 ) -> int:
-    """The offset to fetch from, for an origin that refused an offset as out of range; raises OriginChanged."""
+    """The offset to fetch from, for an origin that refused one as out of range; raises OriginChanged."""
     parting = unknown_epoch(refused, before.cursor.epoch, earliest, high_watermark)
     if parting is not None:
         raise _cut_at(before, parting)

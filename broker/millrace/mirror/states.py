@@ -31,7 +31,7 @@ class State(StrEnum):
     WAITING = "waiting"
     """Something is unreachable or damaged: tried again and again, goes on by itself."""
     STOPPED = "stopped"
-    """The origin no longer fits the position: goes on after `millrace mirror reset`, or once it fits again."""
+    """The origin does not fit the position: goes on after `millrace mirror reset`, or once it fits again."""
 
 
 @dataclass(frozen=True, slots=True)

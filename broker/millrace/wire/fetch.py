@@ -18,7 +18,7 @@ would copy the records in both directions.
 From v12 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields: what
 may stand there is passed over in requests. A wanted partition has a last_fetched_epoch int32 behind its
 offset (KIP-595): the epoch of the batch that the client has read before it, or -1. Where the broker's log
-does not hold that batch, tag 0 of the answered partition says where the two logs part: epoch int32, end int64.
+does not hold that batch, tag 0 of the answered partition says where the logs part: epoch int32, end int64.
 From v13 on a topic is its id (KIP-516), 16 bytes; from v15 on the replica's id is a tagged field (KIP-903),
 as is a follower's directory in v17 (KIP-853).
 """
@@ -35,7 +35,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
 from millrace.wire.messages import ApiKey
-from millrace.wire.primitives import INT16, INT32, INT64, Reader, compact_length, compact_text, reads, text
+from millrace.wire.primitives import INT16, INT32, Reader, compact_length, compact_text, reads, text
 
 _REQUEST = struct.Struct(">iiiib")
 _SESSION = struct.Struct(">ii")
@@ -67,7 +67,7 @@ Answered: TypeAlias = "tuple[int, int, int, int, S | None, tuple[int, int] | Non
 
 
 class Parting(NamedTuple):
-    """Where a broker's log leaves what a client has read: the newest epoch that both may have, and its end."""
+    """Where a broker's log leaves what a client has read: the newest epoch of both, and its end."""
 
     epoch: int
     end: int

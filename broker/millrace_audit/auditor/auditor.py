@@ -279,7 +279,7 @@ class Auditor:
     def _fetch(
         self, topic: str, offsets: Mapping[int, int], readings: dict[int, _Reading]
     ) -> dict[int, FetchedPartition]:
-        """What lies behind some offsets; without partitions whose log was cut back, which leave `readings`."""
+        """What lies behind some offsets; partitions whose log was cut back leave `readings`."""
         if not offsets:
             return {}
         epochs = {p: readings[p].epochs.get(readings[p].fetch_at, -1) for p in offsets}
@@ -292,7 +292,7 @@ class Auditor:
         return fetched
 
     def _go_back(self, reading: _Reading, epoch: int, parting: Parting) -> None:
-        """Read on where a log was cut back. What came twice counts once; what was lost with it is not known."""
+        """Read on where a log was cut back. What comes twice counts once; what was lost is not known."""
         place, offset = reading.place, reading.fetch_at
         log.error("%s", log_was_cut(f"{reading.topic}-{reading.partition}", offset, epoch, parting))
         with self._store.writing() as session:

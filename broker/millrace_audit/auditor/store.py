@@ -473,8 +473,8 @@ class HistoryRow(Row):
 def _added(now: int) -> Mapping[str, Mapping[str, int]]:
     """Table -> the columns that a database of the version before lacks, and what holds for its rows.
 
-    Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded. The epochs
-    of its positions are not known.
+    Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded. Its
+    positions have no epochs.
     """
     return {
         "loads": {"whole": 0, "retold": 0},

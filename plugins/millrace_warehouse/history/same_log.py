@@ -50,8 +50,8 @@ def cut_log(client: ClusterClient, load: LoadManifest) -> str | None:
 
 
 def check_not_cut(client: ClusterClient, load: LoadManifest) -> None:
-    """MillraceError, with the way on, when the next load would pass over messages of a log that was cut back."""
+    """MillraceError when the next load would pass over messages, because the log was cut back."""
     if cut := cut_log(client, load):
         raise MillraceError(
-            f"{cut}; nothing was loaded: restore a newer copy of the log, or load the topic into a new warehouse"
+            f"{cut}; nothing was loaded: restore a newer copy of the log, or load into a new warehouse"
         )

@@ -328,7 +328,7 @@ def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> 
 
 
 def _epoch_at(stats: RangeStats) -> int | None:
-    """Epoch of the batch that ends where a range does; None where the range ends elsewhere, or it is unknown."""
+    """Epoch of the batch that ends where a range does; None without such a batch or epoch."""
     cursor = stats.cursor
     return cursor.epoch if cursor and cursor.next_offset == stats.last and cursor.epoch >= 0 else None
 
