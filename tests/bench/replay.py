@@ -294,8 +294,13 @@ def fetch_plan(
         offset = client.list_offsets(topic, EARLIEST, [partition])[partition] if start is None else start
         while offset < end:
             asked, messages = offset, 0
-            limits = {"max_bytes": max_bytes, "partition_max_bytes": max_bytes, "max_wait_ms": 1000}
-            records = client.fetch(topic, {partition: asked}, **limits)[partition].records
+            records = client.fetch(
+                topic,
+                {partition: asked},
+                max_bytes=max_bytes,
+                partition_max_bytes=max_bytes,
+                max_wait_ms=1000,
+            )[partition].records
             position = 0
             while position + HEADER_BYTES <= len(records):
                 header = BatchHeader.parse(records, position)

@@ -194,6 +194,7 @@ def test_java_reads_and_writes_what_we_read_as_a_fetch_request(java: Java, versi
                 one["fetchOffset"],
                 one["partitionMaxBytes"],
                 one["currentLeaderEpoch"] if version >= 9 else -1,
+                one["lastFetchedEpoch"] if version >= 12 else -1,
             )
             for one in topic["partitions"]
         ]
@@ -210,9 +211,9 @@ def test_java_reads_and_writes_what_we_read_as_a_fetch_request(java: Java, versi
 
 
 def test_java_reads_and_writes_the_fetch_request_of_our_own_clients(java: Java) -> None:
-    wanted = [("alpha", 0, 5, 100, -1), ("alpha", 7, 1 << 40, 0x7FFFFFFF, 3), ("β", 1, -1, 0, 0)]
+    wanted = [("alpha", 0, 5, 100, -1, -1), ("alpha", 7, 1 << 40, 0x7FFFFFFF, 3, 2), ("β", 1, -1, 0, 0, 0)]
     body = fetch.encode_request(wanted, max_wait=500, max_bytes=1 << 20)
-    values, again = java.read("FetchRequest", 11, body)
+    values, again = java.read("FetchRequest", 12, body)
     assert again == body
     assert [
         (
@@ -221,6 +222,7 @@ def test_java_reads_and_writes_the_fetch_request_of_our_own_clients(java: Java) 
             one["fetchOffset"],
             one["partitionMaxBytes"],
             one["currentLeaderEpoch"],
+            one["lastFetchedEpoch"],
         )
         for topic in values["topics"]
         for one in topic["partitions"]
@@ -228,7 +230,12 @@ def test_java_reads_and_writes_the_fetch_request_of_our_own_clients(java: Java) 
 
 
 fetched = st.tuples(
-    st.integers(0, 1 << 20), codes, offsets, offsets, st.none() | st.builds(Records, st.binary())
+    st.integers(0, 1 << 20),
+    codes,
+    offsets,
+    offsets,
+    st.none() | st.builds(Records, st.binary()),
+    st.none() | st.tuples(st.integers(0, 1 << 30), st.integers(0, 1 << 60)),
 )
 
 
@@ -251,21 +258,19 @@ def test_java_reads_and_writes_our_fetch_response(java: Java, version: int, topi
             assert base64.urlsafe_b64decode(topic["topicId"] + "==") == name
         else:
             assert topic["topic"] == name
-        for (index, code, end, start, records), one in zip(rows, topic["partitions"], strict=True):
+        for (index, code, end, start, records, parting), one in zip(rows, topic["partitions"], strict=True):
             assert (one["partitionIndex"], one["errorCode"], one["highWatermark"]) == (index, code, end)
             assert one["lastStableOffset"] == end
             assert version < 5 or one["logStartOffset"] == start
             assert one["recordsSizeInBytes"] == (0 if records is None else len(records.data))
-    if version <= 11:
-        ours = fetch.decode_response(version, again)
+            if version >= 12 and parting is not None:
+                assert (one["divergingEpoch"]["epoch"], one["divergingEpoch"]["endOffset"]) == parting
+    if version == 12:
+        ours = fetch.decode_response(again)
         expected = {
             name: {
                 row[0]: FetchedPartition(
-                    row[1],
-                    row[2],
-                    row[2],
-                    row[3] if version >= 5 else -1,
-                    memoryview(row[4].data if row[4] else b""),
+                    row[1], row[2], row[2], row[3], memoryview(row[4].data if row[4] else b""), (), row[5]
                 )
                 for row in rows
             }

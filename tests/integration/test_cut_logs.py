@@ -167,8 +167,13 @@ def test_an_origin_whose_copied_segments_expire_stops_no_mirror(world: World) ->
 
 def test_a_batch_mirror_refuses_an_origin_that_used_offsets_again(world: World, tmp_path: Path) -> None:
     def mirror() -> None:
-        settings = {"origin_bootstrap": world.origin.bootstrap, "bootstrap": world.aggregate.bootstrap}
-        for task in tasks_of(Mirror(topics=("batch",), origin="dc1", **settings)):
+        request = Mirror(
+            topics=("batch",),
+            origin="dc1",
+            origin_bootstrap=world.origin.bootstrap,
+            bootstrap=world.aggregate.bootstrap,
+        )
+        for task in tasks_of(request):
             mirror_partition(task)
 
     world.topic("batch", 1)

@@ -203,7 +203,7 @@ def log_was_cut(name: str, offset: int, last_epoch: int, parting: Parting) -> st
         has = "that epoch is not known there"
     return (
         f"{name} was read up to offset {offset} in epoch {last_epoch}, and {has}: its log was cut back"
-        " (restored from an older copy, or led by a replica that lacked messages), and offsets used again"
+        " (restored from an older copy, or led by a replica that lacked messages), and offsets were reused"
     )
 
 

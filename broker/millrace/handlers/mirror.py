@@ -1,4 +1,4 @@
-"""MirrorAppend and TranslateOffsets, which clients are not told of: mirrored partitions from outside.
+"""MirrorAppend v0 to v1 and TranslateOffsets v0, which no client is told of: mirrors filled from outside.
 
 MirrorAppend fills, describes and resets them. It answers an append or a reset once it is on the disk, so
 that a batch job that has succeeded has really moved its data. A target partition that is not there yet is

@@ -134,8 +134,9 @@ class Mirrors:
         """True if [start, end) has but marks of transactions and records of those that were aborted."""
         while start < end:
             # A batch at a time: there is but a mark, or the first batch tells.
-            limits = {"max_bytes": 1, "partition_max_bytes": 1, "max_wait_ms": 100}
-            fetched = self._client.fetch(topic, {partition: start}, **limits)[partition]
+            fetched = self._client.fetch(
+                topic, {partition: start}, max_bytes=1, partition_max_bytes=1, max_wait_ms=100
+            )[partition]
             if fetched.error:
                 raise MillraceError(
                     f"{topic}-{partition} cannot be read at {start}: {error_name(fetched.error)}"

@@ -43,8 +43,13 @@ def fetch_from(
     client: ClusterClient, topic: str, partition: int, offset: int, max_bytes: int, max_wait_ms: int = 0
 ) -> FetchedPartition:
     """What one partition has from an offset on: at least a batch, if there is one."""
-    limits = {"max_bytes": max_bytes, "partition_max_bytes": max_bytes, "max_wait_ms": max_wait_ms}
-    return client.fetch(topic, {partition: offset}, **limits)[partition]
+    return client.fetch(
+        topic,
+        {partition: offset},
+        max_bytes=max_bytes,
+        partition_max_bytes=max_bytes,
+        max_wait_ms=max_wait_ms,
+    )[partition]
 
 
 def batches_of(records: memoryview, partition: str) -> Iterator[Batch]:

@@ -123,7 +123,7 @@ def test_a_fetch_reads_a_partition_once_however_often_it_is_named(start: Start) 
 
 @pytest.mark.parametrize("topics", [[], [("none", [])] * 3, [("t", [(0, 0, 1, -1, -1)]), ("none", [])]])
 def test_a_fetch_that_names_no_partition_of_a_topic_is_answered_at_once(
-    start: Start, topics: list[tuple[str, list[tuple[int, int, int, int]]]]
+    start: Start, topics: list[tuple[str, list[tuple[int, int, int, int, int]]]]
 ) -> None:
     running = start()
     answers: list[Reads] = []

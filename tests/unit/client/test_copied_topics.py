@@ -109,7 +109,7 @@ class Holding(BrokerFetcher):
     def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         return dict.fromkeys(partitions, (0, len(self._values)))
 
-    def request(self, offsets: Any, limits: Any) -> None:
+    def request(self, offsets: Any, limits: Any, last_epochs: Any = None) -> None:
         ((self._place, self._offset),) = offsets.items()
 
     def receive(self, buffer: bytearray | None = None) -> dict[TopicPartition, FetchedPartition]:

@@ -73,7 +73,7 @@ class MemoryCluster(ClusterClient):
         }
         return {p: at for p, at in offsets.items() if partitions is None or p in partitions}
 
-    def fetch(self, topic: str, offsets: Mapping[int, int], **limits: int) -> dict[int, FetchedPartition]:
+    def fetch(self, topic: str, offsets: Mapping[int, int], **limits: Any) -> dict[int, FetchedPartition]:
         logs = self.contents[topic].logs
         return {p: logs[p].fetch(topic, {p: at}, **limits)[p] for p, at in offsets.items()}
 

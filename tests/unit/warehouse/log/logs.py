@@ -78,6 +78,7 @@ class MemoryLog(ClusterClient):
         max_wait_ms: int,
         partition_max_bytes: int = 1 << 20,
         min_bytes: int = 1,
+        last_epochs: Mapping[int, int] | None = None,
     ) -> dict[int, FetchedPartition]:
         """What a broker would answer."""
         ((partition, offset),) = offsets.items()
