@@ -77,11 +77,7 @@ class Claim:
 
     def _read(self, client: ClusterClient, offset: int) -> None:
         fetched = client.fetch(
-            AUDIT_TOPIC,
-            {0: offset},
-            max_bytes=_FETCH_BYTES,
-            partition_max_bytes=_FETCH_BYTES,
-            max_wait_ms=0,
+            AUDIT_TOPIC, {0: offset}, max_bytes=_FETCH_BYTES, partition_max_bytes=_FETCH_BYTES, max_wait_ms=0
         )[0]
         where = f"{AUDIT_TOPIC}-0 of {self._bootstrap}"
         if fetched.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
