@@ -93,7 +93,7 @@ class Broker:
     ) -> None:
         """`directory` is the id of the log directory, by which this broker's replicas are known."""
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
-        self._logs = logs
+        self._logs, self._directory = logs, directory
         self.clock_check = ClockCheck(logs.clock, cluster)
         self._hosted: dict[TopicPartition, Hosted] = {}
         self._staged: dict[Partition, None] = {}
@@ -218,6 +218,11 @@ class Broker:
                 self._configure(hosted.partition, hosted, topic)
         self.replicas.refresh()
 
+    def zookeeper_restored(self) -> None:
+        """Elect nobody by the word of a ZooKeeper that was put back from an older copy."""
+        self.replicas.zookeeper_is_older = True
+        self.refresh()
+
     def standstills(self) -> int:
         """How often this broker has stood still: between two that differ others may have replaced it."""
         self._standstill.doubtful()
@@ -257,10 +262,24 @@ class Broker:
     def _open_log(self, key: TopicPartition, topic: TopicState) -> PartitionLog:
         config = topic_log_config(self.config, topic.settings)
         is_replica = topic.partitions[key[1]].is_replicated
-        opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
+        try:
+            opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
+        except MAY_PASS:
+            raise
+        except errors.MillraceError as error:
+            if not is_replica or self._is_needed(topic.partitions[key[1]]):
+                raise
+            log.error("%s-%s cannot be opened, and is copied from its leader: %s", *key, error)
+            self._logs.set_unreadable_aside(*key, topic.topic_id)
+            opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
         if not is_replica and opened.whole_end < opened.end:  # a copy, open since there were other replicas
             opened.cut(opened.whole_end)
         return opened
+
+    def _is_needed(self, state: PartitionState) -> bool:
+        """True if this broker's copy, by the state, has everything committed."""
+        broker = self.config.broker_id
+        return self._directory in (state.isr.get(broker), state.eligible.get(broker))
 
     def _open(self, key: TopicPartition, topic: TopicState) -> None:
         def opened(future: Future[PartitionLog]) -> None:

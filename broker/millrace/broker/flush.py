@@ -37,6 +37,8 @@ class FlushThreads:
         self._mailbox = mailbox
         self.seconds = Histogram()
         """How long each piece of work took."""
+        self.done = 0
+        """Pieces of work that have ended. From any thread."""
         self._began: dict[int, float] = {}
         """When each thread at work began, in monotonic time."""
         self._lock = threading.Lock()
@@ -117,6 +119,7 @@ class FlushThreads:
         self._mailbox.post(lambda: outcome(result, failure))
         with self._lock:
             del self._began[thread]
+            self.done += 1
             self.seconds.observe(time.monotonic() - began)
         try:
             if after is not None:

@@ -54,8 +54,8 @@ def reassign(
         moved = assign(state, target, _live(broker), minimum)
         if moved is None:
             raise NoLiveBroker(
-                f"the only replica of {name}-{number} is on broker {state.replicas[0]}, which is not alive:"
-                " start it"
+                f"the only replica of {name}-{number} is on broker {state.replicas[0]}, which does not serve"
+                f" it: start it, or see `millrace topics describe {name}`"
             )
         return moved
 
@@ -100,10 +100,10 @@ def elect_unclean(broker: Broker, name: str, number: int, replica: int, *, who: 
     def elect(topic: TopicState, number: int, state: PartitionState) -> PartitionState:
         elected = unclean(state, replica, _live(broker))
         if elected is None:
-            if not state.is_replicated:
-                (only,) = state.replicas
+            if not state.is_replicated and state.leader in state.replicas:
                 raise ElectionNotNeeded(
-                    f"{name}-{number} has one replica: broker {only} leads it whenever it runs, so start it"
+                    f"{name}-{number} has one replica: broker {state.leader} leads it whenever it runs, so"
+                    " start it"
                 )
             if replica not in state.replicas or replica not in broker.cluster.brokers:
                 raise InvalidReplicaAssignment(f"broker {replica} is no live replica of {name}-{number}")

@@ -166,9 +166,13 @@ class Replicas:
         self._live: Directories = {}
         self._changes: dict[tuple[str, UUID], list[_Change]] = {}
         self._writing: set[tuple[str, UUID]] = set()
+        self.zookeeper_is_older = False
+        """True if this broker's directory has seen a later state of ZooKeeper than it holds."""
         self.is_stopping = False
         """True while what is led here is handed over: it is not led again."""
         self._events = Counter(dict.fromkeys(EVENTS, 0))
+        self._alone_from = mailbox.now() + config.session_timeout_ms / 1000
+        """From then on a replica campaigns also where others that are in sync have not come back."""
         self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
         self._pool = started_threads(8, "replicas")
         self._lag_s = config.replica_lag_ms / 1000
@@ -425,7 +429,10 @@ class Replicas:
     def _maybe_campaign(self, one: StoredReplica) -> None:
         now = self._mailbox.now()
         if one.replica.is_due(now) and now >= one.campaign_from and not one.is_changing:
-            self._campaign(one)
+            isr = one.topic.partitions[one.key[1]].isr
+            # After a start of all brokers another one may find that ZooKeeper was put back, and has more.
+            if now >= self._alone_from or isr.items() <= self._live.items():
+                self._campaign(one)
 
     def _campaign(self, one: StoredReplica) -> None:
         """Cut what is no whole append, then be elected over the state that made it this replica's turn."""

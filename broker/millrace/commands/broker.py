@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from millrace.broker.broker import Broker
+from millrace.broker.generation import take
 from millrace.config import BrokerConfig, load
 from millrace.coordination.acls import AclStore
 from millrace.coordination.brokers import PROTOCOL
@@ -37,7 +38,7 @@ from millrace.security.rights import ANONYMOUS, Guard
 from millrace.server.listener import Listener
 from millrace.server.loop import Server
 from millrace.signals import stop_on_signals
-from millrace.storage.log_directory import LogDirectory, claim
+from millrace.storage.log_directory import LogDirectory
 
 if TYPE_CHECKING:
     from millrace.coordination.users import Users
@@ -90,8 +91,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     try:
         users = _users(config, cluster, listeners)
         acls, quotas = _rights(config, cluster, listeners)
-        directory = claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
-        broker = Broker(config, cluster, logs, mailbox, directory=directory)
+        generation = take(Path(config.log_dir), cluster, config.broker_id)
+        broker = Broker(config, cluster, logs, mailbox, directory=generation.directory)
+        broker.replicas.zookeeper_is_older = generation.zookeeper_is_restored
         broker.start()
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
         registry = ConsumerRegistry(cluster.session, config.cluster)
@@ -108,11 +110,12 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         server.listen()
         first = listeners[0]
         told = {listener.name: listener.advertised for listener in listeners}
-        own = BrokerAddress(*first.advertised, told, config.rack, directory, PROTOCOL)
+        own = BrokerAddress(*first.advertised, told, config.rack, generation.directory, PROTOCOL)
         # Last: clients may come at once.
         cluster.register_broker(config.broker_id, own, (first.host, first.port))
         broker.clock_check.look()
         # Until here nothing has to be ended.
+        generation.keep(lambda: broker.flushes.done, lambda: mailbox.post(broker.zookeeper_restored))
         read_again = certificates.read_again if certificates is not None else None
         stop_on_signals(partial(_stop, mirror, mailbox, broker, server), read_again=read_again)
         if certificates is not None:
@@ -140,6 +143,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
             metrics.close()
         groups.close()
         broker.finalize()
+        generation.close()
         server.close()
     finally:
         cluster.close()

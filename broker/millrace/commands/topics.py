@@ -150,6 +150,8 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
         for partition in partitions
     ]
     print_rows(columns, rows_shown, right=numbers)
+    for number in sorted(metadata.partitions.keys() - led(metadata)):
+        click.echo(_leaderless(f"{topic}-{number}", metadata.copies[number].replicas))
     print_rows(("setting", "value", "set by"), [list(row.values()) for row in rows])
 
 
@@ -194,20 +196,22 @@ def alter(
 def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason: str, bootstrap: str) -> None:
     """Give the lead of partitions, of all if none is named, back to the first of their replicas.
 
-    With --unclean a partition goes on that nobody can lead without a loss, because all disks that have
-    everything committed are gone. Messages that --replica lacks are lost, and their offsets may mean others.
+    With --unclean partitions go on that nobody can lead without a loss, because all disks that have
+    everything committed are gone or were put back from an older copy. Messages that --replica lacks are lost,
+    and their offsets may mean others.
 
     Example: millrace topics elect --unclean PageView-0 --replica 3 --reason "disks of 1 and 2 burnt"
     """
     named = [_partition(text) for text in partitions]
-    if unclean and (len(named) != 1 or replica is None or not reason.strip()):
-        raise ConfigError("--unclean takes one partition, such as PageView-0, --replica and --reason")
+    if unclean and (not named or replica is None or not reason.strip()):
+        raise ConfigError("--unclean takes partitions, such as PageView-0, --replica and --reason")
     if not unclean and (replica is not None or reason):
         raise ConfigError("--replica and --reason are for --unclean")
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         if unclean and replica is not None:
-            elect_unclean(client, *named[0], replica, reason)
-            click.echo(f"{partitions[0]} goes on with what broker {replica} has")
+            for topic, number in named:
+                elect_unclean(client, topic, number, replica, reason)
+                click.echo(f"{topic}-{number} goes on with what broker {replica} has")
             return
         outcomes = elect_preferred(client, named or None)
     for partition, (_, refusal) in outcomes.items():
@@ -264,6 +268,17 @@ def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> li
 def led(topic: TopicMetadata) -> list[int]:
     """Those of its partitions that have a leader: of the others nobody tells an offset."""
     return [partition for partition, leader in topic.partitions.items() if leader >= 0]
+
+
+def _leaderless(partition: str, replicas: Sequence[int]) -> str:
+    """Say why a partition may have no leader, and what to do."""
+    brokers = ", ".join(map(str, replicas))
+    return (
+        f"{partition} has no leader: start its brokers ({brokers}). If they all run, a log directory was"
+        " empty or put back from an older copy, and its replica may lack messages: put back the newest copy"
+        " if there is one, then run"
+        f" `millrace topics elect --unclean {partition} --replica {replicas[0]} --reason WHY`"
+    )
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

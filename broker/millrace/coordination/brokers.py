@@ -99,6 +99,11 @@ def _is_dead(holder: Record, ours: Record) -> bool:
     return bound == _bound(ours) or listens(*bound) is False
 
 
+def has_ended(holder: Record) -> bool:
+    """True if a broker ran on this machine and its port is refused."""
+    return holder["machine"] == socket.gethostname() and listens(*_bound(holder)) is False
+
+
 def _bound(record: Record) -> tuple[str, int]:
     """The address a broker has on its machine; what it tells clients may lead to something before it."""
     host, port = record.get("bound", (record["host"], record["port"]))

@@ -16,6 +16,7 @@ missing: a ZooKeeper that was wiped or holds another cluster is refused, an unre
                                               "machine", "boot": id of this registration,
                                               "partitions", "topics": see brokers.stored_partitions}
     /<cluster>/topics/<topic>    persistent  see state.py
+    /<cluster>/directories/<id>  persistent  see directories.py
     /<cluster>/clock             persistent  written for ZooKeeper's stamp, holds nothing
 """
 
@@ -36,7 +37,15 @@ from typing import Any
 from kazoo.client import KazooState
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from millrace.coordination.brokers import Presence, Record, Registration, listens, register, stored_partitions
+from millrace.coordination.brokers import (
+    Presence,
+    Record,
+    Registration,
+    has_ended,
+    listens,
+    register,
+    stored_partitions,
+)
 from millrace.coordination.placement import Replicas
 from millrace.coordination.session import OPERATION_SECONDS, Session
 from millrace.coordination.state import (
@@ -174,13 +183,27 @@ class Cluster:
         while (holder := self._register(broker_id, own)) is not None:
             other = (holder["host"], holder["port"])
             if time.monotonic() > deadline or (other != (host, port) and listens(*other)):
-                raise MillraceError(
-                    f"broker id {broker_id} of cluster {self.name} is held by a live broker at "
-                    f"{other[0]}:{other[1]}: stop that one or give this one another broker_id"
-                )
+                raise self._held(broker_id, other)
             self._closed.wait(0.1)
         self._own = broker_id, own
         self._reread(self._ids)
+
+    def await_free(self, broker_id: int) -> None:
+        """Wait until no broker holds the id; MillraceError when a live one does, or may."""
+        deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
+        while (node := self.session.get(f"{self._ids}/{broker_id}")) is not None:
+            holder = json.loads(node[0])
+            if has_ended(holder):
+                return
+            if time.monotonic() > deadline or listens(holder["host"], holder["port"]):
+                raise self._held(broker_id, (holder["host"], holder["port"]))
+            self._closed.wait(0.1)
+
+    def _held(self, broker_id: int, other: tuple[str, int]) -> MillraceError:
+        return MillraceError(
+            f"broker id {broker_id} of cluster {self.name} is held by a live broker at "
+            f"{other[0]}:{other[1]}: stop that one or give this one another broker_id"
+        )
 
     def store(self, partitions: Iterable[TopicPartition]) -> None:
         """Say in this broker's record which partitions it stores; now, or once it is registered."""

@@ -105,7 +105,7 @@ def resign(
 
 
 def assign(state: PartitionState, target: Replicas, live: Directories, minimum: int) -> PartitionState | None:
-    """The partition on its way to the replicas `target`; None when its only replica of now is not alive.
+    """The partition on its way to the replicas `target`; None when its only replica of now does not serve.
 
     Whatever it has now stays until the leader calls `finish`, and a target replaces the one before. Going
     back to the replicas of before is a cancellation, whatever targets there were: `adding` names all that are
@@ -114,7 +114,7 @@ def assign(state: PartitionState, target: Replicas, live: Directories, minimum: 
     if not state.is_replicated and target != state.replicas:
         # With one replica nobody notes its directory; and it leads on only as one of several, in a new epoch.
         (broker,) = state.replicas
-        if broker not in live:
+        if broker not in live or state.leader == NO_LEADER:
             return None
         state = replace(state, leader=NO_LEADER, isr={broker: live[broker]})
     before = [broker for broker in state.replicas if broker not in state.adding]
@@ -171,10 +171,13 @@ def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionS
     """`broker` is to elect itself though it may lack committed messages; None where that is not needed.
 
     It is not while anybody lives who may lead without a loss, and does not help unless `broker` is a live
-    replica, one of several. What the others have beyond its log is cut.
+    replica. What the others have beyond its log is cut. An only replica leads at once, if it waits for this.
     """
-    if not state.is_replicated or broker not in state.replicas or broker not in live:
+    if broker not in state.replicas or broker not in live:
         return None
+    if not state.is_replicated:
+        waits = state.leader == NO_LEADER
+        return replace(state, leader=broker, leader_epoch=state.leader_epoch + 1) if waits else None
     if any(may_lead(state, other, at, live) for other, at in live.items()):
         return None
     return replace(state, leader=NO_LEADER, isr={broker: live[broker]}, eligible={})

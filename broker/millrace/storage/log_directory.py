@@ -2,7 +2,7 @@
 
     <log_dir>/lock                                    held by the broker that uses the directory
     <log_dir>/owner.json                              {"cluster_id": "millrace-dc1-<32 hex>", "broker_id": 1,
-                                                       "directory": "<16 hex>"}
+                                                       "directory": "<16 hex>", "generation": 7}
     <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
     <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists, or of a
                                                        partition that was moved away; never served
@@ -16,7 +16,8 @@ The first broker that uses the directory owns it. Any other is refused: it would
 them anew and set those that are there aside. So would the owner itself behind a wiped ZooKeeper.
 
 The directory's id is drawn once, and is told in the broker's record in ZooKeeper. A broker that lost its disk
-comes back with its number and another directory, so nobody takes the empty one for the one it had.
+comes back with its number and another directory, so nobody takes the empty one for the one it had. The
+generation tells the directory from an older copy of it (`millrace.broker.generation`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ import json
 import logging
 import os
 import re
-import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -83,37 +84,45 @@ def lock_directory(path: Path) -> int:
     return fd
 
 
-def claim(log_dir: Path, cluster_id: str, broker_id: int) -> str:
-    """Take the locked directory for this broker and return its id; MillraceError when it belongs to another.
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Contents of owner.json."""
 
-    A directory of a version that drew no ids gets one.
+    cluster_id: str
+    broker_id: int
+    directory: str = ""
+    """The directory's id; "" in a directory of a version that drew no ids."""
+    generation: int = 0
+    """0 in a directory of a version that did not count."""
+
+
+def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
+    """Return the owner of the locked directory, None while it has none.
+
+    MillraceError when the directory belongs to another broker.
     """
     path = log_dir / OWNER_NAME
-    owner = {"cluster_id": cluster_id, "broker_id": broker_id}
     try:
-        text = path.read_text() if path.exists() else json.dumps(owner)
+        owner = Owner(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
-    try:
-        fields = json.loads(text)
-        owner_cluster, owner_broker = fields["cluster_id"], fields["broker_id"]
-        directory = fields.get("directory")
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError):
         raise MillraceError(f"{path} is unreadable: remove it if the directory is this broker's") from None
-    if (owner_cluster, owner_broker) != (cluster_id, broker_id):
+    if (owner.cluster_id, owner.broker_id) != (cluster_id, broker_id):
         raise MillraceError(
-            f"log directory {log_dir} belongs to broker {owner_broker} of cluster {owner_cluster}, this is "
-            f"broker {broker_id} of {cluster_id}: if ZooKeeper was wiped restore its data, else give another "
-            "log_dir"
+            f"log directory {log_dir} belongs to broker {owner.broker_id} of cluster {owner.cluster_id}, this"
+            f" is broker {broker_id} of {cluster_id}: if ZooKeeper was wiped restore its data, else give"
+            " another log_dir"
         )
-    if directory is None:
-        directory = secrets.token_hex(8)
-        try:
-            sealed.replace_file(path, json.dumps({**owner, "directory": directory}).encode())
-            sync_directory(log_dir)
-        except OSError as error:
-            raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
-    return str(directory)
+    return owner
+
+
+def write_owner(log_dir: Path, owner: Owner) -> None:
+    """Replace owner.json; when this returns, it survives a power cut. OSError when the disk refuses it."""
+    sealed.replace_file(log_dir / OWNER_NAME, json.dumps(asdict(owner)).encode())
+    sync_directory(log_dir)
 
 
 def _make_directory(path: Path) -> None:
@@ -213,6 +222,10 @@ class LogDirectory:
     def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
         """Put away the log of a topic that no longer exists, before anything is opened in its place."""
         self._set_aside(topic, partition, topic_id, "belongs to a topic that no longer exists")
+
+    def set_unreadable_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
+        """Put away a log that cannot be opened, before one is opened in its place."""
+        self._set_aside(topic, partition, topic_id, "cannot be opened")
 
     def set_moved_aside(self, topic: str, partition: int) -> None:
         """Close an open log whose partition other brokers have, and put it away; for a thread."""

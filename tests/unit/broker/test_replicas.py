@@ -159,6 +159,27 @@ def test_a_new_leader_serves_once_its_replicas_in_sync_have_what_it_began_with(b
     running.until("it serves", serves)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_after_a_start_a_replica_waits_a_session_for_the_others_in_sync(
+    tmp_path: Path, comes_back: bool
+) -> None:
+    cluster = Registries(1)
+    del cluster.brokers[2]
+    lasts_ms = 60_000 if comes_back else 1000
+    log = LogConfig(flush_ms=NEVER_MS)
+    running = Running(tmp_path, cluster, log, directory=OURS, session_timeout_ms=lasts_ms)
+    try:
+        begun = time.monotonic()
+        running.until("it has waited", lambda: time.monotonic() > begun + 0.5)
+        assert cluster.state.leader == NO_LEADER
+        if comes_back:
+            cluster.brokers = dict(BROKERS)
+            running.broker.refresh()
+        running.until("it is elected", lambda: cluster.state.leader == 1)
+    finally:
+        running.stop()
+
+
 def test_a_replica_whose_turn_it_is_is_elected_at_once_and_its_whole_log_is_not_cut(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import re
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +14,14 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import MillraceError, StorageError
-from millrace.storage.log_directory import LogDirectory, claim, parse_partition_name, partition_name
+from millrace.storage.log_directory import (
+    LogDirectory,
+    Owner,
+    parse_partition_name,
+    partition_name,
+    read_owner,
+    write_owner,
+)
 from millrace.storage.partition_log import PartitionLog
 from tests.support import WAIT_S, run_python
 from tests.unit.storage.logs import Clock, appended, batch, consume, flush, log_files
@@ -265,42 +272,26 @@ def test_logs_are_closed_side_by_side_and_one_that_fails_is_reported(
     open_directory(tmp_path).close()  # the lock is given up all the same
 
 
-def test_a_directory_is_claimed_once_and_stays_its_owners(tmp_path: Path) -> None:
-    claim(tmp_path, "millrace-1", 1)
-    claim(tmp_path, "millrace-1", 1)
+def test_a_directory_has_no_owner_first_and_then_the_one_that_is_written(tmp_path: Path) -> None:
+    assert read_owner(tmp_path, "millrace-1", 1) is None
+    owner = Owner("millrace-1", 1, "0123456789abcdef", 7)
+    write_owner(tmp_path, owner)
+    assert read_owner(tmp_path, "millrace-1", 1) == owner
     with pytest.raises(MillraceError, match="belongs to broker 1 of cluster millrace-1, this is broker 2 of"):
-        claim(tmp_path, "millrace-1", 2)
+        read_owner(tmp_path, "millrace-1", 2)
     with pytest.raises(MillraceError, match="ZooKeeper was wiped"):
-        claim(tmp_path, "millrace-2", 1)
+        read_owner(tmp_path, "millrace-2", 1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster_id": 1}'])
 def test_an_owner_nobody_can_read_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "owner.json").write_text(text)
     with pytest.raises(MillraceError, match=r"owner\.json is unreadable"):
-        claim(tmp_path, "millrace-1", 1)
+        read_owner(tmp_path, "millrace-1", 1)
 
 
-def test_a_directory_has_an_id_of_its_own_that_stays(tmp_path: Path) -> None:
-    first, other = tmp_path / "first", tmp_path / "other"
-    for path in (first, other):
-        path.mkdir()
-    directory = claim(first, "millrace-1", 1)
-    assert re.fullmatch("[0-9a-f]{16}", directory)
-    assert claim(first, "millrace-1", 1) == directory
-    assert claim(other, "millrace-1", 1) != directory
-
-
-def test_a_directory_of_a_version_without_ids_gets_one_that_stays(tmp_path: Path) -> None:
-    (tmp_path / "owner.json").write_text('{"cluster_id": "millrace-1", "broker_id": 1}')
-    directory = claim(tmp_path, "millrace-1", 1)
-    assert re.fullmatch("[0-9a-f]{16}", directory)
-    assert claim(tmp_path, "millrace-1", 1) == directory
-
-
-def test_a_directory_of_another_broker_gets_no_id(tmp_path: Path) -> None:
-    text = '{"cluster_id": "millrace-1", "broker_id": 1}'
-    (tmp_path / "owner.json").write_text(text)
-    with pytest.raises(MillraceError, match="belongs to broker 1"):
-        claim(tmp_path, "millrace-1", 2)
-    assert (tmp_path / "owner.json").read_text() == text
+@pytest.mark.parametrize("directory", ["", "0123456789abcdef"])
+def test_an_owner_of_a_version_without_ids_or_generations_is_read(tmp_path: Path, directory: str) -> None:
+    fields = {"cluster_id": "millrace-1", "broker_id": 1} | ({"directory": directory} if directory else {})
+    (tmp_path / "owner.json").write_text(json.dumps(fields))
+    assert read_owner(tmp_path, "millrace-1", 1) == Owner("millrace-1", 1, directory, 0)

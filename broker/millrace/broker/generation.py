@@ -1,0 +1,165 @@
+"""The generation of the log directory: a number that only grows, on its disk and in ZooKeeper.
+
+It grows at each start, before the broker registers, and once a second while anything is flushed. The disk
+comes first, then ZooKeeper, so a crash leaves the disk ahead by one at most. The two numbers at a start:
+
+    disk = ZooKeeper, or one more    the directory is what it was when the broker ended
+    disk < ZooKeeper                 the directory was put back from an older copy
+    disk > ZooKeeper + 1             ZooKeeper was put back from an older copy
+
+A directory that was put back gets a new id. It is then in sync nowhere: the broker copies what other replicas
+have, and a partition that has its only replica there waits for an operator. The same holds for a directory
+without an owner: the disk is empty, or not mounted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.directories import DirectoryNode, waiting, withdraw
+from millrace.errors import MillraceError
+from millrace.storage.log_directory import Owner, read_owner, write_owner
+
+log = logging.getLogger("millrace.broker")
+
+GROW_S = 1.0
+"""A copy that is younger than this may be taken for the directory itself."""
+CLOSE_S = 2.0
+"""The longest that a broker which stops waits for ZooKeeper here."""
+MAX_NAMED = 10
+"""The most partitions that one line names."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Generation:
+    """The number of one log directory, here and in ZooKeeper. Its methods wait, so they are for a thread."""
+
+    def __init__(self, log_dir: Path, cluster: Cluster, owner: Owner) -> None:
+        self._log_dir, self._cluster, self._owner = log_dir, cluster, owner
+        self._node = DirectoryNode(cluster, owner.directory)
+        found = self._node.read()
+        self._known = max(found, owner.generation - 1)
+        """The largest number that ZooKeeper is known to have held."""
+        self.is_restored = owner.generation < found
+        """True if ZooKeeper has seen a later state of this directory."""
+        self.zookeeper_is_restored = found < self._known
+        """True if the directory has seen a later state of ZooKeeper."""
+        self._wake = threading.Event()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def directory(self) -> str:
+        """Id of the directory."""
+        return self._owner.directory
+
+    def grow(self) -> None:
+        """Raise the number on the disk, then in ZooKeeper; a number that only the disk has is written again.
+
+        OSError when the disk refuses it, MillraceError when ZooKeeper does.
+        """
+        if self._owner.generation == self._known:
+            owner = replace(self._owner, generation=self._known + 1)
+            write_owner(self._log_dir, owner)
+            self._owner = owner
+        if not self._node.write(self._owner.generation):
+            self.compare()
+            self._node.write(self._owner.generation)
+        self._known = self._owner.generation
+
+    def compare(self) -> None:
+        """Read ZooKeeper's number: one lower than it was says that ZooKeeper was put back."""
+        if self._node.read() < self._known:
+            self.zookeeper_is_restored = True
+
+    def keep(self, flushes: Callable[[], int], zookeeper_restored: Callable[[], None]) -> None:
+        """Grow in a thread while `flushes` does; report at a reconnect that ZooKeeper was put back."""
+        self.zookeeper_is_restored = False
+
+        def work() -> None:
+            counted, is_closed = flushes(), False
+            while not is_closed:
+                is_woken = self._wake.wait(GROW_S)
+                self._wake.clear()
+                is_closed, now = self._is_closed, flushes()
+                try:
+                    if is_woken and not is_closed:
+                        self.compare()
+                    if self.zookeeper_is_restored:
+                        self._cluster.confirm()  # the snapshots, too, are what was put back
+                        self.log_zookeeper()
+                        zookeeper_restored()
+                    if (now != counted or self.zookeeper_is_restored) and self._cluster.is_connected:
+                        self.zookeeper_is_restored = False
+                        self.grow()
+                        counted = now
+                except (MillraceError, OSError) as error:
+                    log.warning("the generation of %s does not grow: %s", self._log_dir, error)
+
+        self._cluster.session.on_reconnect(self._wake.set)
+        self._thread = threading.Thread(target=work, name="generation", daemon=True)
+        self._thread.start()
+
+    def log_zookeeper(self) -> None:
+        """Log that ZooKeeper was put back."""
+        log.error(
+            "ZooKeeper at %s was put back from an older copy: log directory %s has seen a later state of it",
+            self._cluster.session.zookeeper,
+            self._log_dir,
+        )
+
+    def close(self) -> None:
+        """Grow a last time if anything was flushed; the broker serves no more."""
+        self._is_closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+
+def take(log_dir: Path, cluster: Cluster, broker: int) -> Generation:
+    """Take the locked directory for this broker; MillraceError when it belongs to another.
+
+    When this returns, disk and ZooKeeper say that the broker has started once more.
+    """
+    owner = read_owner(log_dir, cluster.cluster_id, broker)
+    if owner is not None and not owner.directory:
+        owner = replace(owner, directory=secrets.token_hex(8))
+    generation = None if owner is None else Generation(log_dir, cluster, owner)
+    if generation is None or generation.is_restored:
+        cluster.await_free(broker)
+        withdraw(cluster, broker)  # before the new id is written: a start that ends in between is repeated
+        if generation is not None:
+            log.error(
+                "log directory %s was put back from an older copy: it gets a new id, and this broker copies"
+                " from the leaders whatever has other replicas",
+                log_dir,
+            )
+        new = Owner(cluster.cluster_id, broker, secrets.token_hex(8))
+        generation = Generation(log_dir, cluster, new)
+    if generation.zookeeper_is_restored:
+        generation.log_zookeeper()
+    if names := waiting(cluster, broker):
+        log.error(
+            "%s partitions have their only replica in %s, which was empty or put back from an older copy, and"
+            " wait for an operator (%s%s): put back the newest copy if there is one, then run"
+            " `millrace topics elect --unclean TOPIC-PARTITION --replica %s --reason WHY`",
+            len(names),
+            log_dir,
+            ", ".join(names[:MAX_NAMED]),
+            ", …" if len(names) > MAX_NAMED else "",
+            broker,
+        )
+    try:
+        generation.grow()
+    except OSError as error:
+        if error.errno not in _FULL or owner is None or owner.directory != generation.directory:
+            raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
+        log.warning("the generation of %s does not grow: %s", log_dir, error)  # a full disk is served
+    return generation
