@@ -16,6 +16,9 @@ KINDS = {
     "stop": 2,  # cleanly, after it resigned
     "pause": 3,  # SIGSTOP
     "lose disk": 2,
+    "restore disk": 2,  # from an older copy, which gets another id
+    "restore disk unnoticed": 2,
+    "restore ZooKeeper": 2,  # from an older copy
     "refuse flushes": 1,
     "slow disk": 3,
     "cut off": 2,  # from all other brokers
@@ -27,6 +30,8 @@ KINDS = {
     "move": 2,  # takes a broker out of the replicas, and back as the first of them
 }
 """Faults, and how often each is drawn beside the others."""
+LOSING = ("lose disk", "restore disk", "restore disk unnoticed", "restore ZooKeeper", "refuse flushes")
+"""After one of these something committed may be on one replica less."""
 
 
 class Fault(NamedTuple):
@@ -53,13 +58,13 @@ class History:
 
     @classmethod
     def draw(cls, seed: int) -> History:
-        """The history of that seed; at most `minimum - 1` disks are lost, as that is what is promised."""
+        """The history of that seed; at most `minimum - 1` disks are lost or restored, as is promised."""
         rng = Random(seed)
         replicas, minimum = rng.choice(SHAPES)
         disks = minimum - 1
         faults = []
         for kind in rng.choices(list(KINDS), list(KINDS.values()), k=rng.randint(4, 24)):
-            if kind in ("lose disk", "refuse flushes"):
+            if kind in LOSING:
                 disks -= 1
                 if disks < 0:
                     continue

@@ -9,6 +9,7 @@ it: every in-sync or eligible replica has, flushed, all that was ever committed.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from millrace.coordination.state import NO_LEADER, PartitionState
 from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leadership import Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
-from millrace.replication.state import assign, resign, with_minimum
+from millrace.replication.state import assign, depose, resign, with_minimum
 from millrace.storage.epochs import EpochEnd
 from tests.sim.history import LENGTH_S, Fault, History
 from tests.sim.ledger import Ledger
@@ -57,6 +58,7 @@ class Fetch:
     epoch: int
     position: int
     last_epoch: int
+    flushed: int
 
 
 class Machine:
@@ -66,6 +68,18 @@ class Machine:
         self.broker = broker
         self.log = MemoryLog()
         self.disks = 0
+        self.copies = [MemoryLog()]
+        """Of its disk, the newest last."""
+        self.is_doubtful = False
+        """True after an older copy took the disk's place unnoticed, until that has all that was committed."""
+        self.is_unnoticed = False
+        """True meanwhile: the rules find it while the other replicas live, so these have no faults."""
+        self.once_flushed = 0
+        """What leaders may still take for flushed here, though the copy has less."""
+        self.newest_seen = 0
+        """The newest version of the node in ZooKeeper that it has seen; on its disk."""
+        self.has_seen_newer = False
+        """True from the start after ZooKeeper was restored until that is seen to."""
         self.life = 0
         """Which process this is: what was meant for another one does not reach it."""
         self.is_up = self.refuses_flushes = self.is_flushing = False
@@ -90,6 +104,14 @@ class Machine:
         self.is_up, self.refuses_flushes, self.is_flushing = True, False, False
         self.parked, self.unanswered = {}, deque()
         self.replica = self._new_replica()
+        if self.has_seen_newer:
+            self.replica.forget_zookeeper()
+
+    def observe(self, snapshot: Snapshot, now: float) -> None:
+        """Take in a state read from ZooKeeper."""
+        self.newest_seen = max(self.newest_seen, snapshot.version)
+        self.replica.observe(snapshot, now)
+        self.has_seen_newer = self.replica.has_seen_newer
 
 
 class World:
@@ -98,7 +120,7 @@ class World:
     def __init__(self, history: History) -> None:
         self.history = history
         self.now = 0.0
-        self.counts = {"elections": 0, "commits": 0, "cuts": 0, "crashes": 0, "acknowledged": 0}
+        self.counts = {"elections": 0, "commits": 0, "cuts": 0, "crashes": 0, "acknowledged": 0, "deposed": 0}
         self._rng = Random(history.seed)
         self._events: list[tuple[float, int, int, Machine | None, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
@@ -111,6 +133,8 @@ class World:
         isr = {broker: machine.directory for broker, machine in self.machines.items()}
         # ZooKeeper:
         self._node = Snapshot(0, PartitionState(NO_LEADER, tuple(brokers), isr, 0), history.minimum)
+        self._nodes = [self._node]
+        """All that there ever were."""
         self._sessions: dict[int, str] = {}
         self._sessions_version = 0
         self._ledger = Ledger()
@@ -123,6 +147,7 @@ class World:
         for fault in self.history.faults:
             self._at(fault.at, None, self._strike, fault)
         self._at(0.3, None, self._produce)
+        self._at(0.5, None, self._back_up)
         self._at(0.4, None, self._consume)
         self._at(LENGTH_S, None, self._heal)
         while self.now < LENGTH_S + HEALED_S:
@@ -165,6 +190,7 @@ class World:
 
     def _changed(self, state: PartitionState, minimum: int) -> None:
         self._node = Snapshot(self._node.version + 1, state, minimum)
+        self._nodes.append(self._node)
         self._check_replicas()
         for machine in self.machines.values():
             self._soon(machine, self._notify, machine, self._node)
@@ -172,7 +198,7 @@ class World:
     def _notify(self, machine: Machine, snapshot: Snapshot) -> None:
         """A watch, perhaps late."""
         if machine.has_zookeeper:
-            machine.replica.observe(snapshot, self.now)
+            machine.observe(snapshot, self.now)
             self._after_roles(machine)
 
     def _sessions_changed(self) -> None:
@@ -278,6 +304,8 @@ class World:
             proposal = replica.leading.propose(replica.live, self.now)
             if proposal is not None:
                 self._soon(machine, self._apply, machine, replica.leading, proposal, self._node)
+        elif replica.owes_report:
+            self._report_log(machine)
         elif replica.is_due(self.now):
             replica.campaign()
             machine.log.cut(machine.log.whole_end)
@@ -319,6 +347,23 @@ class World:
             self._elected.add(snapshot.state.leader_epoch)
         self._after_roles(machine)
 
+    def _report_log(self, machine: Machine) -> None:
+        """ZooKeeper was restored: say there what the log holds, once all of that is on the disk."""
+        log = machine.log
+        log.cut(log.whole_end)
+        if log.flushed < log.end:
+            self._flush(machine)
+            return
+        assert machine.replica.snapshot is not None
+        version, state, _ = machine.replica.snapshot
+        reported = machine.replica.with_report(state)
+        if reported is not None:
+            self._compare_and_set(machine, version, reported, self._wrote_or_not)
+
+    def _wrote_or_not(self, machine: Machine, snapshot: Snapshot | None, is_ours: bool) -> None:
+        if snapshot is not None:
+            self._notify(machine, snapshot)
+
     def _apply(self, machine: Machine, leading: Leadership, proposal: Proposal, snapshot: Snapshot) -> None:
         """Write what the leader proposed over the state just read, until it is certain what became of it."""
         if machine.replica.leading is not leading:
@@ -326,7 +371,7 @@ class World:
         state = proposal.apply(snapshot, machine.broker, leading.epoch)
         if state is None:
             leading.decided(snapshot)
-            machine.replica.observe(snapshot, self.now)
+            machine.observe(snapshot, self.now)
             self._after_roles(machine)
             return
 
@@ -337,7 +382,7 @@ class World:
                 self._soon(machine, self._apply, machine, leading, proposal, newest or self._node)
             else:
                 leading.decided(newest)
-                machine.replica.observe(newest, self.now)
+                machine.observe(newest, self.now)
                 self._after_roles(machine)
 
         self._compare_and_set(machine, snapshot.version, state, answered)
@@ -356,6 +401,7 @@ class World:
             following.is_in_step,
             following.epoch,
             *following.position,
+            following.flushed,
         )
         self._send(machine, self.machines[following.leader], self._serve, fetch)
 
@@ -364,7 +410,11 @@ class World:
         if leading is None or fetch.epoch != leading.epoch:
             machine.replica.heard_of(fetch.epoch)
             return
-        leading.connected(fetch.follower.broker, fetch.directory, fetch.position)
+        leading.connected(fetch.follower.broker, fetch.directory, fetch.position, fetch.last_epoch)
+        if leading.is_outrun:
+            return
+        if fetch.flushed >= 0 and leading.reported(fetch.follower.broker, fetch.directory, fetch.flushed):
+            self._after_commit(machine, leading)
         diverging = leading.check(fetch.position, fetch.last_epoch)
         if diverging is not None:
             self._answer(machine, fetch, leading, diverging)
@@ -414,9 +464,10 @@ class World:
             return
         if diverging is not None:
             try:
-                cut = following.cut_at(diverging)
+                cut = following.cut_at(diverging, committed)
             except ReplicaDiverged as error:
-                raise Violation(str(error)) from error
+                self._depose(machine, following, error)
+                return
             self.counts["cuts"] += 1
             if cut is None:
                 is_ahead = (
@@ -438,6 +489,15 @@ class World:
             elif not was_in_step:
                 self._report(machine, following)
         self._fetch(machine, following)
+
+    def _depose(self, machine: Machine, following: Following, error: ReplicaDiverged) -> None:
+        assert machine.replica.snapshot is not None
+        version, state, minimum = machine.replica.snapshot
+        deposed = depose(state, following.leader, following.epoch, minimum)
+        if error.leader_serves or deposed is None:
+            raise Violation(str(error)) from error
+        self.counts["deposed"] += 1
+        self._compare_and_set(machine, version, deposed, self._wrote_or_not)
 
     def _report(self, machine: Machine, following: Following) -> None:
         if following.flushed < 0:
@@ -485,14 +545,14 @@ class World:
 
     def _resigned(self, machine: Machine, snapshot: Snapshot | None, is_ours: bool) -> None:
         if snapshot is not None:
-            machine.replica.observe(snapshot, self.now)
+            machine.observe(snapshot, self.now)
             self._after_roles(machine)
 
     # Clients
 
     def _produce(self) -> None:
         self._at(self.now + 0.3 * self._rng.random(), None, self._produce)
-        leaders = [machine for machine in self._running() if machine.replica.leading is not None]
+        leaders = [m for m in self._running() if m.replica.leading and m.replica.leading.is_serving]
         if not leaders:
             return
         machine = self._rng.choice(leaders)
@@ -552,7 +612,13 @@ class World:
         for broker, directory in (*state.isr.items(), *state.eligible.items()):
             machine = self.machines[broker]
             if machine.directory == directory:
-                self._ledger.check_replica(broker, machine.log, state)
+                try:
+                    self._ledger.check_replica(broker, machine.log, state)
+                    machine.is_doubtful &= machine.log.flushed < machine.once_flushed
+                    machine.is_unnoticed &= machine.is_doubtful
+                except Violation:
+                    if not machine.is_doubtful:
+                        raise
 
     def _is_whole(self) -> bool:
         """True when everything is as before the first fault."""
@@ -569,8 +635,34 @@ class World:
 
     # Faults
 
+    def _back_up(self) -> None:
+        self._at(self.now + self._rng.random(), None, self._back_up)
+        machine = self._rng.choice(list(self.machines.values()))
+        machine.copies.append(copy.deepcopy(machine.log))
+
+    def _restore_disk(self, machine: Machine) -> None:
+        self._crash(machine, power_cut=True)
+        machine.once_flushed = machine.log.end
+        machine.log = copy.deepcopy(self._rng.choice(machine.copies[-4:]))
+        machine.log.recover(self._rng, power_cut=True)
+
+    def _restore_zookeeper(self, until: float) -> None:
+        """Put an older copy of ZooKeeper back, and start all brokers again."""
+        older = self._rng.choice(self._nodes[-8:])
+        for machine in self.machines.values():
+            self._crash(machine, power_cut=self._rng.random() < 0.3)
+            machine.has_seen_newer |= machine.newest_seen > older.version
+            machine.is_doubtful = True
+            self._at(until + self._rng.random(), None, self._start, machine)
+        self._sessions.clear()
+        self._sessions_changed()
+        self._elected.clear()
+        self._changed(older.state, older.minimum)
+
     def _strike(self, fault: Fault) -> None:
         machine, until = self.machines[fault.broker], self.now + fault.lasts_s
+        if any(other.is_unnoticed for other in self.machines.values()):
+            return
         match fault.kind:
             case "kill" | "power":
                 self._crash(machine, power_cut=fault.kind == "power")
@@ -587,6 +679,16 @@ class World:
                 self._crash(machine, power_cut=True)
                 machine.log, machine.disks = MemoryLog(), machine.disks + 1
                 self._at(until, None, self._start, machine)
+            case "restore disk":
+                self._restore_disk(machine)
+                machine.disks += 1
+                self._at(until, None, self._start, machine)
+            case "restore disk unnoticed" if self._sessions.keys() == self.machines.keys():
+                self._restore_disk(machine)
+                machine.is_doubtful = machine.is_unnoticed = True
+                self._at(until, None, self._start, machine)
+            case "restore ZooKeeper":
+                self._restore_zookeeper(until)
             case "refuse flushes":
                 machine.refuses_flushes = True
                 self._at(until + 0.5, None, self._restart, machine)

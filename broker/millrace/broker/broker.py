@@ -220,7 +220,7 @@ class Broker:
 
     def zookeeper_restored(self) -> None:
         """Elect nobody by the word of a ZooKeeper that was put back from an older copy."""
-        self.replicas.zookeeper_is_older = True
+        self.replicas.forget_zookeeper()
         self.refresh()
 
     def standstills(self) -> int:

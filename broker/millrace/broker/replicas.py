@@ -31,12 +31,12 @@ from millrace.coordination.state import PartitionState, TopicState
 from millrace.mailbox import Mailbox, started_threads
 from millrace.records.topic_partition import TopicPartition
 from millrace.replication.copying import Checked, Copying
-from millrace.replication.following import Following
+from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leader_thread import ANSWER_BYTES, LeaderThread, Received
 from millrace.replication.leadership import CLOSED_GRACE_S, Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
 from millrace.replication.session import Led, check_epoch
-from millrace.replication.state import Directories, elect, resign
+from millrace.replication.state import Directories, depose, elect, resign
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.state import LogState
 from millrace.wire.replica import ReplicaAckRequest, ReplicaFetchRequest, ReplicaPartition, Wanted
@@ -127,6 +127,8 @@ class StoredReplica:
     """True while a thread gives up the records that its leader has given up."""
     campaign_from: float = 0.0
     """No campaign before this time: the last one could not be brought to its end."""
+    is_reporting: bool = False
+    """True while a report of the log is under way to a restored ZooKeeper."""
     closing: int = 0
     """Partitions of former leaderships whose flush is not done."""
     stopped: str = ""
@@ -166,8 +168,6 @@ class Replicas:
         self._live: Directories = {}
         self._changes: dict[tuple[str, UUID], list[_Change]] = {}
         self._writing: set[tuple[str, UUID]] = set()
-        self.zookeeper_is_older = False
-        """True if this broker's directory has seen a later state of ZooKeeper than it holds."""
         self.is_stopping = False
         """True while what is led here is handed over: it is not led again."""
         self._events = Counter(dict.fromkeys(EVENTS, 0))
@@ -177,8 +177,16 @@ class Replicas:
         self._pool = started_threads(8, "replicas")
         self._lag_s = config.replica_lag_ms / 1000
         self._is_ticking = self._is_campaigning = False
+        self._zookeeper_is_older = False
 
     # What there is
+
+    def forget_zookeeper(self) -> None:
+        """Drop every role and state read so far, as ZooKeeper was restored; each replica reports its log."""
+        self._zookeeper_is_older = True
+        for one in list(self._stored.values()):
+            one.replica.forget_zookeeper()
+            self._settle(one)
 
     def add(self, key: TopicPartition, topic: TopicState, log_: PartitionLog) -> None:
         """Take part in a partition from now on; its log is open."""
@@ -192,6 +200,8 @@ class Replicas:
             lag_s=self._lag_s,
             prefer_after_s=PREFER_AFTER_LAGS * self._lag_s,
         )
+        if self._zookeeper_is_older:
+            replica.forget_zookeeper()
         one = self._stored[partition] = StoredReplica(key, partition, log_, replica, topic)
         self._see(one)
         if not self._is_ticking:
@@ -260,7 +270,12 @@ class Replicas:
             if topic is None or topic.topic_id != one.id.topic_id or number not in topic.partitions:
                 continue
             is_new, one.topic = topic is not one.topic, topic
-            if self._live != before or (is_new and not _says(one.replica.snapshot, topic, number)):
+            is_unknown = one.replica.snapshot is None
+            if (
+                is_unknown
+                or self._live != before
+                or (is_new and not _says(one.replica.snapshot, topic, number))
+            ):
                 self._see(one)
                 changed.append(one)
             elif is_new:  # nothing but its version, which an older answer must not go behind
@@ -287,6 +302,8 @@ class Replicas:
         if partition is not None and replica.leading is not partition.leading:
             self._end_leading(one, errors.NotLeader(f"another broker leads {one.name} now"))
         elif partition is not None:
+            if partition.leading.is_outrun:
+                self._propose([one])
             partition.show_committed()
             is_closed = one.gives_way or self.is_stopping
             if not one.is_served and partition.leading.is_serving and not is_closed:
@@ -297,7 +314,9 @@ class Replicas:
         may_act = not (one.is_changing or one.stopped or self.is_stopping) and self._is_stored(one)
         if may_act and replica.following is not None and one.copying is None:
             self._copy(one, replica.following)
-        if may_act and replica.is_leaderless:
+        if may_act and replica.owes_report:
+            self._report(one)
+        elif may_act and replica.is_leaderless:
             self._leaderless[one] = None
             if not self._is_campaigning:
                 self._is_campaigning = True
@@ -444,8 +463,8 @@ class Replicas:
         self._stop_copying(one)
 
         def apply(newest: Snapshot) -> PartitionState | None:
-            if newest.state.leader_epoch != epoch:
-                return None  # somebody was faster
+            if newest.state.leader_epoch != epoch or replica.with_report(newest.state) is not None:
+                return None  # somebody was faster, or ZooKeeper was restored
             return elect(newest.state, replica.broker, replica.directory, live, newest.minimum)
 
         def elected(newest: Snapshot | None, wrote: bool) -> None:
@@ -581,6 +600,57 @@ class Replicas:
                 then()
 
         look()
+
+    # After ZooKeeper was restored
+
+    def _report(self, one: StoredReplica) -> None:
+        """Bring the log to the disk and report in ZooKeeper what it holds. Nobody leads from then on."""
+        if one.is_reporting:
+            return
+        one.is_reporting = True
+        replica, log_ = one.replica, one.log
+
+        def begin() -> None:
+            if one.is_busy:
+                self._mailbox.after(ASK_AGAIN_S, begin)
+            elif self._is_stored(one):
+                self._change_log(one, bring_to_disk, on_disk)
+
+        def bring_to_disk() -> None:
+            if log_.end > log_.whole_end:
+                log_.cut(log_.whole_end)
+            log_.flush()
+
+        def on_disk(error: BaseException | None) -> None:
+            self._log_failed(one, error)
+            if error is None and self._is_stored(one):
+                self._write(one.key, one.id.topic_id, apply, written)
+            else:
+                self._mailbox.after(CAMPAIGN_AGAIN_S, again)
+
+        def apply(newest: Snapshot) -> PartitionState | None:
+            return replica.with_report(newest.state) if log_.flushed == log_.end else None
+
+        def written(newest: Snapshot | None, wrote: bool) -> None:
+            if newest is not None and wrote:
+                missing = sorted(set(newest.state.replicas).difference(newest.state.reports))
+                log.warning(
+                    "%s: ZooKeeper was restored from an older copy. Start brokers %s: the partition waits"
+                    " until they report what they have (or for `millrace topics elect --unclean`)",
+                    one.name,
+                    missing,
+                )
+            if newest is not None:
+                replica.observe(newest, self._mailbox.now())
+                self._settle(one)
+            self._mailbox.after(WRITE_AGAIN_S, again)
+
+        def again() -> None:
+            one.is_reporting = False
+            if self._is_stored(one):
+                self._settle(one)
+
+        begin()
 
     # Compare-and-set
 
@@ -723,10 +793,11 @@ class Replicas:
         leader_says = isinstance(
             error, (errors.NotLeader, errors.FencedLeaderEpoch, errors.UnknownLeaderEpoch)
         )
-        if not isinstance(error, errors.BrokerError):  # ReplicaDiverged: only people can help
-            one.stopped = str(error)
-            self._stop_copying(one)
-            log.error("%s takes no part in replication until a restart: %s", one.name, error)
+        if isinstance(error, ReplicaDiverged) and not error.leader_serves:
+            self._depose(one, copying, error)
+            return
+        if not isinstance(error, errors.BrokerError):  # only people can help
+            self._stop_diverged(one, error)
             return
         if one.log.refusal is not None:
             self._settle(one)
@@ -744,6 +815,30 @@ class Replicas:
             self._mailbox.after(FULL_DISK_AGAIN_S, again)
         else:
             self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
+
+    def _stop_diverged(self, one: StoredReplica, error: errors.MillraceError) -> None:
+        one.stopped = str(error)
+        self._stop_copying(one)
+        log.error("%s takes no part in replication until a restart: %s", one.name, error)
+
+    def _depose(self, one: StoredReplica, copying: Copying, error: ReplicaDiverged) -> None:
+        """Have another replica lead, as this leader lacks committed messages and has not served yet."""
+        leader, epoch = copying.following.leader, copying.following.epoch
+
+        def written(newest: Snapshot | None, wrote: bool) -> None:
+            if newest is not None:
+                one.replica.observe(newest, self._mailbox.now())
+            if wrote:
+                log.error("%s: broker %s leads no more: %s", one.name, leader, error)
+            elif newest is not None and one.copying is copying:
+                self._stop_diverged(one, error)  # no other replica may lead
+            elif one.copying is copying and one.thread is not None:
+                one.thread.want(copying)
+            self._settle(one)
+
+        self._write(
+            one.key, one.id.topic_id, lambda new: depose(new.state, leader, epoch, new.minimum), written
+        )
 
     def _flush(self, one: StoredReplica) -> None:
         """Bring what was copied to the disk and tell the leader; what comes meanwhile is the next flush's."""
@@ -892,6 +987,8 @@ def _words(proposal: Proposal) -> str:
         return "the replicas that were to come are in sync, so the others go"
     if proposal.preferred:
         return "the first replica is in sync again and is to lead"
+    if proposal.yields:
+        return "another replica has a longer log, as this disk lost power or came back from an older copy"
     come = [f"broker {broker} is in sync" for broker in proposal.joining]
     go = [f"broker {broker} is not in sync any more" for broker in proposal.leaving]
     return ", ".join(come + go)

@@ -93,7 +93,8 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         acls, quotas = _rights(config, cluster, listeners)
         generation = take(Path(config.log_dir), cluster, config.broker_id)
         broker = Broker(config, cluster, logs, mailbox, directory=generation.directory)
-        broker.replicas.zookeeper_is_older = generation.zookeeper_is_restored
+        if generation.zookeeper_is_restored:
+            broker.replicas.forget_zookeeper()
         broker.start()
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
         registry = ConsumerRegistry(cluster.session, config.cluster)

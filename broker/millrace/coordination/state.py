@@ -17,6 +17,9 @@ can read all others:
                                  "eligible": {"<broker>": "<id of its log directory>", ...},
                                  "adding": [3], "removing": [], "leader_epoch": 7, "origin": ...}, ...}}
 
+A partition has "reports" only after ZooKeeper came back from an older copy. They say what each replica's log
+holds: {"<broker>": ["<id of its log directory>", <last epoch>, <end>], ...}.
+
 Partition numbers start at 0 and are never given again, so a mirrored partition keeps its number for ever.
 """
 
@@ -28,7 +31,7 @@ import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from millrace.coordination.placement import Replicas, place
@@ -77,6 +80,14 @@ class BrokerAddress:
         return self.listeners.get(listener) if self.listeners else (self.host, self.port)
 
 
+class Report(NamedTuple):
+    """What one replica's log holds, on its disk: where its last batch ends, and that batch's epoch."""
+
+    directory: str
+    last_epoch: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """Who leads and stores one partition; `origin` is set when it is the mirror of another."""
@@ -97,6 +108,9 @@ class PartitionState:
     """Those of the replicas that a reassignment adds; the leader ends it when all of them are in sync."""
     removing: Replicas = ()
     """Those of the replicas that go when it ends."""
+    reports: Mapping[int, Report] = field(default_factory=dict)
+    """Broker -> its log. Not empty: ZooKeeper came back from an older copy, so `isr` may name wrong replicas.
+    The partition waits until all replicas have reported."""
 
     @property
     def is_replicated(self) -> bool:
@@ -384,13 +398,14 @@ def _fields(state: PartitionState) -> dict[str, Any]:
 
 
 def _replicated_fields(state: PartitionState) -> dict[str, Any]:
-    return {
+    fields = {
         **_fields(state),
         "isr": dict(state.isr),
         "eligible": dict(state.eligible),
         "adding": state.adding,
         "removing": state.removing,
     }
+    return {**fields, "reports": dict(state.reports)} if state.reports else fields
 
 
 def decode_topic(name: str, data: bytes, version: int = -1, czxid: int = -1) -> TopicState:
@@ -415,8 +430,9 @@ def _partition(value: Mapping[str, Any]) -> PartitionState:
     directories = dict.fromkeys(isr, "") if isinstance(isr, list) else _directories(isr)
     eligible = _directories(value.get("eligible", {}))
     moving = tuple(value.get("adding", ())), tuple(value.get("removing", ()))
+    reports = {int(broker): Report(*report) for broker, report in value.get("reports", {}).items()}
     return PartitionState(
-        value["leader"], replicas, directories, value["leader_epoch"], origin, eligible, *moving
+        value["leader"], replicas, directories, value["leader_epoch"], origin, eligible, *moving, reports
     )
 
 

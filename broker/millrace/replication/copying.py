@@ -75,7 +75,8 @@ class Copying:
         if copied.error:
             raise _refused(copied.error, self.partition)
         if copied.diverging_end != NOT_DIVERGING:
-            kept = self.following.cut_at(EpochEnd(copied.diverging_epoch, copied.diverging_end))
+            diverging = EpochEnd(copied.diverging_epoch, copied.diverging_end)
+            kept = self.following.cut_at(diverging, copied.committed)
             position = max(self.log.start, copied.log_start)
             return lambda: self._cut(kept, position)
         if answer.headers:

@@ -11,7 +11,14 @@ from millrace.storage.epochs import NO_EPOCH, EpochEnd
 
 
 class ReplicaDiverged(MillraceError):
-    """The leader lacks bytes that were committed: this replica stops, and keeps them."""
+    """The leader lacks bytes that were committed, and this replica keeps them.
+
+    A leader that does not serve yet is deposed. A leader that serves was elected by hand: people must decide.
+    """
+
+    def __init__(self, message: str, *, leader_serves: bool) -> None:
+        super().__init__(message)
+        self.leader_serves = leader_serves
 
 
 class Following:
@@ -21,6 +28,8 @@ class Following:
         self.leader, self.epoch = leader, epoch
         self.is_in_step = False
         """True once the leader has found this log to be the beginning of its own."""
+        self.has_everything = False
+        """True once the log had everything that a serving leader has committed."""
         self._log = log
 
     @property
@@ -39,9 +48,10 @@ class Following:
         Rounded down to a unit: the rest of the last one may be cut again.
         """
         self.is_in_step = True
+        self.has_everything |= 0 <= committed <= self._log.end
         return max(self._log.committed, min(committed, self._log.whole_end))
 
-    def cut_at(self, diverging: EpochEnd) -> int | None:
+    def cut_at(self, diverging: EpochEnd, leader_committed: int) -> int | None:
         """Where to cut, now that the leader's log ends its part of this log's epochs at `diverging`.
 
         Both logs have the same bytes up to there; the next fetch may be told an earlier end. None: they share
@@ -59,6 +69,7 @@ class Following:
         if lost_from < min(log.committed, log.end):
             raise ReplicaDiverged(
                 f"the leader {self.leader} of epoch {self.epoch} ends at {lost_from}, below the committed"
-                f" {self._log.committed}: it was elected by hand, or a disk was brought back from an old copy"
+                f" {self._log.committed}: it was elected by hand, or its disk came back from an old copy",
+                leader_serves=leader_committed >= 0,
             )
         return kept

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from millrace.coordination.state import PartitionState
-from millrace.replication.state import Directories, expand, finish, prefer, shrink
+from millrace.replication.state import Directories, expand, finish, prefer, resign, shrink
 from millrace.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 MAX_UNITS = 4096
@@ -75,10 +75,14 @@ class Proposal:
     """True: all that a reassignment adds are in sync; then nobody joins or leaves."""
     preferred: Directories = field(default_factory=dict)
     """The first replica, if it is to lead; then this is all."""
+    yields: bool = False
+    """True: an in-sync or eligible replica has a longer log and must lead; then this is all."""
 
     def apply(self, snapshot: Snapshot, leader: int, epoch: int) -> PartitionState | None:
         """What the newest state becomes; None when there is nothing to write (any more)."""
         _, state, minimum = snapshot
+        if self.yields:
+            return resign(state, leader, epoch, minimum, is_whole=True)
         if self.finishes:
             return finish(state, leader, epoch, minimum)
         if self.preferred:
@@ -100,12 +104,21 @@ class Leadership:
     """What the leader of one epoch knows and decides."""
 
     def __init__(
-        self, broker: int, won: Snapshot, log: ReplicaLog, now: float, *, lag_s: float, prefer_after_s: float
+        self,
+        broker: int,
+        won: Snapshot,
+        log: ReplicaLog,
+        now: float,
+        *,
+        lag_s: float,
+        prefer_after_s: float,
+        is_sure: bool,
     ) -> None:
         """`won` is the state that the election wrote; the epoch starts where `log` ends.
 
         `lag_s`: a follower that has not flushed what the log held so long ago is out of the in-sync replicas.
         `prefer_after_s`: so long the first replica must be in sync before it gets the lead.
+        `is_sure`: since this process started, `log` has had everything committed, so it is no older copy.
         """
         self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
         self.snapshot = won
@@ -114,6 +127,9 @@ class Leadership:
         """Everything below it is committed; -1 until all that lies below `start` is known to be."""
         self.proposal: Proposal | None = None
         """What was handed out to be written, while nobody knows whether it was."""
+        self.is_outrun = False
+        """True once an in-sync or eligible replica has shown a longer log: that replica must lead."""
+        self._is_sure, self._last_epoch = is_sure, log.epochs.last
         self._log, self._lag_s, self._prefer_after_s = log, lag_s, prefer_after_s
         self._units = deque([self.start])
         self._followers: dict[tuple[int, str], _Follower] = {}
@@ -180,13 +196,20 @@ class Leadership:
         follower.flushed, follower.closed_at = max(follower.flushed, flushed), None
         return self._commit()
 
-    def connected(self, broker: int, directory: str, position: int) -> None:
-        """A follower of this epoch copies, and its log ends at `position`.
+    def connected(self, broker: int, directory: str, position: int, last_epoch: int) -> None:
+        """A follower of this epoch copies, and its log ends at `position` with a batch of `last_epoch`.
 
-        That may be less than it had flushed: its log was put away and begun anew, or its disk lost a file.
+        That may be less than the follower had flushed: its log was put away and begun anew, or its disk lost
+        a file. It may be more than this log has, if this leader's disk came back from an older copy. Then
+        this leader must resign before it serves.
         """
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = min(follower.flushed, position), None
+        if not (self._is_sure or self.is_serving):
+            state = self.snapshot.state
+            counts = directory in (state.isr.get(broker), state.eligible.get(broker))
+            goes_further = (last_epoch, position) > (self._last_epoch, self.start)
+            self.is_outrun |= counts and goes_further and self.check(position, last_epoch) is not None
 
     def closed(self, broker: int, directory: str, now: float) -> None:
         """The follower's connection ended, or it copies this partition no longer."""
@@ -215,6 +238,9 @@ class Leadership:
         """
         self._note_end(now)
         preferred = self._preferred(live, now)
+        if self.proposal is None and self.is_outrun:
+            self.proposal = Proposal(yields=True)
+            return self.proposal
         if self.proposal is None:
             leaving = self._leaving(live, now)
             joining = {} if leaving else self._joining(live)
@@ -278,7 +304,7 @@ class Leadership:
 
     def _commit(self) -> bool:
         """Commit what is flushed everywhere, up to the end of a unit; True when that is more than before."""
-        if not self._units or not self.has_enough:
+        if not self._units or not self.has_enough or self.is_outrun:
             return False
         flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))
         if self.proposal is not None:  # who may be in already counts: nobody knows yet

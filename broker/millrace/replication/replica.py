@@ -14,10 +14,10 @@ that its own disk has lost. It then elects itself again, in a new epoch.
 
 from __future__ import annotations
 
-from millrace.coordination.state import NO_LEADER, PartitionState
+from millrace.coordination.state import NO_LEADER, PartitionState, Report
 from millrace.replication.following import Following
 from millrace.replication.leadership import Leadership, ReplicaLog, Snapshot
-from millrace.replication.state import Directories, elect, has_live_leader, may_lead
+from millrace.replication.state import Directories, elect, has_live_leader, may_lead, report
 
 CAMPAIGN_STEP_S = 0.5
 """Entitled replicas campaign one after the other, so far apart: the first one usually wins."""
@@ -38,11 +38,16 @@ class Replica:
         self.live: Directories = {}
         self._lag_s, self._prefer_after_s = lag_s, prefer_after_s
         self._leaderless_since: float | None = None
+        self._is_sure = False
+        """True once the log had everything that a serving leader has committed: it is no older copy."""
+        self.has_seen_newer = False
+        """True from the moment the broker finds ZooKeeper restored until this replica has reported."""
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
         """Take in a state read from ZooKeeper; an older one than is known changes nothing."""
         if self.snapshot is None or snapshot.version > self.snapshot.version:
             self.snapshot = snapshot
+            self.has_seen_newer &= self.broker not in snapshot.state.reports
         self._take_role(now)
 
     def see_brokers(self, live: Directories, now: float) -> None:
@@ -61,19 +66,48 @@ class Replica:
                 self.leading = None
         if self.leading is not None or self.is_campaigning:
             return
-        if state.leader in (self.broker, NO_LEADER):
-            self.following = None
+        if state.leader in (self.broker, NO_LEADER) or self.owes_report:
+            self._follow(None)
         elif self.following is None or self.following.epoch != state.leader_epoch:
-            self.following = Following(state.leader, state.leader_epoch, self.log)
+            self._follow(Following(state.leader, state.leader_epoch, self.log))
         if state.leader != self.broker and has_live_leader(state, self.live):
             self._leaderless_since = None
         elif self._leaderless_since is None:
             self._leaderless_since = now
 
+    def _follow(self, following: Following | None) -> None:
+        if self.following is not None:
+            self._is_sure |= self.following.has_everything
+        self.following = following
+
     def heard_of(self, epoch: int) -> None:
         """A follower knows a leader of `epoch`: this one, if it is older, leads no more."""
         if self.leading is not None and epoch > self.leading.epoch:
             self.leading = None
+
+    # After ZooKeeper was restored
+
+    def forget_zookeeper(self) -> None:
+        """Drop the role and the state read so far, as ZooKeeper was restored; the replica must report."""
+        self._follow(None)
+        self.leading = self.snapshot = None
+        self.has_seen_newer = True
+
+    @property
+    def owes_report(self) -> bool:
+        """True while this replica must report its log before it may follow or campaign."""
+        if self.snapshot is None or self.leading is not None or self.is_campaigning:
+            return False
+        return self.with_report(self.snapshot.state) is not None
+
+    def with_report(self, state: PartitionState) -> PartitionState | None:
+        """Return the state with a report of this log; None unless ZooKeeper was restored from an older copy.
+
+        ZooKeeper knows of each epoch before a log does. Everything that is reported must be on the disk.
+        """
+        if not (state.reports or self.has_seen_newer or state.leader_epoch < self.log.epochs.last):
+            return None
+        return report(state, self.broker, Report(self.directory, self.log.epochs.last, self.log.end))
 
     # Elections
 
@@ -84,8 +118,9 @@ class Replica:
 
     def is_due(self, now: float) -> bool:
         """True when it is this replica's turn to campaign."""
-        if self.snapshot is None or self.leading or self.is_campaigning or self._leaderless_since is None:
+        if self.snapshot is None or not self.is_leaderless or self.owes_report:
             return False
+        assert self._leaderless_since is not None
         state = self.snapshot.state
         if not may_lead(state, self.broker, self.directory, self.live):
             return False
@@ -108,7 +143,8 @@ class Replica:
 
         What is not flushed yet may stay so: it is committed, and shown, only when it is on this disk, too.
         """
-        self.following, self.is_campaigning = None, True
+        self._follow(None)
+        self.is_campaigning = True
 
     def election(self) -> tuple[int, PartitionState] | None:
         """(version to replace, state) to be written with one compare-and-set; None when it may not lead."""
@@ -131,6 +167,7 @@ class Replica:
                 now,
                 lag_s=self._lag_s,
                 prefer_after_s=self._prefer_after_s,
+                is_sure=self._is_sure,
             )
         self._take_role(now)
         return self.leading

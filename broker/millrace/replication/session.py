@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millrace.errors import BrokerError, ErrorCode, FencedLeaderEpoch, UnknownLeaderEpoch
+from millrace.errors import BrokerError, ErrorCode, FencedLeaderEpoch, NotLeader, UnknownLeaderEpoch
 from millrace.records.file_slice import FileSlice
 from millrace.replication.leadership import Leadership
 from millrace.storage.partition_log import PartitionLog
@@ -34,6 +34,8 @@ def check_epoch(leading: Leadership, known: int) -> None:
         raise FencedLeaderEpoch(f"epoch {known} is over: {leading.epoch} is led here")
     if known > leading.epoch:
         raise UnknownLeaderEpoch(f"epoch {known} is newer than {leading.epoch}, which was led here")
+    if leading.is_outrun:
+        raise NotLeader(f"the leader of epoch {known} resigns, as another replica has a longer log")
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class ReplicaSession:
         """Where there may be something to say, the longest waiting first."""
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
-        """Take in where the follower stands; True when more is committed anywhere by that."""
+        """Take in where the follower stands; True when more is committed by that, or a leader must resign."""
         if request.anew:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:
@@ -73,7 +75,8 @@ class ReplicaSession:
                 leading = self._led(wanted).leading
             except BrokerError:
                 continue  # the answer says it
-            leading.connected(self.follower, self.directory, wanted.position)
+            leading.connected(self.follower, self.directory, wanted.position, wanted.last_epoch)
+            grown |= leading.is_outrun
             if wanted.flushed >= 0:
                 grown |= leading.reported(self.follower, self.directory, wanted.flushed)
         return grown
@@ -136,6 +139,7 @@ class ReplicaSession:
                 return Copied(
                     wanted.partition,
                     ErrorCode.NONE,
+                    committed=leading.committed,
                     diverging_epoch=diverging.epoch,
                     diverging_end=diverging.end,
                     log_start=log.start,

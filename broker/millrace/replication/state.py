@@ -14,10 +14,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from millrace.coordination.placement import Replicas
-from millrace.coordination.state import NO_LEADER, PartitionState
+from millrace.coordination.state import NO_LEADER, PartitionState, Report
 
 Directories = Mapping[int, str]
 """Broker -> the id of its log directory."""
+UNKNOWN_EPOCHS = 100_000
+"""More epochs than a partition had between a backup of ZooKeeper and its restore."""
 
 
 def has_live_leader(state: PartitionState, live: Directories) -> bool:
@@ -29,8 +31,11 @@ def has_live_leader(state: PartitionState, live: Directories) -> bool:
 def may_lead(state: PartitionState, broker: int, directory: str, live: Directories) -> bool:
     """True for an in-sync replica, and for an eligible one while no in-sync replica lives.
 
-    Both have flushed everything that was ever committed.
+    Both have flushed everything that was ever committed. After ZooKeeper was restored from an older copy the
+    in-sync replicas are unknown. Then all replicas report, and the log that goes furthest has everything.
     """
+    if state.reports:
+        return _goes_furthest(state, broker, directory)
     if state.isr.get(broker) == directory:
         return True
     return state.eligible.get(broker) == directory and not _alive(state.isr, live)
@@ -46,15 +51,31 @@ def elect(
     """
     if not may_lead(state, broker, directory, live):
         return None
+    led = replace(state, leader=broker, leader_epoch=state.leader_epoch + 1, reports={})
+    if state.reports:  # the same last epoch and end mean the same log
+        own = state.reports[broker]
+        equal = {one: other.directory for one, other in state.reports.items() if other[1:] == own[1:]}
+        return replace(led, isr={**_alive(equal, live), broker: directory}, eligible={})
     isr = {broker: directory}
     if broker in state.isr:
         isr |= {other: at for other, at in _alive(state.isr, live).items() if other != state.leader}
+    return replace(led, isr=isr, eligible=_eligible({**state.eligible, **state.isr}, isr, minimum))
+
+
+def report(state: PartitionState, broker: int, report: Report) -> PartitionState | None:
+    """Add what one replica's log holds to the state of a restored ZooKeeper; None if that is there already.
+
+    Nobody leads until all replicas have reported. The next epoch is above all that any log may have, even
+    the log of a broker that is no replica in the older copy.
+    """
+    if broker not in state.replicas or state.reports.get(broker) == report:
+        return None
+    known = state.leader_epoch if state.reports else state.leader_epoch + UNKNOWN_EPOCHS
     return replace(
         state,
-        leader=broker,
-        leader_epoch=state.leader_epoch + 1,
-        isr=isr,
-        eligible=_eligible({**state.eligible, **state.isr}, isr, minimum),
+        leader=NO_LEADER,
+        leader_epoch=max(known, report.last_epoch),
+        reports={**state.reports, broker: report},
     )
 
 
@@ -102,6 +123,16 @@ def resign(
     return replace(
         state, leader=NO_LEADER, isr=isr, eligible=_eligible({**state.eligible, **left}, isr, minimum)
     )
+
+
+def depose(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
+    """Nobody leads, as the leader of `epoch` lacks committed messages and has not served yet.
+
+    Any replica may do so. None when that leader leads no more, or no other replica is in sync or eligible.
+    """
+    if not state.eligible and len(state.isr) == 1:
+        return None
+    return resign(state, leader, epoch, minimum, is_whole=False)
 
 
 def assign(state: PartitionState, target: Replicas, live: Directories, minimum: int) -> PartitionState | None:
@@ -180,7 +211,7 @@ def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionS
         return replace(state, leader=broker, leader_epoch=state.leader_epoch + 1) if waits else None
     if any(may_lead(state, other, at, live) for other, at in live.items()):
         return None
-    return replace(state, leader=NO_LEADER, isr={broker: live[broker]}, eligible={})
+    return replace(state, leader=NO_LEADER, isr={broker: live[broker]}, eligible={}, reports={})
 
 
 def with_minimum(state: PartitionState, minimum: int) -> PartitionState:
@@ -190,6 +221,14 @@ def with_minimum(state: PartitionState, minimum: int) -> PartitionState:
 
 def _leads(state: PartitionState, leader: int, epoch: int) -> bool:
     return (state.leader, state.leader_epoch) == (leader, epoch)
+
+
+def _goes_furthest(state: PartitionState, broker: int, directory: str) -> bool:
+    """True once all replicas have reported, and no log goes further than this one."""
+    own = state.reports.get(broker)
+    if own is None or own.directory != directory or any(one not in state.reports for one in state.replicas):
+        return False
+    return all(other[1:] <= own[1:] for other in state.reports.values())
 
 
 def _alive(replicas: Directories, live: Directories) -> Directories:

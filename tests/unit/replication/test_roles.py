@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from millrace.coordination.state import NO_LEADER, PartitionState
+from millrace.coordination.state import NO_LEADER, PartitionState, Report
 from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leadership import CLOSED_GRACE_S, MAX_UNITS, Leadership, Snapshot
 from millrace.replication.replica import CAMPAIGN_STEP_S, Replica
@@ -35,8 +35,11 @@ def write(log: MemoryLog, leading: Leadership, number: int) -> None:
     log.end_flush(log.begin_flush())
 
 
-def leader(log: MemoryLog, state: PartitionState = LED, minimum: int = 2) -> Leadership:
-    return Leadership(1, Snapshot(1, state, minimum), log, 0.0, lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
+def leader(
+    log: MemoryLog, state: PartitionState = LED, minimum: int = 2, *, is_sure: bool = False
+) -> Leadership:
+    won = Snapshot(1, state, minimum)
+    return Leadership(1, won, log, 0.0, lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S, is_sure=is_sure)
 
 
 def test_a_leader_shows_nothing_before_all_in_sync_replicas_have_what_it_began_with() -> None:
@@ -152,19 +155,20 @@ def test_a_replica_that_was_moved_away_and_comes_back_is_not_counted_for_what_it
     leading.observe(Snapshot(2, replace(state, replicas=(1, 2)), 2))
     leading.observe(Snapshot(3, state, 2))
     assert leading.propose(LIVE, 0.1) is None
-    leading.connected(3, "c", 0)
+    leading.connected(3, "c", 0, NO_EPOCH)
     assert leading.propose(LIVE, 0.2) is None
     leading.reported(3, "c", 10)
     assert leading.propose(LIVE, 0.3) is not None
 
 
 def test_a_replica_whose_log_is_shorter_than_it_was_is_not_counted_for_what_is_gone() -> None:
-    leading = leader(log_of((1, 1)), PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7))
+    state = PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7)
+    leading = leader(log_of((1, 1)), state)
     leading.reported(3, "c", 10)
-    leading.connected(3, "c", 4)  # its broker came back, and its disk has lost a file
+    leading.connected(3, "c", 4, 1)  # its broker came back, and its disk has lost a file
     assert leading.propose(LIVE, 0.1) is None
     leading.reported(3, "c", 10)
-    leading.connected(3, "c", 10)
+    leading.connected(3, "c", 10, 1)
     assert leading.propose(LIVE, 0.2) is not None
 
 
@@ -195,13 +199,13 @@ def test_a_follower_that_ends_before_the_leaders_log_starts_begins_anew_there() 
     for position, epoch in ((0, NO_EPOCH), (5, 0), (10, 0)):
         assert leading.check(position, epoch) == EpochEnd(NO_EPOCH, 10)
     follower = Following(1, 7, log_of((0, 1)))
-    assert follower.cut_at(EpochEnd(NO_EPOCH, 10)) is None
+    assert follower.cut_at(EpochEnd(NO_EPOCH, 10), -1) is None
 
 
 def test_a_follower_cuts_where_both_logs_end_their_part_of_an_epoch() -> None:
     follower = Following(1, 7, log_of((0, 1), (1, 2), (3, 3)))
-    assert follower.cut_at(EpochEnd(2, 25)) == 20
-    assert follower.cut_at(EpochEnd(1, 15)) == 15
+    assert follower.cut_at(EpochEnd(2, 25), -1) == 20
+    assert follower.cut_at(EpochEnd(1, 15), -1) == 15
     assert follower.flushed == -1
 
 
@@ -209,7 +213,7 @@ def test_a_follower_never_begins_anew_before_its_own_start() -> None:
     log = log_of((0, 1), (2, 2), (3, 3))
     log.drop_below(20)
     follower = Following(1, 7, log)
-    assert follower.cut_at(EpochEnd(2, 20)) is None  # its own part of epoch 2 is dropped
+    assert follower.cut_at(EpochEnd(2, 20), -1) is None  # its own part of epoch 2 is dropped
     log.reset(max(log.start, 0), log.first_state)
     assert leader(log_of((0, 1), (2, 2), (5, 4))).check(*follower.position) is None
 
@@ -219,8 +223,90 @@ def test_a_follower_stops_rather_than_cut_what_is_committed() -> None:
     follower = Following(1, 7, log)
     log.committed = follower.accepted(20)
     assert (log.committed, follower.flushed) == (20, 20)
-    with pytest.raises(ReplicaDiverged, match="ends at 10, below the committed 20"):
-        follower.cut_at(EpochEnd(0, 10))
+    for leader_committed in (-1, 10):
+        with pytest.raises(ReplicaDiverged, match="ends at 10, below the committed 20") as raised:
+            follower.cut_at(EpochEnd(0, 10), leader_committed)
+        assert raised.value.leader_serves == (leader_committed == 10)
+
+
+def test_a_leader_whose_log_is_an_older_copy_resigns_when_a_replica_that_counts_has_more() -> None:
+    leading = leader(log_of((1, 1)))
+    leading.connected(3, "c", 20, 1)
+    proposal = leading.propose(LIVE, 0.1)
+    assert proposal is not None
+    resigned = proposal.apply(leading.snapshot, 1, 7)
+    assert resigned == replace(LED, leader=NO_LEADER, isr={2: "b", 3: "c"})
+    leading.reported(2, "b", 10)
+    leading.reported(3, "c", 10)
+    assert not leading.is_serving, "what the other one has may be committed"
+
+
+@pytest.mark.parametrize(
+    ("broker", "directory", "position", "last_epoch", "is_sure"),
+    [
+        (3, "c", 10, 1, False),  # has as much
+        (3, "c", 30, 0, False),  # more of an epoch that a later leader has cut
+        (3, "new", 20, 1, False),  # a directory that does not count
+        (3, "c", 20, 1, True),  # the leader has had everything since its process started
+    ],
+)
+def test_a_leader_does_not_resign_for_what_it_need_not_have(
+    broker: int, directory: str, position: int, last_epoch: int, is_sure: bool
+) -> None:
+    leading = leader(log_of((1, 1)), is_sure=is_sure)
+    leading.connected(broker, directory, position, last_epoch)
+    assert leading.propose(LIVE, 0.1) is None
+
+
+def test_a_leader_that_serves_does_not_resign_for_what_was_never_committed() -> None:
+    leading = leader(log_of((1, 1)))
+    leading.reported(2, "b", 10)
+    leading.reported(3, "c", 10)
+    leading.connected(3, "c", 20, 1)
+    assert not leading.is_outrun
+
+
+def test_a_replica_that_had_everything_since_its_process_started_is_sure_of_its_log() -> None:
+    log = log_of((1, 1))
+    replica = Replica(2, "b", log, lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
+    replica.observe(Snapshot(1, LED, 2), 0.0)
+    assert replica.following is not None
+    replica.following.accepted(10)
+    replica.see_brokers({2: "b", 3: "c"}, 0.1)
+    replica.campaign()
+    leading = replica.won(Snapshot(2, replace(LED, leader=2, leader_epoch=8, isr={2: "b", 3: "c"}), 2), 0.2)
+    assert leading is not None
+    leading.connected(3, "c", 20, 1)
+    assert not leading.is_outrun
+
+
+def test_a_replica_reports_when_its_log_has_a_newer_epoch_than_zookeeper_knows() -> None:
+    replica = Replica(3, "c", log_of((7, 1), (8, 2)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
+    replica.see_brokers({3: "c"}, 0.0)
+    replica.observe(Snapshot(1, LED, 2), 0.0)
+    assert (replica.owes_report, replica.following, replica.is_due(100.0)) == (True, None, False)
+    reported = replica.with_report(LED)
+    assert reported is not None
+    assert (reported.leader, reported.reports) == (NO_LEADER, {3: Report("c", last_epoch=8, end=20)})
+    replica.observe(Snapshot(2, reported, 2), 0.1)
+    assert not replica.owes_report
+    assert not replica.is_due(100.0), "brokers 1 and 2 have not reported"
+
+
+def test_a_replica_reports_when_its_broker_has_found_zookeeper_restored_and_then_once() -> None:
+    replica = Replica(1, "a", log_of((7, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
+    replica.see_brokers(LIVE, 0.0)
+    replica.observe(Snapshot(5, LED, 2), 0.0)
+    assert replica.is_due(0.0)
+    replica.forget_zookeeper()
+    replica.observe(Snapshot(3, LED, 2), 0.0)  # a restored node counts its versions from an older one on
+    assert (replica.owes_report, replica.is_due(0.0)) == (True, False)
+    reported = replica.with_report(LED)
+    assert reported is not None
+    replica.observe(Snapshot(4, reported, 2), 0.1)
+    replica.observe(Snapshot(5, replace(LED, leader=2, leader_epoch=9_000), 2), 0.2)
+    assert not replica.owes_report
+    assert replica.following is not None
 
 
 def test_what_a_follower_knows_as_committed_ends_with_a_unit() -> None:

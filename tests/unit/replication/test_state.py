@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millrace.coordination.state import NO_LEADER, PartitionState
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.coordination.state import NO_LEADER, PartitionState, Report
 from millrace.replication.state import (
+    UNKNOWN_EPOCHS,
+    depose,
     elect,
     expand,
     has_live_leader,
     may_lead,
+    report,
     resign,
     shrink,
     unclean,
@@ -61,6 +67,84 @@ def test_an_eligible_replica_leads_while_no_in_sync_one_lives() -> None:
     )
     assert elect(below, 2, "b", {1: "new", 2: "b"}, 2) is not None  # an empty disk is not in its way
     assert elect(below, 3, "c", {3: "c"}, 2) is None
+
+
+def test_a_leader_that_lacks_committed_messages_is_deposed_while_another_replica_counts() -> None:
+    assert depose(LED, 1, 7, 2) == replace(LED, leader=NO_LEADER, isr={2: "b", 3: "c"})
+    alone = replace(LED, isr={1: "a"}, eligible={2: "b"})
+    assert depose(alone, 1, 7, 2) == replace(alone, leader=NO_LEADER, isr={2: "b"}, eligible={})
+    assert depose(replace(LED, isr={1: "a"}), 1, 7, 2) is None, "an operator had it elected"
+    assert depose(LED, 1, 6, 2) is None
+
+
+def reported(*reports: Report) -> PartitionState:
+    """A state of an older ZooKeeper, after these reports of brokers 1, 2, ..."""
+    state = LED
+    for broker, one in enumerate(reports, 1):
+        changed = report(state, broker, one)
+        assert changed is not None
+        state = changed
+    return state
+
+
+def test_after_zookeeper_was_restored_the_furthest_log_leads_once_all_have_reported() -> None:
+    two = reported(Report("a", 6, 500), Report("b", 9, 40))
+    assert (two.leader, two.leader_epoch) == (NO_LEADER, 7 + UNKNOWN_EPOCHS)
+    assert not any(may_lead(two, broker, at, DIRECTORIES) for broker, at in DIRECTORIES.items())
+    three = reported(Report("a", 6, 500), Report("b", 9, 40), Report("c", 9, 30))
+    assert [may_lead(three, broker, at, DIRECTORIES) for broker, at in DIRECTORIES.items()] == [
+        False,
+        True,
+        False,
+    ]
+    elected = elect(three, 2, "b", DIRECTORIES, 2)
+    assert elected == replace(LED, leader=2, leader_epoch=8 + UNKNOWN_EPOCHS, isr={2: "b"})
+
+
+def test_replicas_that_reported_the_same_log_are_in_sync_with_the_one_that_leads() -> None:
+    state = reported(Report("a", 9, 40), Report("b", 9, 40), Report("c", 9, 40))
+    elected = elect(state, 2, "b", {1: "a", 2: "b", 3: "new"}, 2)
+    assert elected is not None
+    assert elected.isr == {1: "a", 2: "b"}
+
+
+def test_a_report_of_a_directory_that_is_gone_is_replaced_before_anybody_leads() -> None:
+    state = reported(Report("a", 9, 40), Report("b", 9, 30), Report("c", 9, 30))
+    live = {1: "new", 2: "b", 3: "c"}
+    assert not any(may_lead(state, broker, at, live) for broker, at in live.items())
+    again = report(state, 1, Report("new", -1, 0))
+    assert again is not None
+    assert may_lead(again, 2, "b", live)
+    assert report(again, 1, Report("new", -1, 0)) is None
+    assert report(again, 4, Report("d", 10, 900)) is None, "no replica"
+
+
+def test_an_operator_ends_the_wait_for_reports_with_an_epoch_above_those_of_silent_replicas() -> None:
+    state = reported(Report("a", 9, 40))
+    ended = unclean(state, 1, {1: "a"})
+    assert ended == replace(LED, leader=NO_LEADER, leader_epoch=7 + UNKNOWN_EPOCHS, isr={1: "a"})
+    assert may_lead(ended, 1, "a", {1: "a"})
+
+
+logs = st.builds(Report, st.sampled_from("abc"), st.integers(-1, 3), st.integers(0, 3))
+
+
+@given(st.lists(logs, min_size=3, max_size=3), st.permutations([1, 2, 3]))
+def test_whatever_is_reported_in_whatever_order_who_may_lead_has_the_most(
+    logs: list[Report], order: list[int]
+) -> None:
+    state, live = LED, {broker: one.directory for broker, one in enumerate(logs, 1)}
+    for broker in order:
+        assert not any(may_lead(state, *one, live) for one in live.items()) or not state.reports
+        state = report(state, broker, logs[broker - 1]) or state
+    leaders = [broker for broker, at in live.items() if may_lead(state, broker, at, live)]
+    most = max(one[1:] for one in logs)
+    assert leaders == [broker for broker, one in enumerate(logs, 1) if one[1:] == most]
+    for broker in leaders:
+        elected = elect(state, broker, live[broker], live, 2)
+        assert elected is not None
+        assert elected.leader_epoch > max(LED.leader_epoch, *(one.last_epoch for one in logs))
+        assert (set(elected.isr), elected.reports) == (set(leaders), {})
 
 
 def test_nobody_is_eligible_once_enough_are_in_again() -> None:

@@ -1,0 +1,114 @@
+"""ZooKeeper comes back from its backup, which names replicas in sync that have fallen behind since."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import PartitionState
+from tests.brokers import TestCluster
+from tests.integration.faults.ledger import Ledger
+from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, run
+from tests.support import Process, run_millrace, wait_until
+
+Start = Callable[..., Process]
+TOPIC, PARTITIONS, BEHIND = "events", 3, 3
+SETTINGS = "replica_lag_ms = 2000\n"
+
+
+class World:
+    """Three brokers, their ZooKeeper with its backup, and producers that count what was acknowledged."""
+
+    def __init__(self, start: Start, folder: Path) -> None:
+        self._start, self._data, self._backup = start, folder / "zookeeper", folder / "backup"
+        self._zookeeper = start("zookeeper", "--port", "0", "--data-dir", str(self._data))
+        self.address = self._zookeeper.ready()
+        name = f"restored-{folder.name}"
+        self.brokers = TestCluster(start, name, folder, self.address, SETTINGS).start_brokers(1, 2, 3)
+        with self.brokers.client() as client:
+            client.create_topic(TOPIC, PARTITIONS, {"min.insync.replicas": "2", "flush.ms": "20"}, replicas=3)
+        self.ledger = Ledger(TOPIC)
+        self.producers = [
+            NumberedProducer(self.brokers.bootstrap, self.ledger, kind, PARTITIONS) for kind in (PLAIN, LZ4)
+        ]
+
+    def write(self, more: int) -> None:
+        """Send until each partition has so many more acknowledgements."""
+
+        def acknowledged(partition: int) -> int:
+            return sum(len(producer.stored[partition]) for producer in self.producers)
+
+        goals = [acknowledged(partition) + more for partition in range(PARTITIONS)]
+
+        def is_done() -> bool:
+            run(self.producers, 0.02)
+            return all(acknowledged(partition) >= goal for partition, goal in enumerate(goals))
+
+        wait_until(f"each partition has {more} more acknowledgements", is_done)
+
+    def until(self, what: str, holds: Callable[[PartitionState], bool]) -> None:
+        """Wait until it holds of all partitions."""
+        with Cluster.connect(self.address, self.brokers.name, create=False) as cluster:
+
+            def look() -> bool:
+                topic = cluster.topics.get(TOPIC)
+                return topic is not None and all(holds(state) for state in topic.partitions.values())
+
+            wait_until(what, look)
+
+    def back_up(self) -> None:
+        shutil.copytree(self._data, self._backup)
+
+    def restore(self) -> None:
+        """Stop everything and put the backup back, as docs/deployment.md says."""
+        for broker in self.brokers.brokers.values():
+            broker.kill()
+        self._zookeeper.kill()
+        shutil.rmtree(self._data)
+        shutil.copytree(self._backup, self._data)
+        port = self.address.rpartition(":")[2]
+        self._zookeeper = self._start("zookeeper", "--port", port, "--data-dir", str(self._data))
+        self._zookeeper.ready()
+
+    def check(self) -> None:
+        """Everything acknowledged is there, and all replicas are equal."""
+        for producer in self.producers:
+            producer.finish()
+        with self.brokers.client() as client:
+            found = self.ledger.check(client, range(PARTITIONS), "after ZooKeeper was restored")
+        for partition in range(PARTITIONS):
+            for producer in self.producers:
+                producer.check(partition, found[partition], whole=False)
+        done = run_millrace("log", "compare", *(str(self.brokers.directory(one)) for one in (1, 2, 3)))
+        assert done.returncode == 0, done.stdout
+
+
+def is_whole(state: PartitionState) -> bool:
+    return state.leader > 0 and len(state.isr) == 3
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", [BEHIND, 1])
+def test_a_restored_zookeeper_costs_nothing_acknowledged_though_a_broker_was_behind(
+    start: Start, tmp_path: Path, first: int
+) -> None:
+    world = World(start, tmp_path)
+    world.write(50)
+    world.until("all replicas are in sync", is_whole)
+    world.back_up()
+    world.brokers.brokers[BEHIND].kill()
+    world.until("the others go on", lambda state: state.leader in (1, 2) and BEHIND not in state.isr)
+    world.write(100)
+    world.restore()
+    world.brokers.restart(first)
+    if first == BEHIND:
+        world.until("the broker that is behind was elected", lambda state: state.leader in (-1, BEHIND))
+    for broker in {1, 2, BEHIND} - {first}:
+        world.brokers.restart(broker)
+    world.write(50)
+    world.until("all replicas are in sync again", is_whole)
+    world.check()
