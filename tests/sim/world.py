@@ -139,6 +139,9 @@ class World:
         self._sessions_version = 0
         self._ledger = Ledger()
         self._elected: set[int] = set()
+        self._takes_early_writes = True
+        """False once ZooKeeper was restored. Then a leader that does not serve takes no writes, as no broker ever
+        does: until all have reported an epoch may be led again, and must not get other bytes."""
 
     def run(self) -> None:
         """Play the history, then heal everything; Violation when an invariant breaks or it stays stuck."""
@@ -552,7 +555,11 @@ class World:
 
     def _produce(self) -> None:
         self._at(self.now + 0.3 * self._rng.random(), None, self._produce)
-        leaders = [m for m in self._running() if m.replica.leading and m.replica.leading.is_serving]
+        leaders = [
+            machine
+            for machine in self._running()
+            if (leading := machine.replica.leading) and (leading.is_serving or self._takes_early_writes)
+        ]
         if not leaders:
             return
         machine = self._rng.choice(leaders)
@@ -657,6 +664,7 @@ class World:
         self._sessions.clear()
         self._sessions_changed()
         self._elected.clear()
+        self._takes_early_writes = False
         self._changed(older.state, older.minimum)
 
     def _strike(self, fault: Fault) -> None:
