@@ -18,6 +18,7 @@ from millrace.commands.help_texts import Group
 from millrace.commands.printing import print_table
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
+from millrace.logs import start_logging
 from millrace.service.access import AccessList
 from millrace.service.options import door_options, tls_of
 from millrace_registry import directory as folder
@@ -92,6 +93,7 @@ def registry(
     from millrace_registry.store import Store
     from millrace_registry.usage import Usage
 
+    start_logging()
     if bootstrap is not None:
         parse_addresses(bootstrap, "--bootstrap")
     access = AccessList(access_file) if access_file else None
