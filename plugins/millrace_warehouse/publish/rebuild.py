@@ -151,7 +151,7 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
     base, base_path, number = _newest(storage, topic, table)
     if base is not None:  # the run that made it may have died, and what follows it hides it from all others
         record(storage, base_path, base)
-        drop_if_gone(catalog, topic)
+    drop_if_gone(catalog, topic)
     state = State.of(base)
     state.number = number
     at.progress("record read")
@@ -180,15 +180,15 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
 def _table(at: At, topic: str) -> tuple[Table | None, list[IcebergDataFile]]:
     """The topic's table and its files; none, and it is dropped, when its metadata or a manifest is gone.
 
-    So it is when the catalog is older than what `expire` has swept. A topic with publications has had that
-    table, and what they say is enough to make it again.
+    So it is when the catalog is older than what `expire` has swept, or newer than the folder. A topic with
+    loads has had that table, and they and its publications are enough to make it again.
     """
     table = None
     try:
         table = tables.find_table(at.catalog, topic)
         return table, list(live_files(table)) if table is not None else []
     except TableFileGone:
-        if not at.storage.names(layout.ledger_path(layout.Folder.PUBLICATIONS.of(topic))):
+        if not layout.load_numbers(at.storage, topic):
             raise
         if table is not None and _is_newer(at, topic, table):
             raise Conflict("another run has changed the table while it was read") from None

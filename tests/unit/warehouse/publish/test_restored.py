@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,21 @@ def test_a_rebuild_makes_the_tables_again_whatever_of_their_own_files_is_gone(
     assert offsets(w.table) == before
     assert w.problems(rows=True) == []
     assert not w.publish().published
+
+
+def test_a_folder_from_before_its_first_publication_is_published_again_by_a_rebuild(tmp_path: Path) -> None:
+    with warehouse(tmp_path / "w") as w:
+        w.load({NINE: 3, TEN: 2})
+        shutil.copytree(w.topic, tmp_path / "copy")
+        w.publish(NINE, TEN)
+        before = offsets(w.table)
+        shutil.rmtree(w.topic)
+        shutil.copytree(tmp_path / "copy", w.topic)
+        with pytest.raises(MillraceError, match=r"names a file that is gone .* --rebuild"):
+            w.publish(NINE, TEN)
+        assert w.publish(NINE, TEN, rebuild=True).published
+        assert offsets(w.table) == before
+        assert w.problems(rows=True) == []
 
 
 def test_of_two_compactions_that_overlap_a_rebuild_takes_no_row_twice_and_leaves_none_out(
