@@ -140,8 +140,8 @@ class World:
         self._ledger = Ledger()
         self._elected: set[int] = set()
         self._takes_early_writes = True
-        """False once ZooKeeper was restored. Then a leader that does not serve takes no writes, as no broker ever
-        does: until all have reported an epoch may be led again, and must not get other bytes."""
+        """False once ZooKeeper was restored. Then a leader that does not serve takes no writes, as no broker
+        ever does: until all have reported, an epoch may be led again, and must not get other bytes."""
 
     def run(self) -> None:
         """Play the history, then heal everything; Violation when an invariant breaks or it stays stuck."""
