@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,10 @@ class World:
         """Stop everything and put the backup back, as docs/deployment.md says."""
         for broker in self.brokers.brokers.values():
             broker.kill()
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Kill ZooKeeper, put the backup in the place of its data and start it."""
         self._zookeeper.kill()
         shutil.rmtree(self._data)
         shutil.copytree(self._backup, self._data)
@@ -112,3 +117,29 @@ def test_a_restored_zookeeper_costs_nothing_acknowledged_though_a_broker_was_beh
     world.write(50)
     world.until("all replicas are in sync again", is_whole)
     world.check()
+
+
+@pytest.mark.soak
+def test_brokers_that_run_on_notice_a_restored_zookeeper_and_lose_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    world = World(start, tmp_path)
+    world.write(50)
+    world.until("all replicas are in sync", is_whole)
+    world.back_up()
+    world.brokers.brokers[BEHIND].kill()
+    world.until("the others go on", lambda state: state.leader in (1, 2) and BEHIND not in state.isr)
+    run(world.producers, 4)  # their generations grow once a second
+    world.put_back()
+    for number in (1, 2):
+        process = world.brokers.brokers[number].process
+        noticed = f"ZooKeeper at {world.address} was put back from an older copy"
+        wait_until(f"broker {number} notices", partial(process_says, process, noticed))
+    world.brokers.restart(BEHIND)
+    world.write(50)
+    world.until("all replicas are in sync again", is_whole)
+    world.check()
+
+
+def process_says(process: Process, text: str) -> bool:
+    return text in process.output

@@ -8,11 +8,12 @@ turns, and read everything else but what decides who may log in and do what. Nob
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kazoo.client import KazooClient, TransactionRequest
+from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.security import ACL, Id, Permissions, make_digest_acl_credential
 
 from millrace.config import ZooKeeperIdentity, load
@@ -59,8 +60,26 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         self, hosts: str, timeout: float, identity: ZooKeeperIdentity | None, **options: Any
     ) -> None:
         self.identity = identity
+        self._seen, self._session_s, self._lost_at = 0, timeout, 0.0
         credentials = [] if identity is None else [("digest", f"{identity.user}:{identity.password}")]
         super().__init__(hosts, timeout, auth_data=credentials, **options)
+        self.add_listener(self._note)
+
+    def _note(self, state: str) -> None:
+        self._lost_at = 0.0 if state == KazooState.CONNECTED else self._lost_at or time.monotonic()
+
+    @property
+    def last_zxid(self) -> int:
+        """The newest transaction that this session has seen; 0 once a session that was lost is over.
+
+        A server refuses a client that has seen more than it holds, and so would one that was put back.
+        """
+        is_over = self._lost_at and time.monotonic() - self._lost_at > self._session_s
+        return 0 if is_over else self._seen
+
+    @last_zxid.setter
+    def last_zxid(self, seen: int) -> None:
+        self._seen = seen
 
     def acl(self, path: str) -> Sequence[ACL] | None:
         return None if self.identity is None else node_acl(self.identity, path)
