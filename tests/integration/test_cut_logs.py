@@ -198,3 +198,40 @@ def test_a_batch_mirror_refuses_an_origin_that_used_offsets_again(world: World, 
 def in_sync(world: World, topic: str) -> bool:
     with world.origin.client() as client:
         return all(len(one.isr) == 2 for one in client.topic(topic).copies.values())
+
+
+def test_an_origins_only_copy_that_an_operator_lets_serve_stops_the_mirror(
+    zookeeper: str, start: Start, tmp_path: Path
+) -> None:
+    run = uuid4().hex[:6]
+    origin = TestCluster(start, f"alone-{run}", tmp_path, zookeeper, "[log]\nflush_ms = 20\n")
+    origin.start_brokers(1)
+    mirror = f"[mirror.dc1]\nbootstrap = {json.dumps(origin.bootstrap)}\ntopics = ['t']\n"
+    aggregate = TestCluster(start, f"whole-{run}", tmp_path, zookeeper, mirror)
+    world = World(origin, aggregate.start_brokers(1))
+    old, lost, new = values("old", 10), values("lost", 10), values("new", 60)
+    world.topic("t", 1)
+    produce(origin.bootstrap, "t", old)
+    directory, copy = origin.directory(1), tmp_path / "copy"
+    origin.brokers[1].process.stop()
+    shutil.copytree(directory, copy)
+    origin.restart(1)
+    produce(origin.bootstrap, "t", lost)
+    world.assert_equal("t", 20)
+    aggregate.brokers[1].process.stop()
+    origin.brokers[1].process.stop()
+    shutil.rmtree(directory)
+    shutil.copytree(copy, directory)
+    origin.restart(1)
+    arguments = ("t-0", "--replica", "1", "--reason", "no newer copy", "--bootstrap", origin.bootstrap)
+    done = run_millrace("topics", "elect", "--unclean", *arguments)
+    assert done.returncode == 0, done.stderr
+    for part in (new[:20], new[20:40], new[40:]):
+        produce(origin.bootstrap, "t", part)
+    aggregate.restart(1)
+    assert "t-0 of dc1 was read up to offset" in world.await_state("t", "stopped").detail
+    assert copied(world, "t") == encoded(old + lost)
+    reset(world, "t")
+    with aggregate.client() as client:
+        wait_for_values(client, "t", 80)
+    assert copied(world, "t") == encoded(old + lost + new)
