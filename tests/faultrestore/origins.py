@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.client.cluster_client import LATEST
-from millrace.coordination.state import NO_LEADER
+from millrace.coordination.cluster import Cluster
 from millrace_audit.answer import Verdict
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from tests.brokers import read_partition
@@ -99,12 +99,13 @@ def _serve_again(scene: Scene, cluster: str) -> None:
     place = scene.place
     place.restart(*place.brokers_of(cluster))
     time.sleep(ELECTED_S)
-    with place.clusters[cluster].client() as client:
+    with Cluster.connect(place.zookeeper_of(cluster), cluster, create=False) as known:
+        live = {(number, broker.directory) for number, broker in known.brokers.items()}
         waiting = [
-            f"{topic}-{number}"
-            for topic in client.topics()
-            for number, leader in client.topic(topic).partitions.items()
-            if leader == NO_LEADER
+            f"{topic.name}-{number}"
+            for topic in known.topics.values()
+            for number, state in topic.partitions.items()
+            if not live & {*state.isr.items(), *state.eligible.items()}
         ]
     if waiting:
         elect = ("topics", "elect", "--unclean", *waiting, "--replica", "1", "--reason", "no newer copy")
