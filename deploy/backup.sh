@@ -22,6 +22,8 @@ if [ -d /var/lib/zookeeper/version-2 ]; then
   for kind in snapshot log; do
     cp /var/lib/zookeeper/version-2/$kind.* "$to/zookeeper/"
   done
-  cp /var/lib/zookeeper/version-2/*Epoch "$to/zookeeper/"
+  for epoch in /var/lib/zookeeper/version-2/*Epoch; do
+    [ ! -e "$epoch" ] || cp "$epoch" "$to/zookeeper/"  # only an ensemble has them
+  done
 fi
 echo "copied to $to"

@@ -108,7 +108,8 @@ def _serve_again(scene: Scene, cluster: str) -> None:
             if not live & {*state.isr.items(), *state.eligible.items()}
         ]
     if waiting:
-        elect = ("topics", "elect", "--unclean", *waiting, "--replica", "1", "--reason", "no newer copy")
+        newest = ("--replica", "3")  # it was stopped last when the copies were made
+        elect = ("topics", "elect", "--unclean", *waiting, *newest, "--reason", "no newer copy")
         place.millrace(*elect, "--bootstrap", place.clusters[cluster].bootstrap)
     else:
         raise Wrong(f"{cluster} serves logs that lack acknowledged messages, and no operator said so")
