@@ -11,7 +11,7 @@ import pytest
 
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
-from tests.brokers import TestCluster
+from tests.brokers import TestCluster, free_port
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, run
 from tests.support import Process, run_millrace, wait_until
@@ -26,7 +26,8 @@ class World:
 
     def __init__(self, start: Start, folder: Path) -> None:
         self._start, self._data, self._backup = start, folder / "zookeeper", folder / "backup"
-        self._zookeeper = start("zookeeper", "--port", "0", "--data-dir", str(self._data))
+        port = str(free_port())  # a broker that connects again cannot take it while nobody listens
+        self._zookeeper = start("zookeeper", "--port", port, "--data-dir", str(self._data))
         self.address = self._zookeeper.ready()
         name = f"restored-{folder.name}"
         self.brokers = TestCluster(start, name, folder, self.address, SETTINGS).start_brokers(1, 2, 3)
