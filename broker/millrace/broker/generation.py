@@ -30,7 +30,7 @@ from millrace.storage.log_directory import Owner, read_owner, write_owner
 log = logging.getLogger("millrace.broker")
 
 GROW_S = 1.0
-"""A copy that is younger than this may be taken for the directory itself."""
+"""A copy that lacks only what was written in so many seconds may be taken for the directory itself."""
 CLOSE_S = 2.0
 """The longest that a broker which stops waits for ZooKeeper here."""
 MAX_NAMED = 10
