@@ -49,7 +49,6 @@ class Operator:
         }
         self._folders: Mapping[str, Path] = {
             "/srv/backup": self._folder / "backup",
-            "/srv/warehouse": place.warehouse,
             "/var/lib/zookeeper": place.folder / f"{HOME}-zookeeper",
             "/var/lib/millrace/auditor": place.folder,
             "/var/lib/millrace/registry": place.folder,
@@ -57,6 +56,7 @@ class Operator:
         }
         self._words: Mapping[str, str] = {
             "TOPIC": TOPIC,
+            "/srv/warehouse": str(place.warehouse),  # the catalog holds its path, which others read, too
             "DATE": datetime.now(UTC).strftime("%F"),
             "http://10.9.0.4:8082": place.auditor_url,
             "http://10.9.0.4:8081": place.registry,
@@ -64,7 +64,6 @@ class Operator:
         }
         for folder in ("requests", "bin", "backup"):
             (self._folder / folder).mkdir(parents=True)
-        place.warehouse.mkdir(exist_ok=True)
         systemctl = self._folder / "bin" / "systemctl"
         systemctl.write_text(_SYSTEMCTL.format(requests=self._folder / "requests"))
         systemctl.chmod(0o755)
