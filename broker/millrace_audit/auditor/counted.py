@@ -75,7 +75,9 @@ class Counted:
             serial = self._place.serial(entry.offset)
             if isinstance(record, Count):
                 self._count(record, serial, entry)
-            elif record.time != NOTHING:
+            elif record.time == NOTHING:
+                self._follow_truncated(record, serial)
+            else:
                 is_first = tier.beaten_turn != entry.turn
                 if is_first or record.number > tier.beaten_number:  # else somebody sends it again
                     self._beat(record, serial, is_first=is_first)

@@ -392,6 +392,13 @@ class AuditReader(TierReader):
             name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
             log.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
             partition.truncate(fetched.parting.end)
+            if partition.truncated is not None:  # first: a count of what was counted before is no news
+                self._beats += 1
+                truncated = self._take_truncated()
+                beat = Heartbeat(
+                    time=NOTHING, tier=self._config.tier, number=self._beats, truncated=truncated
+                )
+                self._send([self._codec.encode(beat)])
             return
         try:
             for part in partition.take(fetched, self._counter):
@@ -476,20 +483,25 @@ class AuditReader(TierReader):
                 for partition in self._partitions.values()
                 if partition.stuck is not None
             ],
-            truncated=[
-                Truncated(p.topic, *p.key, p.truncated, p.end)
-                for p in self._partitions.values()
-                if p.truncated is not None
-            ],
+            truncated=self._take_truncated(),
         )
-        for partition in self._partitions.values():
-            partition.truncated = None
         self._changed.clear()
         self._send([self._codec.encode(beat)])
         self._numbers.heartbeat_at = time.time()
         self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
         if tell_all:
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
+
+    def _take_truncated(self) -> list[Truncated]:
+        """Logs that were truncated since the heartbeat before."""
+        truncated = []
+        for partition in self._partitions.values():
+            if partition.truncated is not None:
+                truncated.append(
+                    Truncated(partition.topic, *partition.key, partition.truncated, partition.end)
+                )
+                partition.truncated = None
+        return truncated
 
     def _send(self, messages: list[bytes]) -> None:
         """Publish, behind what could not be published before.

@@ -140,7 +140,8 @@ class Heartbeat:
     """A reader has counted, and published, all that was visible in its cluster at `time`."""
 
     time: int
-    """NOTHING in the first one of a turn, which says only that the turn has begun."""
+    """NOTHING in the first one of a turn, which says only that the turn has begun, and in one that says
+    only which logs were truncated, before the counts that begin there."""
     tier: str
     number: int = 0
     """Larger than that of the turn's heartbeat before: one that somebody sends again is no news."""

@@ -1238,7 +1238,10 @@ def test_what_expired_at_the_home_uncounted_is_no_surplus_behind_it(quick: Story
     assert (quick.verdict(), quick.findings()) == ("unknown", [])
 
 
-def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_counted_on(story: Story) -> None:
+@pytest.mark.parametrize("is_alone", [False, True], ids=["by a heartbeat", "before a heartbeat"])
+def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_counted_on(
+    story: Story, is_alone: bool
+) -> None:
     story.rules = replace(RULES, clock_ms=lambda: LATER)
     story.whole()
     story.beats(NOW - 2 * WINDOW_MS)
@@ -1249,7 +1252,11 @@ def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_coun
     assert story.apply().answer(W, 8)["verdict"] == "complete"
     counted = story.ends["dc1", "dc1", 0]
     end = story.ends["dc1", "dc1", 0] = counted - STEP + 1
-    story.beat("dc1", NOW + WINDOW_MS, truncated=[Truncated(TOPIC, "dc1-PageView", 0, counted, end)])
+    truncated = [Truncated(TOPIC, "dc1-PageView", 0, counted, end)]
+    if is_alone:
+        story.beat("dc1", NOTHING, truncated=truncated)
+        truncated = []
+    story.beat("dc1", NOW + WINDOW_MS, truncated=truncated)
     story.hello(3)
     story.report(0, (0, 4), instance=3, window=NOW + 2 * WINDOW_MS, closed=NOW)
     story.report(1, (5, 9), instance=3, window=NOW)  # they were in what is gone

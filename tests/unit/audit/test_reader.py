@@ -16,12 +16,12 @@ from millrace.errors import ErrorCode, MillraceError, RequestTimedOut
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.fetch import FetchedPartition
+from millrace.wire.fetch import FetchedPartition, Parting
 from millrace_audit.reader import reader
 from millrace_audit.reader.numbers import ReaderNumbers
 from millrace_audit.reader.partition import CannotRead, Partition, PartitionKey
 from millrace_audit.reader.reader import AuditReader, ReaderConfig
-from millrace_audit.reports.messages import OFFLINE, AuditRecord, Count, Heartbeat
+from millrace_audit.reports.messages import NOTHING, OFFLINE, AuditRecord, Count, Heartbeat
 from millrace_audit.reports.mirrors import NotInZooKeeper
 from millrace_audit.reports.turns import Turn
 from tests.unit.audit.test_messages import Ids
@@ -45,6 +45,8 @@ class Cluster:
     refuses: bool = False
     open_at: int | None = None
     """Where a transaction is open."""
+    parting: Parting | None = None
+    """Answer to the next fetch: the log was cut there, and has grown again."""
 
     def append(self, *messages: Message) -> None:
         batch = build_batch(list(messages), base_offset=self.end)
@@ -80,6 +82,9 @@ class Cluster:
             error = ErrorCode.OFFSET_OUT_OF_RANGE if at > self.end else 0
             batches = [batch for batch in self.log if at < BatchHeader.of(batch).next_offset <= self.visible]
             answers[name] = FetchedPartition(error, self.end, self.end, 0, memoryview(b"".join(batches)))
+            if self.parting is not None:
+                answers[name] = replace(answers[name], records=memoryview(b""), parting=self.parting)
+                self.parting = None
         return answers
 
     def publish(self, messages: Sequence[bytes], *, keys: Sequence[bytes]) -> None:
@@ -377,6 +382,26 @@ def test_a_truncated_log_is_said_to_be_and_counted_on_behind_that_word(
     again, beat = cluster.news()
     assert count(again) == (1, 3, 2)
     assert isinstance(beat, Heartbeat)
+    assert not beat.truncated
+
+
+def test_a_log_that_was_cut_and_has_grown_is_said_to_be_before_it_is_counted_again(
+    cluster: Cluster, reading: AuditReader
+) -> None:
+    cluster.append(Message(0, None, b"plain"))
+    cluster.append(Message(0, None, b"gone"))
+    reading.count_once()
+    cluster.news()
+    cluster.log.pop()
+    cluster.end, cluster.parting = 1, Parting(0, 1)
+    cluster.append(Message(0, None, b"new"), Message(0, None, b"new"))
+    reading.count_once()
+    cut, again, beat = cluster.news()
+    assert isinstance(cut, Heartbeat)
+    assert (cut.time, [(log.counted, log.end) for log in cut.truncated]) == (NOTHING, [(2, 1)])
+    assert count(again) == (1, 3, 2)
+    assert isinstance(beat, Heartbeat)
+    assert beat.number > cut.number
     assert not beat.truncated
 
 
