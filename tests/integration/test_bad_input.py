@@ -56,7 +56,7 @@ class Row:
     stdin: str | None = None
 
 
-PUBLISH = "publish-access-log {file} --cluster dc1 --bootstrap {broker} --registry {registry}"
+PUBLISH = "publish-access-log {file} --cluster {cluster} --bootstrap {broker} --registry {registry}"
 LOAD = "load Good --warehouse {own} --bootstrap {broker} --registry {registry}"
 ROWS = {
     "consume an unknown topic": Row(
@@ -240,6 +240,7 @@ def places(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (folder / "lost.toml").write_text(f'broker_id = 1\ncluster = "x"\nzookeeper = "{nobody}"\n')
         yield {
             "broker": broker.address,
+            "cluster": site.cluster.name,
             "registry": site.registry,
             "zookeeper": site.cluster.zookeeper,
             "nobody": nobody,

@@ -33,7 +33,7 @@ def line(number: int) -> str:
 
 
 def command(site: TestSite, file: str, topic: str, *more: str) -> list[str]:
-    arguments = ["publish-access-log", file, "--topic", topic, "--cluster", "dc1"]
+    arguments = ["publish-access-log", file, "--topic", topic, "--cluster", site.cluster.name]
     return [*arguments, "--bootstrap", site.cluster.bootstrap, "--registry", site.registry, *more]
 
 

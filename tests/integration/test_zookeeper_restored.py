@@ -72,8 +72,8 @@ class World:
         self.put_back()
 
     def put_back(self) -> None:
-        """Kill ZooKeeper, put the backup in the place of its data and start it."""
-        self._zookeeper.kill()
+        """Stop ZooKeeper, put the backup in the place of its data and start it."""
+        self._zookeeper.stop()  # when killed, its port is free a moment later
         shutil.rmtree(self._data)
         shutil.copytree(self._backup, self._data)
         port = self.address.rpartition(":")[2]

@@ -197,6 +197,10 @@ class MemoryLog(ClusterClient):
             one, starts = self.partitions[p], EpochMap()
             for header in one.batches():
                 starts.note(max(starts.last, header.partition_leader_epoch), header.base_offset)
+            if not starts.starts:
+                starts.note(self.epoch, one.start)
+            if offsets[p] > len(one.log):
+                continue
             if parting := starts.parting(epoch, offsets[p], len(one.log)):
                 fetched[p] = replace(fetched[p], records=memoryview(b""), parting=Parting(*parting))
         return fetched

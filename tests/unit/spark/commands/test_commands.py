@@ -295,7 +295,7 @@ def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: d
         "hours": {},
     }
     submitted["answer"] = [each, {**each, "load": 8, "published": False}]
-    shown = CliRunner().invoke(reload, [*AGAIN, "--hour", "2015-05-17T10:59Z"])
+    shown = CliRunner().invoke(reload, [*AGAIN, "--hour", "2015-05-17T10Z"])
     assert shown.exit_code == 0, shown.output
     assert "0000000007" in shown.stdout
     assert "1,021" in shown.stdout

@@ -486,9 +486,9 @@ def test_differences_beyond_a_number_are_counted_not_listed(tmp_path: Path) -> N
         assert "20 more hours of loads differ" in problems[-1]
 
 
-def test_a_topic_that_version_0_1_has_loaded_is_refused_by_name(w: Warehouse) -> None:
+def test_a_topic_with_loads_of_format_2_is_refused_by_name(w: Warehouse) -> None:
     (w.folder / "Old" / "load=0000000001").mkdir(parents=True)
-    with pytest.raises(MillraceError, match=r"Old was loaded by Millrace 0\.1"):
+    with pytest.raises(MillraceError, match=r"Old holds loads of the warehouse format 2"):
         verify(VerifyRun(storage=w.storage, catalog=w.catalog))
 
 
