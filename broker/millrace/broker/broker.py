@@ -219,7 +219,7 @@ class Broker:
         self.replicas.refresh()
 
     def zookeeper_restored(self) -> None:
-        """Elect nobody by the word of a ZooKeeper that was put back from an older copy."""
+        """Hold no election on the state of a ZooKeeper that was put back from an older copy."""
         self.replicas.forget_zookeeper()
         self.refresh()
 
@@ -277,7 +277,7 @@ class Broker:
         return opened
 
     def _is_needed(self, state: PartitionState) -> bool:
-        """True if this broker's copy, by the state, has everything committed."""
+        """True if the state names this broker's copy as in sync or eligible: it has everything committed."""
         broker = self.config.broker_id
         return self._directory in (state.isr.get(broker), state.eligible.get(broker))
 

@@ -18,18 +18,18 @@ from millrace.storage.segment import TimeRange
 log = logging.getLogger("millrace.broker")
 
 MOST_DIFFERENCE_S = 300.0
-"""Difference from ZooKeeper's clock up to which retention by time deletes."""
+"""Largest difference from ZooKeeper's clock at which retention by time still deletes."""
 ASK_INTERVAL_S = 60.0
 
 
 class StampedWrites(Protocol):
-    """The part of `Cluster` that tells ZooKeeper's clock."""
+    """The part of `Cluster` that reads ZooKeeper's clock."""
 
     def zookeeper_time(self) -> float: ...
 
 
 class ClockCheck:
-    """Whether a clock agrees with ZooKeeper's, and the times that it showed meanwhile. For one thread."""
+    """Comparison of a clock with ZooKeeper's, and the wrong times that the clock showed. For one thread."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ClockCheck:
         return abs(self.difference_s) <= MOST_DIFFERENCE_S
 
     def look(self) -> bool:
-        """Compare; True while the clock agrees with ZooKeeper's, False also before ZooKeeper has answered."""
+        """Compare the clocks. True while they agree; False also until ZooKeeper has answered once."""
         if self._monotonic() - self._asked_at >= ASK_INTERVAL_S:
             self._ask()
         if self._zookeeper_ahead is None:

@@ -38,7 +38,7 @@ class PartitionRead(NamedTuple):
     log_start_offset: int = -1
     records: FileSlice | None = None
     parting: EpochEnd | None = None
-    """Where the log leaves what the client has read before; then there are no records."""
+    """End of what the log shares with the client's reading. Set only in an answer without records."""
 
 
 Reads: TypeAlias = list[tuple[str, list[PartitionRead]]]
@@ -234,9 +234,9 @@ class Fetch:
 
 
 def _parting(partition: Partition, offset: int, last_epoch: int) -> PartitionRead | None:
-    """The answer to a client that has read, before `offset`, a batch that the log does not hold; else None.
+    """Return the answer to a client whose last batch before `offset` is not in the log; None if it is.
 
-    Where the offset is behind the end, that is the answer.
+    None also for an offset beyond the log's end, which has an error of its own.
     """
     log = partition.log
     if last_epoch < 0 or offset > log.end:

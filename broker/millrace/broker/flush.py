@@ -38,7 +38,7 @@ class FlushThreads:
         self.seconds = Histogram()
         """How long each piece of work took."""
         self.done = 0
-        """Pieces of work that have ended. From any thread."""
+        """Number of pieces of work that have ended. Any thread may read it."""
         self._began: dict[int, float] = {}
         """When each thread at work began, in monotonic time."""
         self._lock = threading.Lock()

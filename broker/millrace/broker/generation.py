@@ -30,16 +30,16 @@ from millrace.storage.log_directory import Owner, read_owner, write_owner
 log = logging.getLogger("millrace.broker")
 
 GROW_S = 1.0
-"""A copy that lacks only what was written in so many seconds may be taken for the directory itself."""
+"""Pause between two generations. A copy that lacks only the writes of one pause goes unnoticed."""
 CLOSE_S = 2.0
-"""The longest that a broker which stops waits for ZooKeeper here."""
+"""Longest wait for ZooKeeper while a broker stops."""
 MAX_NAMED = 10
-"""The most partitions that one line names."""
+"""Largest number of partitions that one log line names."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Generation:
-    """The number of one log directory, here and in ZooKeeper. Its methods wait, so they are for a thread."""
+    """Generation of one log directory, on its disk and in ZooKeeper. The methods block: for a thread."""
 
     def __init__(self, log_dir: Path, cluster: Cluster, owner: Owner) -> None:
         self._log_dir, self._cluster, self._owner = log_dir, cluster, owner
@@ -61,9 +61,9 @@ class Generation:
         return self._owner.directory
 
     def grow(self) -> None:
-        """Raise the number on the disk, then in ZooKeeper; a number that only the disk has is written again.
+        """Raise the number on the disk, then in ZooKeeper. If the disk is ahead, write only to ZooKeeper.
 
-        OSError when the disk refuses it, MillraceError when ZooKeeper does.
+        Raises OSError when the disk refuses the write, MillraceError when ZooKeeper does.
         """
         if self._owner.generation == self._known:
             owner = replace(self._owner, generation=self._known + 1)
@@ -75,12 +75,12 @@ class Generation:
         self._known = self._owner.generation
 
     def compare(self) -> None:
-        """Read ZooKeeper's number: one lower than it was says that ZooKeeper was put back."""
+        """Read ZooKeeper's number. A number lower than before means that ZooKeeper was put back."""
         if self._node.read() < self._known:
             self.zookeeper_is_restored = True
 
     def keep(self, flushes: Callable[[], int], zookeeper_restored: Callable[[], None]) -> None:
-        """Grow in a thread while `flushes` does; report at a reconnect that ZooKeeper was put back."""
+        """Start a thread that grows the number while `flushes` grows, and reports a ZooKeeper put back."""
         self.zookeeper_is_restored = False
 
         def work() -> None:
@@ -116,7 +116,7 @@ class Generation:
         )
 
     def close(self) -> None:
-        """Grow a last time if anything was flushed; the broker serves no more."""
+        """Grow a last time if anything was flushed. The broker no longer serves."""
         self._is_closed = True
         self._wake.set()
         if self._thread is not None:
@@ -124,9 +124,9 @@ class Generation:
 
 
 def take(log_dir: Path, cluster: Cluster, broker: int) -> Generation:
-    """Take the locked directory for this broker; MillraceError when it belongs to another.
+    """Take the locked directory for this broker. Raises MillraceError when it belongs to another broker.
 
-    When this returns, disk and ZooKeeper say that the broker has started once more.
+    On return, the disk and ZooKeeper hold the generation of this start.
     """
     owner = read_owner(log_dir, cluster.cluster_id, broker)
     if owner is not None and not owner.directory:

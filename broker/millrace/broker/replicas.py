@@ -54,7 +54,7 @@ CAMPAIGN_AGAIN_S = 5.0
 ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
 """When a leader is asked again that does not know yet that it leads, and one after any other failure."""
 FULL_DISK_AGAIN_S = 2 * CLOSED_GRACE_S
-"""Pause before a full disk is tried again: the leader takes the replica out of those in sync meanwhile."""
+"""Pause before a full disk is tried again. Meanwhile the leader drops the replica from those in sync."""
 PREFER_AFTER_LAGS = 6
 """How long the first replica must be in sync before it leads again, in `replica_lag_ms`: 60 s by default."""
 HAND_OVER_S = 0.5
@@ -172,7 +172,7 @@ class Replicas:
         """True while what is led here is handed over: it is not led again."""
         self._events = Counter(dict.fromkeys(EVENTS, 0))
         self._alone_from = mailbox.now() + config.session_timeout_ms / 1000
-        """From then on a replica campaigns also where others that are in sync have not come back."""
+        """Time from which a replica campaigns even if other in-sync replicas have not come back."""
         self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
         self._pool = started_threads(8, "replicas")
         self._lag_s = config.replica_lag_ms / 1000
@@ -380,9 +380,9 @@ class Replicas:
             self._resign_stopped(one)
 
     def _yield_for_room(self, one: StoredReplica) -> None:
-        """Let another replica in sync lead, as this disk has no room for the log; this one follows.
+        """Resign for another in-sync replica, as this disk has no room for the log.
 
-        Without another one that lives it leads on: readers are served, and there may be room again.
+        If no other in-sync replica is alive, this one keeps the lead: it serves readers, and room may return.
         """
         leading, partition = one.replica.leading, one.partition
         if leading is None or partition is None or one.gives_way or one.stopped or self.is_stopping:
@@ -394,7 +394,7 @@ class Replicas:
         one.gives_way = True
 
         def resigned() -> None:
-            one.gives_way = False  # where ZooKeeper does not answer it is led here again
+            one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
             self._settle(one)
 
         self._when_followed([one], lambda: self._resign(one, is_whole=True, then=resigned))
@@ -449,7 +449,7 @@ class Replicas:
         now = self._mailbox.now()
         if one.replica.is_due(now) and now >= one.campaign_from and not one.is_changing:
             isr = one.topic.partitions[one.key[1]].isr
-            # After a start of all brokers another one may find that ZooKeeper was put back, and has more.
+            # When all brokers start, another one may have more, and may find that ZooKeeper was put back.
             if now >= self._alone_from or isr.items() <= self._live.items():
                 self._campaign(one)
 
@@ -464,7 +464,7 @@ class Replicas:
 
         def apply(newest: Snapshot) -> PartitionState | None:
             if newest.state.leader_epoch != epoch or replica.with_report(newest.state) is not None:
-                return None  # somebody was faster, or ZooKeeper was restored
+                return None  # another replica was faster, or ZooKeeper was restored
             return elect(newest.state, replica.broker, replica.directory, live, newest.minimum)
 
         def elected(newest: Snapshot | None, wrote: bool) -> None:
@@ -604,7 +604,7 @@ class Replicas:
     # After ZooKeeper was restored
 
     def _report(self, one: StoredReplica) -> None:
-        """Bring the log to the disk and report in ZooKeeper what it holds. Nobody leads from then on."""
+        """Flush the log and report its end in ZooKeeper. From then on the partition has no leader."""
         if one.is_reporting:
             return
         one.is_reporting = True
@@ -796,7 +796,7 @@ class Replicas:
         if isinstance(error, ReplicaDiverged) and not error.leader_serves:
             self._depose(one, copying, error)
             return
-        if not isinstance(error, errors.BrokerError):  # only people can help
+        if not isinstance(error, errors.BrokerError):  # only an operator can help
             self._stop_diverged(one, error)
             return
         if one.log.refusal is not None:
@@ -810,7 +810,7 @@ class Replicas:
                 one.thread.want(copying)
 
         if one.log.lacks_room and one.thread is not None:
-            # Commits wait until the leader goes on without this replica: tell it at once.
+            # Commits wait until the leader drops this replica, so tell the leader at once.
             one.thread.forget(one.id)
             self._mailbox.after(FULL_DISK_AGAIN_S, again)
         else:

@@ -96,8 +96,8 @@ class BrokerFetcher:
     ) -> None:
         """Ask for what is new behind these offsets; the broker fills its answer in their order.
 
-        `last_epochs` are the leader epochs of the batches read before the offsets, as far as they are known:
-        a broker whose log does not hold such a batch answers a `parting`.
+        `last_epochs` holds, where known, the leader epoch of the batch read before each offset. A broker
+        whose log does not hold such a batch answers with a `parting`.
         """
         most = limits.partition_max_bytes
         body = encode_request(
@@ -182,22 +182,22 @@ class BrokerFetcher:
 def with_bounds(
     fetched: FetchedPartition, offset: int, last_epoch: int, earliest: int, latest: int
 ) -> FetchedPartition:
-    """An answer of OFFSET_OUT_OF_RANGE with the bounds of the log, which Apache Kafka leaves out."""
+    """Return an OFFSET_OUT_OF_RANGE answer with the bounds of the log, which Apache Kafka leaves out."""
     fetched = dataclasses.replace(fetched, log_start_offset=earliest, high_watermark=latest)
     parting = unknown_epoch(offset, last_epoch, earliest, latest)
     return dataclasses.replace(fetched, error=0, parting=parting) if parting else fetched
 
 
 def unknown_epoch(offset: int, last_epoch: int, earliest: int, latest: int) -> Parting | None:
-    """A parting if OFFSET_OUT_OF_RANGE was answered for an offset within the bounds of the log.
+    """Return a parting if OFFSET_OUT_OF_RANGE was answered for an offset within the bounds of the log.
 
-    Apache Kafka answers so where its log has neither a batch of the last epoch nor a newer one.
+    Apache Kafka gives this answer when its log has neither a batch of the last epoch nor a newer one.
     """
     return Parting(-1, latest) if last_epoch >= 0 and earliest <= offset <= latest else None
 
 
 def log_was_cut(name: str, offset: int, last_epoch: int, parting: Parting) -> str:
-    """Say that a log of which everything below `offset` was read has given offsets to other messages."""
+    """Explain that a log, read up to `offset`, was cut back and has reused offsets for other messages."""
     has = f"epoch {parting.epoch} ends at offset {parting.end} there"
     if parting.epoch < 0:
         has = "that epoch is not known there"
