@@ -100,7 +100,7 @@ def _is_dead(holder: Record, ours: Record) -> bool:
 
 
 def has_ended(holder: Record) -> bool:
-    """True if a broker ran on this machine and its port is refused."""
+    """True if the broker ran on this machine and its port refuses connections."""
     return holder["machine"] == socket.gethostname() and listens(*_bound(holder)) is False
 
 

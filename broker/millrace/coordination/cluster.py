@@ -189,7 +189,7 @@ class Cluster:
         self._reread(self._ids)
 
     def await_free(self, broker_id: int) -> None:
-        """Wait until no broker holds the id; MillraceError when a live one does, or may."""
+        """Wait until no broker holds the id. Raises MillraceError when a live broker does, or may."""
         deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
         while (node := self.session.get(f"{self._ids}/{broker_id}")) is not None:
             holder = json.loads(node[0])
@@ -229,7 +229,7 @@ class Cluster:
             log.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
 
     def zookeeper_time(self) -> float:
-        """ZooKeeper's clock, in seconds since the epoch: the stamp of a write; for a thread."""
+        """Return ZooKeeper's time in seconds since 1970, from the stamp of a write. Blocks: for a thread."""
         self._check_identity()
         with suppress(NodeExistsError):
             self._call(self._client.create_async, self._clock)
@@ -271,7 +271,7 @@ class Cluster:
         path = self._topic(name)
         if self.session.get(path) is None:
             raise self._unknown(name)
-        # A delete that is repeated after a lost connection may meet its own first try.
+        # After a lost connection a repeated delete may find that its first try has succeeded.
         with suppress(NoNodeError):
             self._call(self._client.delete_async, path)
         self._reread(self._topics, self._topic(name))

@@ -1,8 +1,8 @@
-"""What ZooKeeper knows of log directories: the generation of each, and partitions that lie in no other.
+"""Log directories in ZooKeeper: the generation of each, and partitions with their only replica in one.
 
     /<cluster>/directories/<directory id>   persistent  {"generation": 7}
 
-A node outlives the directory's broker and disk. Everything here waits for ZooKeeper, so it is for a thread.
+A node outlives the directory's broker and disk. All calls block on ZooKeeper: for a thread.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class DirectoryNode:
         return 0 if node is None else int(json.loads(node[0])["generation"])
 
     def write(self, generation: int) -> bool:
-        """Replace what was read or written last; False when the node holds something else by now.
+        """Replace the number read or written last; False when the node has changed since.
 
-        That may be this write itself, repeated after its answer was lost.
+        The change may be this write itself, repeated after its answer was lost.
         """
         data, client = json.dumps({"generation": generation}).encode(), self._session.client
         try:
@@ -51,7 +51,7 @@ class DirectoryNode:
 
 
 def withdraw(cluster: Cluster, broker: int) -> None:
-    """Take the lead of each partition that has its only replica on this broker: it waits for an operator."""
+    """Remove the leader of each partition whose only replica is on this broker, to wait for an operator."""
     for topic in list(cluster.topics.values()):
         if any(_leads_alone(state, broker) for state in topic.partitions.values()):
             cluster.change_topic(topic.name, partial(_withdrawn, broker=broker))

@@ -70,9 +70,10 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
 
     @property
     def last_zxid(self) -> int:
-        """The newest transaction that this session has seen; 0 once a session that was lost is over.
+        """Newest transaction that this session has seen; 0 once a lost session has expired.
 
-        A server refuses a client that has seen more than it holds, and so would one that was put back.
+        A server refuses a client that has seen newer transactions than it holds. A server that was put back
+        would refuse this one, too.
         """
         is_over = self._lost_at and time.monotonic() - self._lost_at > self._session_s
         return 0 if is_over else self._seen

@@ -81,7 +81,7 @@ class BrokerAddress:
 
 
 class Report(NamedTuple):
-    """What one replica's log holds, on its disk: where its last batch ends, and that batch's epoch."""
+    """Contents of one replica's log on its disk: end and epoch of the last batch."""
 
     directory: str
     last_epoch: int
@@ -109,8 +109,8 @@ class PartitionState:
     removing: Replicas = ()
     """Those of the replicas that go when it ends."""
     reports: Mapping[int, Report] = field(default_factory=dict)
-    """Broker -> its log. Not empty: ZooKeeper came back from an older copy, so `isr` may name wrong replicas.
-    The partition waits until all replicas have reported."""
+    """Broker -> report of its log. Empty unless ZooKeeper came back from an older copy. Then `isr` may name
+    the wrong replicas, and the partition waits until all replicas have reported."""
 
     @property
     def is_replicated(self) -> bool:

@@ -144,7 +144,7 @@ class Users:
         path = f"{self._path}/{quote(name, safe='')}"
         if self._session.get(path) is None:
             raise LookupError(f"there is no user {name}")
-        # A delete that is repeated after a lost connection may meet its own first try.
+        # After a lost connection a repeated delete may find that its first try has succeeded.
         with suppress(NoNodeError):
             self._session.call(self._session.client.delete_async, path)
         self._read()

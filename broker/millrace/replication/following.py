@@ -13,7 +13,7 @@ from millrace.storage.epochs import NO_EPOCH, EpochEnd
 class ReplicaDiverged(MillraceError):
     """The leader lacks bytes that were committed, and this replica keeps them.
 
-    A leader that does not serve yet is deposed. A leader that serves was elected by hand: people must decide.
+    A leader that does not serve yet is deposed. One that serves was elected by hand: an operator must decide.
     """
 
     def __init__(self, message: str, *, leader_serves: bool) -> None:

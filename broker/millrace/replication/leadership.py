@@ -76,7 +76,7 @@ class Proposal:
     preferred: Directories = field(default_factory=dict)
     """The first replica, if it is to lead; then this is all."""
     yields: bool = False
-    """True: an in-sync or eligible replica has a longer log and must lead; then this is all."""
+    """True if an in-sync or eligible replica has a longer log and must lead. No other change then."""
 
     def apply(self, snapshot: Snapshot, leader: int, epoch: int) -> PartitionState | None:
         """What the newest state becomes; None when there is nothing to write (any more)."""
@@ -199,8 +199,8 @@ class Leadership:
     def connected(self, broker: int, directory: str, position: int, last_epoch: int) -> None:
         """A follower of this epoch copies, and its log ends at `position` with a batch of `last_epoch`.
 
-        That may be less than the follower had flushed: its log was put away and begun anew, or its disk lost
-        a file. It may be more than this log has, if this leader's disk came back from an older copy. Then
+        That may be less than the follower had flushed: its log was set aside and begun anew, or its disk
+        lost a file. It may be more than this log has, if this leader's disk is an older copy. Then
         this leader must resign before it serves.
         """
         follower = self._followers.setdefault((broker, directory), _Follower())

@@ -59,7 +59,7 @@ class ReplicaSession:
         """Where there may be something to say, the longest waiting first."""
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
-        """Take in where the follower stands; True when more is committed by that, or a leader must resign."""
+        """Record the follower's positions; True when that commits more, or when a leader must resign."""
         if request.anew:
             self._places, self._changed = {}, {}
         for partition in request.forgotten:

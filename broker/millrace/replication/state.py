@@ -63,10 +63,10 @@ def elect(
 
 
 def report(state: PartitionState, broker: int, report: Report) -> PartitionState | None:
-    """Add what one replica's log holds to the state of a restored ZooKeeper; None if that is there already.
+    """Add the report of one replica's log to the state of a restored ZooKeeper; None if it is there already.
 
-    Nobody leads until all replicas have reported. The next epoch is above all that any log may have, even
-    the log of a broker that is no replica in the older copy.
+    The partition has no leader until all replicas have reported. The next epoch is above that of any log,
+    even the log of a broker that is no replica in the older copy.
     """
     if broker not in state.replicas or state.reports.get(broker) == report:
         return None
@@ -126,9 +126,9 @@ def resign(
 
 
 def depose(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
-    """Nobody leads, as the leader of `epoch` lacks committed messages and has not served yet.
+    """Remove the leader of `epoch`, which lacks committed messages and has not served yet.
 
-    Any replica may do so. None when that leader leads no more, or no other replica is in sync or eligible.
+    Any replica may do so. None when that leader no longer leads, or no other replica is in sync or eligible.
     """
     if not state.eligible and len(state.isr) == 1:
         return None
@@ -136,7 +136,7 @@ def depose(state: PartitionState, leader: int, epoch: int, minimum: int) -> Part
 
 
 def assign(state: PartitionState, target: Replicas, live: Directories, minimum: int) -> PartitionState | None:
-    """The partition on its way to the replicas `target`; None when its only replica of now does not serve.
+    """Return the partition on its way to the replicas `target`; None when its only replica does not serve.
 
     Whatever it has now stays until the leader calls `finish`, and a target replaces the one before. Going
     back to the replicas of before is a cancellation, whatever targets there were: `adding` names all that are
