@@ -1,4 +1,4 @@
-"""The id of a Millrace cluster, which every Metadata answer holds, and the cluster's name in it.
+"""Id of a Millrace cluster, as every Metadata answer states it, and the cluster's name within the id.
 
 millrace-<name>-<32 hex digits>     drawn once, when the cluster's first broker starts
 millrace-<32 hex digits>            without a name: of a cluster that an earlier version founded

@@ -15,10 +15,10 @@ would copy the records in both directions.
                  v5+: log_start_offset int64, aborted [producer_id int64, first_offset int64],
                  v11+: preferred_read_replica int32, records bytes
 
-From v12 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields: what
-may stand there is passed over in requests. A wanted partition has a last_fetched_epoch int32 behind its
-offset (KIP-595): the epoch of the batch that the client has read before it, or -1. Where the broker's log
-does not hold that batch, tag 0 of the answered partition says where the logs part: epoch int32, end int64.
+From v12 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields.
+In requests they are skipped. A wanted partition has a last_fetched_epoch int32 behind its offset (KIP-595):
+the epoch of the batch that the client has read before it, or -1. If the broker's log does not hold that
+batch, tag 0 of the answered partition says where the logs part: epoch int32, end int64.
 From v13 on a topic is its id (KIP-516), 16 bytes; from v15 on the replica's id is a tagged field (KIP-903),
 as is a follower's directory in v17 (KIP-853).
 """
@@ -67,7 +67,7 @@ Answered: TypeAlias = "tuple[int, int, int, int, S | None, tuple[int, int] | Non
 
 
 class Parting(NamedTuple):
-    """Where a broker's log leaves what a client has read: the newest epoch of both, and its end."""
+    """Point where a broker's log and a client's reading part: the newest epoch of both, and its end."""
 
     epoch: int
     end: int
@@ -79,7 +79,7 @@ class FetchedPartition:
 
     `records` is a run of whole batches, perhaps followed by the beginning of another. `error` is the number
     on the wire. `aborted_transactions` holds (producer id, first offset) and is empty on a Millrace broker.
-    `parting` is there, without records, when the log was cut back below what the client has read.
+    `parting` is set, without records, when the log was cut back below what the client has read.
     """
 
     error: int
@@ -114,7 +114,7 @@ def encode_request(
     max_bytes: int,
     min_bytes: int = 1,
 ) -> bytes:
-    """The body of a v12 request for committed records.
+    """Return the body of a v12 request for committed records.
 
     `wanted` is [(topic, partition, offset, max_bytes, leader epoch that is known, or -1, epoch of the batch
     read before the offset, or -1)]; the broker fills its answer in this order.

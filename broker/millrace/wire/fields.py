@@ -82,7 +82,7 @@ def by_topic(partition: Any, **options: Any) -> Any:
     field_specifiers=(i8, i16, i32, i64, boolean, f64, uuid, string, data, array, optional, by_topic),
 )
 class _MessageType(type):
-    """Makes a class of fields a named tuple of them, whose messages are made by keywords only."""
+    """Turns a class of fields into a named tuple that takes keywords only."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         if not bases:

@@ -1,4 +1,4 @@
-"""MirrorAppend v0 and v1, laid out by hand: Millrace's own API for whoever fills a mirrored partition.
+"""MirrorAppend v0 and v1, laid out by hand: Millrace's API for the process that fills a mirrored partition.
 
 API key 10000, never advertised. Sent to the leader of the target partition, which the answer names: a broker
 that does not lead it answers NOT_LEADER_OR_FOLLOWER with the leader's id, and says who that is.
@@ -81,7 +81,7 @@ class MirrorAppended:
 
 
 def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
-    """The body of a v1 request for the target topic, in parts: the records are not copied."""
+    """Return the body of a v1 request for the target topic, in parts: the records are not copied."""
     end = _REQUEST_END.pack(
         -1 if request.expected is None else request.expected,
         request.start,
