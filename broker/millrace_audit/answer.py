@@ -153,13 +153,13 @@ class NewestLoad:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Hours of a topic whose final verdict has changed since a cursor was given out."""
+    """Hours of a topic whose final verdict has changed since a cursor was issued."""
 
     cursor: str
-    """Give it as `since` next time."""
+    """Cursor to pass as `since` next time."""
     hours: Sequence[datetime]
     more: bool = False
-    """True if one answer does not hold all of them: ask again with the cursor."""
+    """True if this answer does not hold all the hours: ask again with the cursor."""
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Changes:
@@ -193,11 +193,11 @@ class Completeness:
     enough: str = field(default=Verdict.COMPLETE, kw_only=True)
     """Which proof the topic needs: `complete`, or `carried`, as the auditor was told."""
     applied_at: datetime | None = field(default=None, kw_only=True)
-    """Time at which the auditor last had applied all audit records there were; None if it has not yet."""
+    """Time when the auditor last had applied every audit record; None if that has not happened yet."""
     newest_load: NewestLoad | None = field(default=None, kw_only=True)
     """None while no load of the topic is counted."""
     hours: Sequence[JudgedHour] | None = field(default=None, kw_only=True)
-    """Every hour that is asked about, ascending; None from an auditor that is too old to say it."""
+    """Every requested hour, ascending; None from an auditor that is too old to list them."""
     windows: Sequence[Window]
 
     @property

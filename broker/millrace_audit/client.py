@@ -109,7 +109,7 @@ def accept_rejected(url: str, topic: str, load: int, reason: str) -> int:
 
 
 def replace_loads(url: str, topic: str, reason: str) -> list[int]:
-    """Let what was loaded in place of lost loads count; returns the lost ones."""
+    """Count the loads that replaced lost ones; returns the lost loads."""
     said = {"reason": reason, "who": _me()}
     loads: list[int] = _ask("POST", f"{_topic(url, topic)}/replace-loads", json=said)["loads"]
     return loads

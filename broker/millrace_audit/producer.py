@@ -462,7 +462,7 @@ class AuditedProducer:
                     self._report()
             except MillraceError as error:  # the next interval tries again
                 log.warning("%s", error)
-            except Exception:  # of a bug: without this thread nobody would hear of any event
+            except Exception:  # of a bug: without this thread no event would be reported
                 log.exception("the reports of instance %d failed, and are tried again", self.instance)
                 self._stop.wait(_POLL_S)
 

@@ -51,7 +51,7 @@ RETRY_S = (1.0, 60.0)
 SAY_S = 5.0
 """How long a hello or report may hold up the events before it is tried again later."""
 CLUSTER_WAIT_S = 1.0
-"""How long the brokers may take at each question of which cluster they are."""
+"""Timeout of each question to the brokers about which cluster they belong to."""
 TOPICS_WAIT_S = 5.0
 """How long the brokers may take to say whether there is a topic."""
 STALLED_S = 60.0
@@ -163,8 +163,8 @@ class Carrier:
     def run(self, stop: threading.Event, drain_s: float) -> None:
         """Carry until `stop`, and on for at most that time until all is sent and the instance is ended.
 
-        WrongCluster when the first broker that answers belongs to another cluster, SpoolCopied when another
-        agent has gone on with a copy of the spool.
+        Raises WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
+        when another agent has gone on with a copy of the spool.
         """
         while not self._may_send and not stop.is_set():
             self._step(self._check)
@@ -252,7 +252,7 @@ class Carrier:
         self._mine.report(self._promise())
 
     def _take_over(self) -> None:
-        """Announce what waits and end earlier instances; SpoolCopied when another agent did so before."""
+        """Announce the waiting events and end earlier instances; SpoolCopied when another agent was first."""
         # Announced first: else windows of events that wait here would be final for a moment.
         self._open_lanes()
         for topic in self._lanes:

@@ -1,8 +1,8 @@
-"""Whether another agent has gone on with a copy of this spool, by the cluster's audit topic.
+"""Check, in the cluster's audit topic, that no other agent has gone on with a copy of this spool.
 
 Two copies of a spool have the same next instance, and for each instance that has not ended the same key of
-its next report. Whose hello or report with these comes first in the topic goes on; the other one must not
-send. Knows neither events nor the spool's tables.
+its next report. The agent whose hello or report with these comes first in the topic goes on. The other
+agent must not send. Knows neither events nor the spool's tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("millrace.agent")
 _FETCH_BYTES = 8 << 20
 _TIMEOUT_S = 5.0
 _CLOCKS_MS = 3_600_000
-"""Clocks of two machines may differ by less."""
+"""Upper bound of the difference between the clocks of two machines."""
 
 
 class SpoolCopied(MillraceError):
@@ -45,7 +45,7 @@ class Claim:
     ) -> None:
         """`left` are the instances of earlier processes that have not ended."""
         self._bootstrap, self._codec, self._spool = bootstrap, codec, spool
-        self._offset = spool.audit_offset  # of a word from before any copy went on
+        self._offset = spool.audit_offset  # of a message from before any copy went on
         self._said: set[bytes] = set()
         # Hello and first report of an instance hold its number, a report holds its key.
         self._awaited = {bytes(_varint(mine.instance)): mine.instance}
@@ -53,7 +53,7 @@ class Claim:
 
     @property
     def is_proven(self) -> bool:
-        """True once this process's own words are the first, so that another agent finds them."""
+        """True once this process's own messages are the first, so that another agent finds them."""
         return not self._awaited
 
     def note(self, message: bytes) -> None:
@@ -62,7 +62,7 @@ class Claim:
             self._said.add(message)
 
     def check(self) -> None:
-        """Read on in the topic; raises SpoolCopied when another agent's words are there first."""
+        """Read on in the topic. Raises SpoolCopied when another agent's messages are there first."""
         if not self._awaited:
             return
         with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:
@@ -70,7 +70,7 @@ class Claim:
                 since = client.list_offsets(AUDIT_TOPIC, self._spool.created - _CLOCKS_MS, [0])
                 self._offset = since[0]
             start, end = client.bounds(AUDIT_TOPIC, 0)
-            if not start <= self._offset <= end:  # expired, or of a topic that was made again
+            if not start <= self._offset <= end:  # expired, or of a topic that was recreated
                 self._offset = start
             while self._awaited and self._offset < end:
                 self._read(client, self._offset)

@@ -12,8 +12,8 @@ whole or not at all. Knows neither HTTP nor Kafka.
     untold     sequences with an outcome that no report has told
     files      followed files, and how far each one is taken
     topics, schemas   what brokers and registry had, for a start while they are away
-    spool      one row: the instance of the next process that announces a topic, and the offset on the audit
-               topic behind which the words of an agent lie that has gone on with a copy
+    spool      one row: the instance of the next process that announces a topic, and an offset on the audit
+               topic: messages of an agent that has gone on with a copy lie behind it
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Spool:
         """Instance of the next process that announces a topic; a copy of the spool has the same."""
         self.created: int = row.created
         self.audit_offset: int | None = row.audit_offset
-        """Offset of an instance's newest word on the audit topic; None before the first one."""
+        """Offset of an instance's newest message on the audit topic; None before the first one."""
 
     def _count(self) -> None:
         size = (

@@ -1,4 +1,4 @@
-"""Decisions of operators: without whose word the audit goes on, who is nobody, and which loads count."""
+"""Operators' decisions: silent instances to accept, instances to disown, and loads that count."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def accept(session: Session, rules: AuditRules, said: Acceptance) -> list[Instan
 def accept_rejected(session: Session, rules: AuditRules, topic: str, load: int, reason: str, who: str) -> int:
     """Give up the messages that the newest edition of a load set aside; returns how many there are.
 
-    Their windows are `carried` at best from then on. Another edition of the load is another question.
+    Their windows are `carried` at best from then on. Another edition of the load needs its own decision.
     """
     table = store.RejectedRow
     rows = session.scalars(select(table).where(table.topic == topic, table.load == load)).all()

@@ -116,7 +116,7 @@ _CURSOR = re.compile(r"(.*)\.([0-9]{1,18})")
 
 
 def changes(session: Session, topic: str, since: str) -> Changes:
-    """Hours in which a final verdict has changed since a cursor; all of them for another database's."""
+    """Hours whose final verdict has changed since a cursor; all for the cursor of another database."""
     table, name = ChangedRow, session.scalar(select(DatabaseRow.name)) or ""
     cursor = _CURSOR.fullmatch(since)
     after = int(cursor[2]) if cursor is not None and cursor[1] == name else 0

@@ -1,4 +1,4 @@
-"""The auditor's REST service: verdicts as JSON, and what an operator may say.
+"""The auditor's REST service: verdicts as JSON, and operators' decisions.
 
     GET  /v1/topics/{topic}/completeness?from=ISO&to=ISO
     GET  /v1/topics/{topic}/history?from=ISO&to=ISO   acceptances, and changes of final verdicts
@@ -74,7 +74,7 @@ class LoadDecision(Decision):
 
 
 class Reason(Decision):
-    """Decision to go on without the word of instances."""
+    """Decision to go on without the reports of instances."""
 
     disown: bool = False
     """What it has reported does not count, either."""
@@ -246,7 +246,7 @@ def build_app(
 
     @app.post("/v1/topics/{topic}/replace-loads")
     def replace_lost_loads(request: Request, topic: str, said: Decision) -> dict[str, Any]:
-        """Let what was loaded in place of lost loads count."""
+        """Count the loads that replaced lost ones."""
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
             loads = replace_loads(session, rules, topic, reason, who)

@@ -179,7 +179,7 @@ class Auditor:
         self.trouble: str | None = "the audit topics are not read to their end yet"
         """Why the database is behind what was said; None while it is not."""
         self.applied_at: int | None = None
-        """Time at which it last had applied all there was (ms, by the auditor's clock)."""
+        """Time when the auditor last had applied every record (ms, by the auditor's clock)."""
 
     def check(self) -> None:
         """MillraceError in one line when no broker or no ZooKeeper answers soon."""
@@ -215,7 +215,7 @@ class Auditor:
                 stop.wait(_RETRY_S)
 
     def _stand_by(self, why: str) -> None:
-        """Another process writes: what is known here of the database is not true any more."""
+        """Forget what was read of the database, as another process writes to it."""
         if not self.is_standby:
             log.warning("%s", why)
         self.is_standby, self.trouble, self.applied_at = True, why, None
@@ -292,7 +292,7 @@ class Auditor:
         return fetched
 
     def _go_back(self, reading: _Reading, epoch: int, parting: Parting) -> None:
-        """Read on where a log was cut back. What comes twice counts once; what was lost is not known."""
+        """Read on where a log was cut back. Records that come twice count once; lost records stay unknown."""
         place, offset = reading.place, reading.fetch_at
         log.error("%s", log_was_cut(f"{reading.topic}-{reading.partition}", offset, epoch, parting))
         with self._store.writing() as session:

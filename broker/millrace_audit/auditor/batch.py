@@ -71,9 +71,9 @@ class Place:
         return f"{self.topic}-{self.partition} ({self.tier})"
 
     def serial(self, offset: int) -> int:
-        """Orders what a tier says, also when its topic was made again and has another partition here.
+        """Orders the records of a tier, even when its topic was recreated and has another partition here.
 
-        And when its log was cut back, and offsets mean other records.
+        The same holds when its log was cut back, and offsets mean other records.
         """
         return (self.partition << _SERIAL_BITS) + offset + self.shift
 
@@ -192,11 +192,11 @@ class Change:
         self.is_table_new = False
         """`table` takes the place of what was there before."""
         self.table_unkeyed: int | None = None
-        """Rows of the table without a whole header; None where nobody has said it."""
+        """Rows of the table without a whole header; None where no reader has reported them."""
         self.unkeyed: list[tuple[int, int]] = []
         """(all, of these in an hour's partition) of what loads hold without a whole header."""
         self.is_touched = False
-        """Something beside the evidence has changed that concerns this window alone."""
+        """True if something beside the evidence has changed that concerns this window alone."""
         self.positions: dict[tuple[str, str], int] = {}
         self.late = False
 
@@ -220,7 +220,7 @@ class Changes:
         self.now_ms = now_ms
         self._topics: dict[str, dict[int, Change]] = {}
         self.unkeyed_from: dict[str, int] = {}
-        """Topic -> the time before which loads told nothing of rows without a header."""
+        """Topic -> the time before which loads reported no rows without a header."""
 
     def topic(self, topic: str) -> dict[int, Change]:
         return self._topics.setdefault(topic, {})

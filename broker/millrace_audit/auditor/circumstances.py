@@ -27,7 +27,7 @@ class Rejected:
     """Messages among them that have an audit header."""
     reason: str
     accepted: str | None
-    """Reason for which an operator gives them up; None if nobody does."""
+    """Reason for which an operator gives them up; None if no operator does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Circumstances:
     set_aside: int = 0
     """Further messages that loads rejected or erasures took, in this window or in others."""
     is_unkeyed_known: bool = True
-    """Loads have told of all the window's rows without a header."""
+    """True if loads have reported all the window's rows without a header."""
 
     def excuse(self, finding: Finding, home: str) -> str | None:
         """Why what seems wrong may be right: a tier may have had what nobody counted there."""

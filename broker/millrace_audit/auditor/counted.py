@@ -1,7 +1,7 @@
 """Counts of the readers of one tier, and how far they have come. The warehouse's reader is `warehouse`'s.
 
-Only the word of the newest turn counts. A range counts if it begins where its partition is counted to; where
-it begins behind that, what is between will never be counted, and that is noted.
+Only records of the newest turn count. A range counts if it begins where its partition is counted to. If it
+begins behind that point, the part between will never be counted, and is noted as a gap.
 """
 
 from __future__ import annotations

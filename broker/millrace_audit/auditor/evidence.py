@@ -57,7 +57,7 @@ class Evidence:
     """Origin -> tier -> [messages, fingerprint] of those without an audit header."""
     unkeyed: dict[str, list[int]] = field(default_factory=dict)
     """Rows without a whole audit header: `warehouse` -> [all, of these in an hour's partition], `table` ->
-    [those in an hour's partition]; no entry where nobody has said it."""
+    [those in an hour's partition]; no entry where no reader has reported it."""
     is_too_much: bool = False
     """More was said of the window than is kept: of what was, nothing is."""
 

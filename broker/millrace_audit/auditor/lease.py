@@ -1,8 +1,8 @@
 """The lease of the auditor's database: one process writes, any other stands by and answers questions.
 
 Every transaction that writes renews the lease in the same step, so a process that has lost it cannot commit.
-Only `take` takes the lease, and says so: what the process had read before may have been applied by another
-one, also when that one has ended since. No clock of another machine counts: a standby takes over when the
+Only `take` takes the lease, and says so: another process may meanwhile have applied what this one had read,
+even if that process has ended since. No clock of another machine counts: a standby takes over when the
 number of renewals has not changed for LEASE_S by its own clock, or at once when the holder was a process of
 this machine that has ended.
 """

@@ -1,7 +1,7 @@
 """Counts of loads: added to their windows part after part, and taken out again with loads that are lost.
 
 Each part is kept, so that a load which the warehouse has lost can be taken out. While a topic has lost loads,
-what is told of loads in their place waits until an operator says that they are replaced.
+the counts of loads in their place wait until an operator says that they are replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from millrace_audit.reports.messages import (
 )
 
 _MOST_NAMED = 100
-"""Loads with other editions that are named; that there are any is what matters."""
+"""Largest number of loads with other editions to name; it matters only whether there are any."""
 
 
 def state_of(session: Session, topic: str) -> WarehouseStateRow:
@@ -61,13 +61,13 @@ def judge_hour_again(session: Session, topic: str, hour: int) -> None:
 
 
 class LoadCounts:
-    """Writer of what loads have brought to the warehouse."""
+    """Writer of the counts of loads."""
 
     def __init__(self, session: Session, changes: Changes, producers: Producers) -> None:
         self._session, self._changes, self._producers = session, changes, producers
 
     def take(self, load: LoadCount, serial: int) -> str | None:
-        """Count a part of a load once, after the part before; return why it is another than was counted."""
+        """Count a part of a load once, after the part before; return why it differs from what was counted."""
         source, topic = load.source, load.topic
         row = self._session.get(LoadRow, (topic, source.load, source.edition))
         is_other = row is not None and row.sha256 != source.sha256[:64]
@@ -127,7 +127,7 @@ class LoadCounts:
         self._session.flush()
 
     def _complete(self, load: LoadCount, row: LoadRow, serial: int) -> None:
-        """Take from a load that the version before told of what it did not tell."""
+        """Complete a load that the version before reported only in part."""
         source = load.source
         if source.part != row.retold + 1:
             return
@@ -161,7 +161,7 @@ class LoadCounts:
                 change = self._changes.window(topic, each.window)
                 filed = each.rows - each.unfiled
                 change.unkeyed.append((sign * each.rows, sign * filed))
-                if filed:  # those in no hour's partition change nothing of the hour's table
+                if filed:  # rows in no hour's partition change nothing of the hour's table
                     change.positions["counted", WAREHOUSE] = serial
         if take_out:
             return
@@ -171,7 +171,7 @@ class LoadCounts:
             self._session.merge(LoadHourRow(**at, rows=hour.rows, erased=hour.erased))
 
     def _finish(self, load: LoadCount) -> None:
-        """Put an edition that is counted to its end in the place of the one before."""
+        """Replace the edition before by one that is counted to its end."""
         source = load.source
         self._forget(load.topic, source.load, before=source.edition)
         for each in load.rejected:
@@ -209,7 +209,7 @@ class LoadCounts:
                 row.end = max(row.end, end.end)
 
     def _forget(self, topic: str, load: int, *, before: int) -> None:
-        """Drop what editions of a load before one said of hours and rejected messages."""
+        """Drop the hours and rejected messages of a load's editions before one."""
         table = RejectedRow
         old = (table.topic == topic, table.load == load, table.edition < before)
         for row in self._session.scalars(select(table).where(*old)):
@@ -248,7 +248,7 @@ class LoadCounts:
         )
 
     def _keep_waiting(self, load: LoadCount, serial: int) -> None:
-        """Keep a part until the lost loads are replaced; of a load that is remade twice the last one."""
+        """Keep a part until the lost loads are replaced. If a load is remade twice, keep the last one."""
         table, source = LoadPartRow, load.source
         if source.edition == 1:
             others = (table.topic == load.topic, table.waits, table.load >= source.load)
@@ -258,7 +258,7 @@ class LoadCounts:
         self._keep(load, serial, waits=True)
 
     def lose_from(self, state: WarehouseStateRow, load: int) -> None:
-        """Note that a counted load, and all behind it, are gone or others; FOR_EVER when none is."""
+        """Note from which load on the counted loads are gone or different; FOR_EVER for none."""
         if state.lost_from == load:
             return
         changed = min(state.lost_from, load)
@@ -294,7 +294,7 @@ class LoadCounts:
             self._compare_editions(state, newest.load)
 
     def _compare_editions(self, state: WarehouseStateRow, newest: int) -> None:
-        """Note the loads of which the folder has other editions than were counted, as their hash tells."""
+        """Note the loads whose editions in the folder, by their hash, differ from the counted ones."""
         table = LoadRow
         rows = select(table.load, func.max(table.edition)).where(
             table.topic == state.topic, table.edition > 1
@@ -308,7 +308,7 @@ class LoadCounts:
             state.other_editions = others
 
     def take_out(self, topic: str, first: int) -> list[int]:
-        """Take the counts of the loads from one on out of the windows; return their numbers."""
+        """Take the counts of the loads from `first` on out of the windows; return the loads' numbers."""
         parts = LoadPartRow
         counted = (parts.topic == topic, parts.load >= first, ~parts.waits)
         for row in self._session.scalars(select(parts).where(*counted)).all():
@@ -324,7 +324,7 @@ class LoadCounts:
         return loads
 
     def _go_back(self, topic: str) -> None:
-        """Set how far the topic is loaded to what the newest load that is left said."""
+        """Set how far the topic is loaded to the end of the newest load that is left."""
         rows = (CoverageRow.tier == WAREHOUSE, CoverageRow.topic == topic)
         self._session.execute(update(CoverageRow).where(*rows).values(end=0))
         self._session.expire_all()
@@ -336,7 +336,7 @@ class LoadCounts:
             self._set_ends(topic, unpacked(last.record).ends if last is not None else ())
 
     def waiting(self, topic: str) -> Iterator[tuple[LoadCount, int]]:
-        """Hand out the parts that wait, in the order in which they were told, and let them wait no longer."""
+        """Return the waiting parts in the order of their arrival, and let them wait no longer."""
         parts = LoadPartRow
         rows = select(parts).where(parts.topic == topic, parts.waits).order_by(parts.serial)
         for row in self._session.scalars(rows).all():

@@ -1,7 +1,7 @@
 """Facts about a topic's loads beside their counts: lost ones, rejected messages, the state of the table.
 
-Reads the rows that tell it, and says each in a sentence. What follows for a window is said in `topic_view`
-and `verdict`.
+Reads them from the database, and states each in a sentence. `topic_view` and `verdict` draw the conclusions
+for a window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millrace_audit.reports.counts import HOUR_MS
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 TABLE_PATIENCE_MS = 15 * 60_000
-"""A table that is away for less is no cause for doubt: a catalog is restarted now and then."""
+"""Time for which a table may be away without doubt: a catalog is restarted now and then."""
 
 
 @dataclass(slots=True)
@@ -37,17 +37,17 @@ class LoadFacts:
     topic: str
     state: WarehouseStateRow | None = None
     spans: Sequence[RejectedRow] = ()
-    """Rejected messages of which nobody knows the window."""
+    """Rejected messages whose window is not known."""
     accepted: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """(load, edition) -> why an operator gives up what it set aside."""
+    """(load, edition) -> reason for which an operator gives up its rejected messages."""
     lost: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Hour -> (load, rows) of the lost loads."""
     lost_somewhere: int | None = None
-    """The first lost load of which nobody knows the hours."""
+    """The first lost load whose hours are not known."""
     others: frozenset[int] = frozenset()
-    """Hours with rows of editions that the warehouse has others of."""
+    """Hours with rows of editions for which the warehouse has others."""
     unkeyed_from: int = NOTHING
-    """Windows before this are in loads that told nothing of rows without a header."""
+    """Windows before this time are in loads that reported no rows without a header."""
 
     def reasons(self, window: int, now: int, *, is_published: bool) -> Iterator[tuple[Verdict, str]]:
         """Yield the verdicts on a window that follow from its loads and its table, each with its sentence."""

@@ -134,7 +134,7 @@ class _Judge:
 
 
 def _note_changed(session: Session, topic: str, hours: Set[int]) -> None:
-    """Number the hours behind all changes before: whoever has seen those asks for what comes after them."""
+    """Number the hours after all earlier changes: a client asks for the changes after its newest one."""
     if hours:
         number = (session.scalar(select(func.max(ChangedRow.number))) or 0) + 1
         for hour in sorted(hours):

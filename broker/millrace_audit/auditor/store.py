@@ -51,7 +51,7 @@ LongText = Annotated[str, mapped_column(Text)]
 T = TypeVar("T")
 _IN_ONE_QUERY = 500
 ABANDONED_S = 60
-"""PostgreSQL ends a transaction in which nothing has happened for so long."""
+"""Time after which PostgreSQL ends a transaction in which nothing happens."""
 
 
 def slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -67,7 +67,7 @@ class Row(MappedAsDataclass, DeclarativeBase, kw_only=True, eq=False, repr=False
 
 
 class LeaseRow(Row):
-    """The process that writes; one row. `Lease` decides who that is."""
+    """The process that writes; one row. `Lease` decides which process that is."""
 
     __tablename__ = "lease"
     name: Mapped[str] = mapped_column(String(16), primary_key=True)
@@ -87,9 +87,9 @@ class AuditPosition(Row):
     partition: Mapped[NumberKey]
     next_offset: Mapped[int] = mapped_column(default=0)
     epoch: Mapped[int] = mapped_column(default=-1)
-    """Leader epoch of the batch before it; -1: not known."""
+    """Leader epoch of the batch before `next_offset`; -1: not known."""
     shift: Mapped[int] = mapped_column(default=0)
-    """Added to offsets where their order counts: the log was cut back by so much after it was applied."""
+    """Number added to offsets to keep their order: the log was cut back by so much after it was applied."""
 
 
 class ProducerRow(Row):
@@ -177,7 +177,7 @@ class TopicRow(Row):
     kept_from: Mapped[int] = mapped_column(default=NOTHING)
     """Windows before this have expired from the database."""
     unkeyed_from: Mapped[int] = mapped_column(default=NOTHING)
-    """Windows from here on are in loads that told of rows without a header, too."""
+    """Windows from here on are in loads that reported rows without a header, too."""
 
 
 class WindowRow(Row):
@@ -325,13 +325,13 @@ class LoadRow(Row):
     sha256: Mapped[str] = mapped_column(String(64))
     """Of its manifest."""
     whole: Mapped[bool] = mapped_column(default=True)
-    """True if all parts told of hours and of rows without a header, which the version before did not."""
+    """True if all parts reported hours and rows without a header. The version before reported neither."""
     retold: Mapped[int] = mapped_column(default=0)
-    """Parts of one that is not whole which were told again with them."""
+    """Number of parts of an edition that is not whole which were reported again with them."""
 
 
 class LoadPartRow(Row):
-    """A part of a load as it was told: to take it out again, or to count it once it may be."""
+    """A part of a load as it was reported: to take it out again, or to count it later."""
 
     __tablename__ = "load_part"
     topic: Mapped[TopicKey]
@@ -340,9 +340,9 @@ class LoadPartRow(Row):
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     part: Mapped[NumberKey]
     waits: Mapped[bool]
-    """True while it is not counted: the topic has lost loads, and it may be in the place of one."""
+    """True while the part is not counted: the topic has lost loads, and it may be in the place of one."""
     told: Mapped[int]
-    """Time at which it was applied, by the auditor's clock."""
+    """Time at which the part was applied, by the auditor's clock."""
     serial: Mapped[int]
     record: Mapped[bytes]
     """The record, packed."""
@@ -378,7 +378,7 @@ class RejectedRow(Row):
     window: Mapped[NumberKey]
     last: Mapped[NumberKey]
     is_span: Mapped[bool]
-    """True if nobody knows which of the windows it is."""
+    """True if it is not known which of the windows it is."""
     messages: Mapped[int]
     keyed: Mapped[int]
     """Messages among them that have an audit header."""
@@ -396,17 +396,17 @@ class WarehouseStateRow(Row):
     """Empty when that is not known."""
     table_trouble: Mapped[LongText] = mapped_column(default="")
     table_gone_since: Mapped[int] = mapped_column(default=FOR_EVER)
-    """Time at which the table was first not there or not readable; FOR_EVER while it is both."""
+    """Time at which the table was first missing or unreadable; FOR_EVER while it can be read."""
     is_table_doubted: Mapped[bool] = mapped_column(default=False)
-    """True once it has been gone for so long that published hours were judged again without it."""
+    """True once the table was gone for so long that published hours were judged again without it."""
     lost_from: Mapped[int] = mapped_column(default=FOR_EVER)
-    """The first counted load that the warehouse has no more, or has another one of; for ever for none."""
+    """The first counted load that is gone from the warehouse or differs there; FOR_EVER for none."""
     other_editions: Mapped[list[int]] = mapped_column(JSON, default_factory=list)
-    """The first loads of which an edition was counted that the warehouse has another one of."""
+    """The first loads whose counted edition differs from the warehouse's."""
 
 
 class AcceptanceRow(Row):
-    """Decision of an operator to give up what an edition of a load set aside."""
+    """Decision of an operator to give up the messages that an edition of a load set aside."""
 
     __tablename__ = "acceptance"
     number: Mapped[CountedKey] = mapped_column(init=False)
@@ -428,7 +428,7 @@ class ChangedRow(Row):
 
 
 class DatabaseRow(Row):
-    """The name of this database: cursors of another one mean nothing here."""
+    """Name of this database: cursors of another database mean nothing here."""
 
     __tablename__ = "database"
     name: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -471,10 +471,10 @@ class HistoryRow(Row):
 
 
 def _added(now: int) -> Mapping[str, Mapping[str, int]]:
-    """Table -> the columns that a database of the version before lacks, and what holds for its rows.
+    """Table -> the columns that a database of the version before lacks, and their values for its rows.
 
-    Its loads told nothing of rows without a header: up to now nobody knows which of them are loaded. Its
-    positions have no epochs.
+    Its loads reported no rows without a header: which of these are loaded is not known. Its positions have
+    no epochs.
     """
     return {
         "loads": {"whole": 0, "retold": 0},
@@ -524,7 +524,7 @@ class Holding(Protocol):
     """The right to write, of one process at a time."""
 
     def renew(self, session: Session) -> None:
-        """Renew it within a transaction that writes; MillraceError when it is not held any more."""
+        """Renew it within a transaction that writes. Raises MillraceError when it is no longer held."""
 
     def take(self, session: Session) -> bool:
         """Renew or take it within a transaction; True if it was taken, MillraceError when another has it."""
@@ -567,7 +567,7 @@ class AuditStore:
     def renew(self) -> bool:
         """Renew the lease, or take it if it is free; MillraceError when another process holds it.
 
-        True if it was taken: what was read of the database before may be out of date.
+        True if it was taken: whatever was read of the database before may be stale.
         """
         with self._immediate() as session:
             return self._lease is not None and self._lease.take(session)

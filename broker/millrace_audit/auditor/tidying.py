@@ -64,7 +64,7 @@ def tidy(session: Session, rules: AuditRules) -> bool:
 
 
 def _forget_loads(session: Session, kept_from: int) -> None:
-    """Delete what loads held of windows that have expired, and the counts of loads that are as old."""
+    """Delete the loads' contents of windows that have expired, and the counts of loads that are as old."""
     hours, rejected, parts = store.LoadHourRow, store.RejectedRow, store.LoadPartRow
     changed = store.ChangedRow
     newest = select(func.max(changed.number)).scalar_subquery()  # the next one is numbered behind it

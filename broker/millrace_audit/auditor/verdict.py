@@ -124,7 +124,7 @@ def _without_header(evidence: Evidence, is_published: bool) -> Counter[str]:
 def _not_heard(
     entries: Sequence[_Entry], unreported: Sequence[_Entry], around: Circumstances
 ) -> Iterator[tuple[Verdict, str]]:
-    """Yield what may still be said, or is lost, about events that are there without a whole report."""
+    """Yield reports that may still come, or are lost, about events present without a whole report."""
     for origin in sorted({entry.home for entry in unreported} & around.unheard):
         text = f"{origin} has events that nobody has reported; what its producers say is still read"
         yield Verdict.PENDING, text
@@ -342,7 +342,7 @@ def _unkeyed_findings(
 def _without_given_up(
     found: list[tuple[str, Finding]], around: Circumstances
 ) -> tuple[list[tuple[str, Finding]], list[str]]:
-    """Leave out what the warehouse lacks because loads rejected it, where an operator gave that up."""
+    """Leave out events that the warehouse lacks because loads rejected them and an operator gave them up."""
     lacks = [each for _, each in found if (each.kind, each.tier) == ("missing", WAREHOUSE) and each.server]
     missing = sum(each.count for each in lacks)
     given_up = sum(each.keyed for each in around.rejected if each.accepted is not None)

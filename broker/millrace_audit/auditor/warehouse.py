@@ -1,6 +1,6 @@
 """Records of the warehouse's reader: loads, the published table, what `verify` found, and what is there now.
 
-Only the word of the newest turn counts. What becomes of loads is said in `load_counts`.
+Only records of the newest turn count. `load_counts` takes the loads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Warehouse:
                 tier.heartbeat = record.time
 
     def _verified(self, verified: Verified) -> None:
-        """Take what was found in place of what was found before; the windows it is about are judged again."""
+        """Replace the findings by the new ones, and have the windows that they concern judged again."""
         table, topic = VerifiedRow, verified.topic
         rows = self._session.scalars(select(table).where(table.topic == topic).order_by(table.number))
         before = [(row.hour, row.text) for row in rows]
@@ -108,7 +108,7 @@ class Warehouse:
             producer.be_in(key.window)
 
     def _state(self, state: WarehouseState) -> None:
-        """Note the state of now; what was counted and is gone, or is another one, is no proof any more."""
+        """Note the state of now. A counted load that is gone, or that differs, proves nothing any more."""
         if state.load == 0 and self._session.get(TopicRow, state.topic) is None:
             return  # of a topic that nobody audits there is no load, either
         row = state_of(self._session, state.topic)

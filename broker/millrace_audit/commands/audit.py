@@ -139,7 +139,7 @@ def _accept(
     replace_loads: bool,
     reason: str | None,
 ) -> bool:
-    """Say what the operator decides; False when that is nothing."""
+    """Send the operator's decision; False when the options make none."""
     _check_decision(instance, service, server, before, disown, load, replace_loads, reason)
     if reason is None:
         return False

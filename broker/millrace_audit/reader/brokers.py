@@ -60,7 +60,7 @@ class Brokers:
     def fetch(
         self, leader: int, cursors: Mapping[TopicPartition, Cursor]
     ) -> dict[TopicPartition, FetchedPartition]:
-        """What one answer holds behind these, until the next one; CannotRead when the broker is away."""
+        """Return the contents of one answer behind these offsets; CannotRead when the broker is away."""
         limits = FetchLimits(
             max_bytes=FETCH_BYTES, partition_max_bytes=_PARTITION_BYTES, max_wait_ms=_WAIT_MS
         )

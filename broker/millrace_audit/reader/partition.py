@@ -160,7 +160,7 @@ class Partition:
             )
 
     def truncate(self, end: int) -> None:
-        """What was counted behind `end` is gone from the log: counting goes on there."""
+        """Go on counting at `end`: the log no longer holds what was counted behind it."""
         assert self.told is not None
         if end < self.told:
             self.truncated, self.told = self.told, end

@@ -31,7 +31,7 @@ def window_start(time_ms: int) -> int:
 
 
 def is_of_this_world(window: int) -> bool:
-    """True for a window that there is; whatever the clock of who names it says, so that all tiers agree."""
+    """True for a window that can exist. The rule depends on no clock, so that all tiers agree."""
     return FIRST_EVENT_MS <= window < _LAST_MS and window % WINDOW_MS == 0
 
 

@@ -260,7 +260,7 @@ class LoadCount:
     ends: Sequence[LoadEnd] = field(default_factory=list)
     """How far the topic is loaded with it; empty when that is not said."""
     hours: Sequence[HourRows] | None = None
-    """None in a record of the version before, as `unkeyed` is."""
+    """None in a record of the version before, like `unkeyed`."""
     unkeyed: Sequence[UnkeyedRows] | None = None
     """Rows by window; of a later edition the difference from the one before, which may be negative."""
     rejected: Sequence[RejectedMessages] = field(default_factory=list)
@@ -317,7 +317,7 @@ class WarehouseState:
     editions: str
     """`editions_hash` of the folder; empty when that is not known."""
     exists: bool
-    """The catalog has the published table."""
+    """True if the catalog has the published table."""
     trouble: str = ""
     """Reason for which the table cannot be counted; empty when it can."""
 
@@ -515,7 +515,7 @@ def previous_schema(name: str) -> Mapping[str, Any]:
 
 
 def _form_of(schema: Any) -> _Form | None:
-    """The form whose schema ships with Millrace just so, but for its comments."""
+    """The form whose schema, apart from comments, ships with Millrace."""
     # One that only has the name could make a few bytes decode for ever.
     try:
         canonical = to_parsing_canonical_form(fastavro.parse_schema(schema))

@@ -79,7 +79,7 @@ class AuditPublisher:
         )
 
     def check_cluster(self, name: str, *, give_up_at: float = math.inf) -> None:
-        """MillraceError unless a broker answers, WrongCluster when its cluster has another name."""
+        """Raise MillraceError unless a broker answers, and WrongCluster when its cluster has another name."""
         check_cluster(name, self._metadata(self.topic, give_up_at).cluster_id, self.bootstrap)
 
     def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:
@@ -109,8 +109,8 @@ class AuditPublisher:
 
         Returns the offset of the last one.
 
-        MillraceError when one is not, by that time of the monotonic clock at the latest: it and those behind
-        it may be in the topic or not, and may still come there.
+        Raises MillraceError when one is not, by that time of the monotonic clock at the latest. That
+        message and those behind it may be in the topic or not, and may still arrive.
         """
         outcomes: list[tuple[KafkaError | None, Message]] = []
         try:
@@ -147,7 +147,7 @@ class AuditPublisher:
 
 @dataclass(frozen=True, slots=True)
 class EditionRows:
-    """Rows of an edition that are told beside its sequences."""
+    """Rows of an edition that are reported beside its sequences."""
 
     unkeyed: Sequence[UnkeyedRows] = ()
     """Differences from the edition before, by window."""
