@@ -1,9 +1,9 @@
-"""The ids that a registry has handed out, in ZooKeeper, which outlives the registry's database.
+"""Largest ids that a registry has handed out, kept in ZooKeeper, which outlives the registry's database.
 
     /audit/registry   persistent   {"drawn": 13, "stored": 12}
 
 An id is drawn before the transaction that stores its schema commits, and noted as stored after the commit. So
-a database in which a stored id is missing is an older copy, and an id that was ever drawn is not drawn again.
+a database that lacks a stored id is an older copy, and an id that was ever drawn is not drawn again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HandedOut:
             self.note(here)
 
     def last(self, here: int) -> int:
-        """The largest id that was ever drawn. `here` is the largest in the database, whose writers wait."""
+        """Return the largest id ever drawn. `here` is the largest in the database, whose writers wait."""
         with _in_words():
             largest = self._read()[0]
         self._complain(largest, here)
@@ -76,7 +76,7 @@ class HandedOut:
             )
 
     def _read(self) -> tuple[Largest, int | None]:
-        """The ids and the node's version; None where there is no node yet."""
+        """Return the ids and the node's version; None while there is no node."""
         node = self._session.get(_PATH)
         return (Largest(), None) if node is None else (Largest(**json.loads(node[0])), node[1].version)
 

@@ -487,7 +487,7 @@ class Store:
     def open(cls, url: str, handed_out: HandedOut | None = None) -> Store:
         """Open the database and create what is missing; MillraceError, one line, when it cannot be used.
 
-        With `handed_out` no id is given again that an older copy of the database does not know.
+        With `handed_out`, no id that an older copy of the database lacks is given again.
         """
         store = cls(open_database(url, cls._create_tables), handed_out)
         if handed_out is not None:

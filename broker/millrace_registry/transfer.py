@@ -277,7 +277,7 @@ def _same_schema(one: Version, other: Version) -> bool:
 
 
 def _tree(version: Version) -> Any:
-    """The canonical schema as JSON; a text that has references, or that Millrace does not read, as it is."""
+    """Return the canonical schema as JSON; a text with references, or unreadable to Millrace, unchanged."""
     try:
         return json.loads(
             version.schema if version.references else parse(version.schema, flawed_too=True).text
