@@ -1,4 +1,4 @@
-"""Digest of what rows hold, for each column at each depth: a copy of rows is compared with the rows copied.
+"""Digest of the contents of rows, for each column at each depth, to compare a copy with the rows copied.
 
 Values, nulls and the lengths of lists count, in the order of the rows. The cuts between batches do not count,
 nor does the width of an integer or a float. Reads Arrow alone: neither projection nor Parquet takes part.
@@ -45,7 +45,7 @@ class ContentsDigest:
             self._add(array, column.field_id, column.name, column.field_type)
 
     def differences(self, copy: ContentsDigest) -> Iterator[str]:
-        """The columns in which a copy of these rows differs; those that it has left out are not compared.
+        """Return the columns in which a copy of these rows differs. Columns that it lacks are not compared.
 
         A column that only the copy has must be null everywhere.
         """

@@ -12,7 +12,7 @@ from millrace.errors import MillraceError
 T = TypeVar("T")
 
 TRIES = 20
-"""Most tries of one run; each that fails has lost to another run, or met a fault."""
+"""Largest number of tries of one run. A failed try has lost to another run, or met a failure."""
 LONGEST_PAUSE_S = 2.0
 
 
@@ -25,9 +25,9 @@ class Outrun(MillraceError):
 
 
 def retried(attempt: Callable[[], T], what: str, advice: str) -> T:
-    """Return what an attempt returns, which is repeated while it meets a Conflict, after ever longer pauses.
+    """Repeat an attempt while it meets a Conflict, after ever longer pauses; return its result.
 
-    Outrun, which begins with `what` and ends with `advice`, after TRIES attempts.
+    After TRIES attempts raises Outrun, whose message begins with `what` and ends with `advice`.
     """
     cause: Conflict | None = None
     for turn in range(TRIES):

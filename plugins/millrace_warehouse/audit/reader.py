@@ -53,7 +53,7 @@ log = logging.getLogger("millrace.audit.warehouse")
 
 _TIMEOUT_S = 10.0
 MOST_LETTERS = 500
-"""Longest reason that is told of a table that cannot be counted."""
+"""Largest length of a reported reason why a table cannot be counted."""
 
 
 class WarehouseNumbers(TierNumbers):
@@ -92,7 +92,7 @@ class WarehouseReader(TierReader):
         self._found: dict[str, findings.Findings] = {}
         self._states: dict[str, WarehouseState] = {}
         self._topics: set[str] = set()
-        """Topics whose state is told: of the cluster, and of folders that were there in this turn."""
+        """Topics whose state is reported: of the cluster, and of folders seen in this turn."""
         self._numbered = itertools.count(1)
         self._beat_due = 0.0
         with ExitStack() as opened:
@@ -162,7 +162,7 @@ class WarehouseReader(TierReader):
             self._beat_due = time.monotonic() + IDLE_HEARTBEAT_S
 
     def _each(self, topics: Sequence[str], do: Callable[[str], None]) -> dict[str, str]:
-        """Run `do` for each topic; topic -> what went wrong with it."""
+        """Run `do` for each topic; return topic -> its problem."""
         problems = {}
         for topic in topics:
             try:
@@ -220,9 +220,9 @@ class WarehouseReader(TierReader):
     def _tell_state(
         self, of_loads: Mapping[str, str], of_tables: Mapping[str, str], gone: Set[str], topic: str
     ) -> None:
-        """Tell what there is of a topic, at the start of a turn and when it is another than before."""
+        """Report the state of a topic, at the start of a turn and whenever it has changed."""
         if self._stop.is_set() or self._taker.lost.is_set():
-            return  # not all that is there was told
+            return  # some of the state was not reported
         newest, editions, exists = LoadId(), "", False
         if topic not in gone:
             if topic not in self._loads:

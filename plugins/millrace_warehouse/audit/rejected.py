@@ -1,8 +1,8 @@
 """Messages that a load set aside, counted by window from its files of rejected messages.
 
-Believes nothing that the load has said of them, but for files that cannot tell it: of a file of an older
-version, and of one that is gone or broken, nobody knows the windows, and all between the load's first time
-and its last one may be meant.
+Ignores the load's own statements about them, except for files that do not state the windows. The windows of
+a file of an older version, or of a missing or broken file, are not known: all between the load's first and
+last time may be meant.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace_warehouse.load.rejections import Reasons
 from millrace_warehouse.storage import Storage, open_file
 
 MOST_TOLD = 1000
-"""Windows with rejected messages that one edition is told with; the later ones are told as one span."""
+"""Windows with rejected messages that are reported for one edition. Later ones are reported as one span."""
 MOST_LETTERS = 200
 _EARLIEST = -(1 << 63) + WINDOW_MS
 _COLUMNS = ["records", "reason", "timestamp", "keyed"]
@@ -36,14 +36,14 @@ class _Window:
     reasons: Reasons = field(default_factory=Reasons)
 
     def add(self, counts: Iterable[tuple[str, int]]) -> None:
-        """Add so many messages for each reason."""
+        """Add the number of messages for each reason."""
         counts = [*counts]
         self.messages += sum(messages for _, messages in counts)
         self.reasons.add(counts)
 
 
 def rejected_of(storage: Storage, manifest: LoadManifest) -> list[RejectedMessages]:
-    """The rejected messages of an edition by window, at most MOST_TOLD entries and one for the others."""
+    """Return an edition's rejected messages by window, at most MOST_TOLD entries and one for the others."""
     windows: dict[int, _Window] = {}
     unknown = Counter[str]()
     for file in manifest.rejected_files:
@@ -75,7 +75,7 @@ def rejected_of(storage: Storage, manifest: LoadManifest) -> list[RejectedMessag
 
 
 def _rows(storage: Storage, path: str) -> Iterator[tuple[int | None, int, bool, str]]:
-    """Window, records, whether they have a header, and the reason, row by row."""
+    """Yield window, number of records, True if they have a header, and the reason, row by row."""
     with open_file(storage, path) as content, pq.ParquetFile(content) as file:
         there = [name for name in _COLUMNS if name in file.schema_arrow.names]
         for batch in file.iter_batches(columns=there):
@@ -101,7 +101,7 @@ def _span(entries: list[RejectedMessages]) -> RejectedMessages:
 
 
 def _times(manifest: LoadManifest) -> tuple[int, int]:
-    """The first and the last event time of a load's rows; without any the hour before it was made."""
+    """Return the first and last event time of a load's rows; without rows, the hour before it was made."""
     first = [part.min_time_ms for part in manifest.partitions if part.min_time_ms is not None]
     last = [part.max_time_ms for part in manifest.partitions if part.max_time_ms is not None]
     if first and last:

@@ -1,4 +1,4 @@
-"""The auditor as the warehouse's commands ask it over HTTP: it judges hours, and knows the newest load."""
+"""HTTP client of the auditor for the warehouse's commands: verdicts on hours, and the newest load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millrace_warehouse.publish.gate import Auditor, Judgement, Nobody
 from millrace_warehouse.publish.state import COMPLETE
 
 STALE_AFTER = timedelta(minutes=10)
-"""An answer of an auditor that has applied nothing for so long speaks for the past only."""
+"""Time without applied records after which an auditor's answer speaks for the past only."""
 
 
 def auditor_at(url: str) -> Auditor:

@@ -1,7 +1,7 @@
-"""What is written down before data files are deleted: `expired/<10 digits>.json`, one for each run.
+"""Records written before data files are deleted: `expired/<10 digits>.json`, one for each run.
 
-By files, not by loads: an hour that late rows reach keeps the files of a few of them for ever, and would keep
-whole loads. A file that the table takes back is written down as well: its readers' time begins anew when no
+They name files, not loads: an hour that late rows reach keeps the files of a few loads for ever, and would
+keep whole loads. A file that the table takes back is recorded as well: its readers' time begins anew when no
 snapshot names it any more. Knows no table.
 """
 
@@ -27,7 +27,7 @@ class Expired:
     files: Sequence[str]
     """By their paths from the topic's folder, sorted; deleted once readers have had their time."""
     named_again: Sequence[str] = ()
-    """Files of earlier entries that the table has taken back: those entries count for them no longer."""
+    """Files of earlier entries that the table has taken back: the earlier entries no longer apply to them."""
     format: int = FORMAT
 
 
@@ -47,7 +47,7 @@ def note_named_again(
 ) -> None:
     """Write down that the table takes files back; nothing for files that no entry tells of.
 
-    To be called before the commit: one that fails only makes the files stay for longer.
+    Must be called before the commit: a commit that fails only makes the files stay longer.
     """
 
     def attempt() -> None:

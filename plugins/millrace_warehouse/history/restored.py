@@ -13,7 +13,7 @@ from millrace_warehouse.storage.verbs import Storage
 
 
 def check_not_restored(storage: Storage, topic: str, counted: NewestLoad | None) -> None:
-    """MillraceError unless the folder has the newest load that an auditor counted; None: it counted none."""
+    """Raise MillraceError unless the folder has the newest load, if any, that an auditor counted."""
     if counted is None:
         return
     path = layout.load_path(topic, counted.load)

@@ -1,4 +1,4 @@
-"""Whether the rows of an hour are those that its loads have counted: a publication's own proof, by sequences.
+"""Proof by sequences, within a publication, that an hour's rows are those that its loads have counted.
 
 Reads the columns of the audit header in the files that are added, and in the table where its rows of an hour
 have not closed before. The other side is what the loads' manifests state. Asks no auditor; rows without a
@@ -52,7 +52,7 @@ def unclosed(storage: Storage, topic: str, hours: Mapping[str, Sequence[LoadRows
 def unclosed_in_table(
     storage: Storage, topic: str, table: Table, hour: str, loads: Sequence[LoadRows], without: Collection[int]
 ) -> list[str]:
-    """Reasons why a table's rows of an hour are not those that these loads have counted; [] if they are.
+    """Return why a table's rows of an hour are not those that these loads have counted; [] if they are.
 
     Rows of the loads `without`, which a publication takes out, do not count.
     """

@@ -5,12 +5,12 @@ table: when another branch took the number, the list is written again in millise
 the commit is a Conflict, and its verb decides again. Every commit makes a snapshot, an empty one if need be,
 so the requirement for main guards the properties as well.
 
-A lost answer is settled by the table: main is at this commit's snapshot, whose id all tries share, or not.
+After a lost answer the table decides: main is at this commit's snapshot, whose id all tries share, or not.
 pyiceberg's own transactions are not used: they send one requirement for many branches, delete manifests of a
 commit that was made after a false conflict, and start over whole.
 
-Manifests stay small, and hold hours that lie beside each other, however many files a commit adds: who reads
-or replaces an hour reads few of them. Knows entries and properties; not what a publication is.
+Manifests stay small, and hold hours that lie beside each other, however many files a commit adds: to read
+or replace an hour, few of them must be read. Knows entries and properties; not what a publication is.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TableChange:
 
 
 def commit(table: Table, change: TableChange) -> Table:
-    """Make the change; the table after it. Conflict when main is another than the table's, and not by this.
+    """Make the change and return the new table. Conflict when another commit has moved main.
 
     MillraceError when the storage refuses a file, or the catalog every try; CatalogError when the catalog
     does not say whether the change was made.
@@ -108,7 +108,7 @@ class _Commit:
         self._id = table.metadata.new_snapshot_id()
         self._name, self._numbers = uuid.uuid4(), count()
         self._failure = ""
-        """Of the last try; empty before it."""
+        """Failure of the last try; empty before it."""
         self._schema = table.schema()
         if change.schema is not None:
             number = max(schema.schema_id for schema in table.metadata.schemas) + 1
@@ -133,7 +133,7 @@ class _Commit:
         return made
 
     def _try(self) -> Table | None:
-        """Ask the catalog once; None when another commit has moved main. Conflict while it stands."""
+        """Ask the catalog once; None when another commit has moved main. Conflict while main stands."""
         if self._failure:
             now = self._now()
             if now is not None and _head(now) == self._id:
@@ -147,7 +147,7 @@ class _Commit:
             answer = table.catalog.commit_table(table, _requirements(table, self._change), updates)
         except MillraceError:  # the storage took no new metadata, so the catalog was not told of any
             raise
-        except Exception as error:  # refused, or lost: whatever the catalog says, only the table knows
+        except Exception as error:  # refused, or lost: whatever the catalog answers, only the table decides
             self._failure = f"{type(error).__name__}: {first_line(error)}"
             raise Conflict(self._failure) from error
         return self._after(answer.metadata, answer.metadata_location)
@@ -162,7 +162,7 @@ class _Commit:
             ) from error
 
     def _after(self, metadata: TableMetadata, location: str) -> Table:
-        """The table behind this commit, without the versions of its metadata that have left its log."""
+        """Return the table after this commit. Deletes versions of its metadata that have left its log."""
         table = self._table
         if metadata.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED) == "true":
             logged = {entry.metadata_file for entry in metadata.metadata_log}
@@ -176,7 +176,7 @@ class _Commit:
         return Table(table.name(), metadata, location, table.io, table.catalog, table.config)
 
     def _updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """The changes for the catalog, behind a new manifest list with the table's next number."""
+        """Write a manifest list with the table's next number; return the changes for the catalog."""
         metadata, change = table.metadata, self._change
         updates: list[TableUpdate] = []
         if change.schema is not None:
@@ -216,7 +216,7 @@ class _Commit:
         return tuple(updates)
 
     def _counts(self) -> dict[str, str]:
-        """What the summary says of this commit alone."""
+        """Properties of the summary that concern this commit alone."""
         collector, specs = SnapshotSummaryCollector(), self._table.specs()
         for file in self._change.added:
             collector.add_file(file, self._schema, specs[self._table.spec().spec_id])
@@ -233,7 +233,7 @@ class _Commit:
         return summary
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """The snapshot's manifests: those that are written now, and those that it takes over."""
+        """Return the snapshot's manifests: the ones written now, and the ones taken over."""
         table, spec = self._table, self._table.spec()
         added = [self._entry(ManifestEntryStatus.ADDED, file) for file in self._change.added]
         new, kept = self._without_removed()
@@ -247,7 +247,7 @@ class _Commit:
         return new, kept
 
     def _without_removed(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """Main's manifests: those written again without the removed files, and the others."""
+        """Return main's manifests, rewritten without the removed files where they named any."""
         table = self._table
         head = table.metadata.snapshot_by_name(MAIN_BRANCH)
         manifests = head.manifests(table.io) if head is not None else []
@@ -282,7 +282,7 @@ class _Commit:
     def _entry(
         self, status: ManifestEntryStatus, file: DataFile, old: ManifestEntry | None = None
     ) -> ManifestEntry:
-        """This snapshot's entry of a file. That of an added one has no number: it is the list's."""
+        """Return this snapshot's entry of a file. An added file's entry has no number: it is the list's."""
         return ManifestEntry.from_args(
             status=status,
             snapshot_id=self._id,
@@ -310,7 +310,7 @@ class _Commit:
 
 
 def _requirements(table: Table, change: TableChange) -> tuple[TableRequirement, ...]:
-    """One for each branch and tag: main is built upon, and the snapshots of the others are kept."""
+    """Return a requirement for each branch and tag: main is built upon, the others' snapshots are kept."""
     heads = {MAIN_BRANCH: None} | {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
     columns = {"last-assigned-field-id": table.metadata.last_column_id}
     return (
@@ -329,7 +329,7 @@ def _head(table: Table) -> int | None:
 
 
 def _basis(table: Table) -> tuple[object, ...]:
-    """What a commit's work was made for: while it stands, only the manifest list is to be written again."""
+    """State for which a commit's work was made. While it stands, only the manifest list is written again."""
     metadata = table.metadata
     columns = metadata.current_schema_id, len(metadata.schemas), metadata.last_column_id
     return metadata.table_uuid, _head(table), columns, metadata.default_spec_id, metadata.format_version
@@ -341,13 +341,13 @@ def _compression(table: Table) -> Any:
 
 
 def _existing(entry: ManifestEntry) -> ManifestEntry:
-    """An entry of an earlier snapshot, for another manifest: who added its file, and when, stays."""
+    """Return an earlier snapshot's entry for another manifest, with the snapshot and number that added it."""
     entry.status = ManifestEntryStatus.EXISTING
     return entry
 
 
 def _is_small(manifest: ManifestFile, spec_id: int) -> bool:
-    """True for a manifest of data that is worth being put together with others."""
+    """True for a manifest of data that is worth merging with others."""
     files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
     return (
         manifest.content == ManifestContent.DATA
@@ -357,7 +357,7 @@ def _is_small(manifest: ManifestFile, spec_id: int) -> bool:
 
 
 def _partition(file: DataFile) -> int | None:
-    """The hour of a file, in its partition's number; None for one without an hour, or without partitions."""
+    """Return the hour of a file as its partition's number; None for a file without an hour or partition."""
     hour = file.partition[0] if len(file.partition) else None
     return None if hour is None else int(hour)
 

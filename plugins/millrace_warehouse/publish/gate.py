@@ -1,8 +1,8 @@
 """The gate of a publication: the rows that it calls complete are, load by load, the rows that were judged.
 
 An auditor says beside its verdict which loads it has counted in an hour, and how many rows it found in their
-files. The publisher knows from manifests what it adds, and from the table's own entries what is there. Only
-when all of them agree does the verdict speak for these rows. Does not know how an auditor is asked, nor
+files. The publisher knows from manifests what it adds, and from the table's own entries what is there. The
+verdict speaks for these rows only when all of them agree. Does not know how an auditor is asked, nor
 sequences: `closing` compares those.
 """
 
@@ -22,7 +22,7 @@ class Judgement:
 
     verdict: Verdict
     loads: Sequence[LoadHour] = ()
-    """The loads whose rows the verdict rests on, with the edition that was counted."""
+    """Loads on whose rows the verdict rests, with the edition that was counted."""
     rejected: int = 0
     """Messages of the hour that loads have set aside."""
 
@@ -54,11 +54,11 @@ class Held:
     loads: Mapping[int, LoadHour]
     """Number of a load -> its edition, its manifest's hash, and its rows of the hour as that states them."""
     rows: int
-    """As the table's entries count them, with what is added and without what is taken out."""
+    """Number by the table's entries, with the added rows and without those taken out."""
 
 
 def refusal(topic: str, judged: Sequence[LoadHour], held: Held) -> Verdict | None:
-    """The verdict in the place of `complete` when the judged rows are not those that the table will have.
+    """Return the verdict in place of `complete` when the judged rows are not those the table will have.
 
     `pending` when the auditor only has not counted everything yet, else `incomplete`.
     """

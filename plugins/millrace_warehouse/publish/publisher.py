@@ -188,20 +188,20 @@ class _Attempts:
         return self._judgements[hour].verdict
 
     def _hold_back(self, table: Table | None, state: State) -> None:
-        """Let no hour be called complete whose rows are not those that were judged."""
+        """Call no hour complete unless its rows are the rows that were judged."""
         for hour, verdict in self._refused(table, state).items():
             change = state.changes[hour]
             judged = self._judgements.get(hour)  # None for an hour of which rows were only erased
             self._judgements[hour] = Judgement(verdict=verdict, rejected=judged.rejected if judged else 0)
             if change.kind == "verdict" and not state.is_complete(number_of(hour)):
-                del state.changes[hour]  # it stays as it is
+                del state.changes[hour]  # the hour stays as it is
             elif change.kind != "first" or hour in self._request.hours:
                 change.verdict = verdict
             elif loads := state.changes.pop(hour).loads:
                 state.unpublished[hour] = loads
 
     def _refused(self, table: Table | None, state: State) -> dict[str, Verdict]:
-        """Hour -> the verdict in the place of `complete`."""
+        """Return hour -> the verdict in place of `complete`."""
         complete = {
             hour: change
             for hour, change in state.changes.items()
@@ -233,7 +233,7 @@ class _Attempts:
         }
 
     def _held(self, state: State, hour: str, change: PendingChange, there: int) -> Held:
-        """Rows that the table will have of an hour of which it has `there` now."""
+        """Return the rows that the table will have of an hour, given its rows `there` now."""
         editions = {rows.load: rows.edition for rows in change.loads}
         for judged in self._judgements[hour].loads:
             if judged.load <= state.through.load:
@@ -250,7 +250,7 @@ class _Attempts:
         return manifest.sha256, manifest.rows_by_hour()
 
     def _refusal(self, hour: str, held: Held) -> Verdict | None:
-        """The verdict instead of the auditor's where that does not speak for these rows.
+        """Return the verdict to use where the auditor's does not speak for these rows.
 
         The rows are fixed now, so the auditor is asked once more: it may have counted the newest meanwhile.
         """

@@ -1,4 +1,4 @@
-"""Proof of values: rows that the table has in other files than their loads' hold what those files hold.
+"""Proof of values: rows that the table has in other files hold the values that their loads' files hold.
 
 A row in its load's own file is proven by the file's SHA-256. The other rows were copied, by a compaction, a
 re-load, an erasure or another program. While history has their files as well, each column is compared at
@@ -81,7 +81,7 @@ def check_values(
 def _stored(
     hour: str, history: History, replay: Replay, named: Collection[str], whole: Mapping[str, DataFile]
 ) -> dict[int, list[DataFile]]:
-    """Load -> its files of an hour that the table does not name, for loads of which all of them are there."""
+    """Return load -> its files of an hour that the table does not name, for loads whose files all exist."""
     stored: dict[int, list[DataFile]] = {}
     for load, part in replay.table.get(hour, {}).items():
         manifest = history.manifests.get((load, part.edition))
@@ -93,7 +93,7 @@ def _stored(
 
 
 def _differences(originals: _Rows, found: _Rows, schema: Schema) -> list[str]:
-    """The columns, and fields inside of columns, in which two sets of rows differ."""
+    """Return the columns, and fields inside columns, in which two sets of rows differ."""
     if not originals.keys.equals(found.keys):
         return [*_KEYS[1:]]
     return [
@@ -129,7 +129,7 @@ class _Rows:
         return Counter({each["values"]: each["counts"] for each in counts})
 
     def digest(self, column: NestedField) -> ContentsDigest:
-        """The contents of one column of the table, in the order of the keys."""
+        """Return the digest of one column of the table, in the order of the keys."""
         schema = Schema(column)
         arrow = schema_to_pyarrow(schema)
         parts = []
