@@ -55,7 +55,7 @@ def start_child(
 
 
 _forks = 0
-"""Forks between the process that began and this one."""
+"""Number of forks between the first process and this one."""
 
 
 def _count_fork() -> None:
@@ -79,7 +79,7 @@ class HomeProcess:
         return self._forks == _forks
 
     def check(self) -> None:
-        """MillraceError in a forked child."""
+        """Raise MillraceError in a forked child."""
         if self._forks != _forks:
             raise MillraceError(
                 f"this {self._what} was made before its process was forked, and works only there: make one in"

@@ -480,7 +480,7 @@ class Broker:
                 self._logs.delete_expired()
 
         def again(done: Future[None]) -> None:
-            self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)  # first: what follows may raise
+            self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)  # first: the rest may raise
             if done.exception() is not None:
                 log.error("retention failed", exc_info=done.exception())
             for partition in self.partitions.values():  # retention may have begun a new file of a mirror

@@ -88,7 +88,7 @@ class _Pull(NamedTuple):
     life: int
     offset: int
     epoch: int
-    """Of the batch before `offset`."""
+    """Leader epoch of the batch before `offset`."""
 
 
 class ConsumerPuller(Puller):
@@ -218,7 +218,7 @@ class ConsumerPuller(Puller):
         partition.stream.put(partition, pull.life, CorruptMessage(damaged(partition, offset, error)))
 
     def _go_back(self, pull: _Pull, parting: Parting) -> None:
-        """Go on where the log was cut back: what it has there now was not delivered yet."""
+        """Go on where the log was cut back: its messages from there on were not delivered yet."""
         cut = log_was_cut(str(pull.partition), pull.offset, pull.epoch, parting)
         log.warning("group %s: %s. Going on at %d", self._pullers.group, cut, parting.end)
         pull.partition.stream.put(pull.partition, pull.life, Jump(pull.offset, parting.end))

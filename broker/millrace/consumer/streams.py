@@ -121,7 +121,7 @@ class MessageStream(Iterator[Message]):
     # The application's side
 
     def __next__(self) -> Message:
-        self._home.check()  # nobody pulls for it elsewhere
+        self._home.check()  # no thread pulls for it elsewhere
         with self._changed:
             if self._in_hand is not None:
                 self._put_down(self._in_hand)

@@ -273,7 +273,7 @@ class GroupOwnership:
 
     def _tidy(self) -> None:
         """Delete the groups of our share that a killed coordinator left behind without offsets."""
-        self._mailbox.after(TIDY_S, self._tidy)  # first: what follows may raise
+        self._mailbox.after(TIDY_S, self._tidy)  # first: the rest may raise
         held = set(self._held)
 
         def work() -> None:

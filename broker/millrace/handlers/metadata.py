@@ -204,7 +204,7 @@ def _decode_short(version: int, body: bytes) -> MetadataRequest:
 
 
 def _decode_any(version: int, body: bytes | memoryview) -> MetadataRequest:
-    """The request, with no name where an id decides: Java's AdminClient sends "" beside an id."""
+    """Return the request without names where an id decides: Java's AdminClient sends "" beside an id."""
     asked = decode(MetadataRequest, ApiKey.METADATA, version, body)
     named = asked.topics or ()
     if all(topic.topic_id is None for topic in named):

@@ -30,7 +30,7 @@ def fetch(
     *,
     last_epoch: int = -1,
 ) -> FetchedPartition:
-    """What is new from an offset on, behind a batch of `last_epoch`; waits a moment when there is nothing.
+    """Fetch what is new from an offset on, after a batch of `last_epoch`; if nothing is, wait a moment.
 
     A fetch goes by the topic's name. A topic's id never comes back: asking for it after the fetch vouches for
     what came.
@@ -52,7 +52,7 @@ def examine(client: ClusterClient, recorded: MirrorPosition) -> OriginChanged | 
     rules = offset_rules(client, topic)
     earliest, high_watermark = client.bounds(topic, partition)
     cursor = recorded.cursor
-    # Also a log that ends before the position may have used offsets again: it is asked where it ends.
+    # A log that ends before the position may have reused offsets, too: it is asked at its end.
     asked = min(cursor.next_offset, high_watermark)
     fetched = fetch(client, topic, partition, asked, last_epoch=cursor.epoch)
     try:

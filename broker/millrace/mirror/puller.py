@@ -9,7 +9,7 @@ Fair: who was served last is asked for last. Memory: two answers, in two buffers
 Nothing that an origin does ends the thread: it waits and tries again, except that a partition that has lost
 what was to be read next stays stopped until `millrace mirror reset`. That is noticed here (`_out_of_range`)
 where the origin refuses the offset, and in runs.py (`_check_follows`) where it gives what lies behind it.
-Each fetch states the epoch of the last batch copied: an origin that has used offsets again says so.
+Each fetch states the epoch of the last batch copied: an origin that has reused offsets reports it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Fetch:
     pull: Pull
     recorded: MirrorPosition | None
     offset: int
-    """The offset asked for."""
+    """Requested offset."""
     error: int = 0
     high_watermark: int = -1
     runs: Sequence[Run] = ()
@@ -147,7 +147,7 @@ class _Fetch:
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the batch before the offset asked for; -1: not known."""
+        """Epoch of the batch before the requested offset; -1: not known."""
         cursor = self.before.cursor
         return cursor.epoch if cursor.next_offset == self.offset else -1
 

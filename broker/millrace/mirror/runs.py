@@ -50,7 +50,7 @@ class OriginChanged(MillraceError):
 
 
 class OriginWasCut(OriginChanged):
-    """The origin gave offsets that were copied to other messages; `resume` is the first of them."""
+    """The origin reused offsets that were copied already; `resume` is the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
 def readable_after_refusal(
     before: MirrorPosition, refused: int, earliest: int, high_watermark: int, rules: OffsetRules
 ) -> int:
-    """The offset to fetch from, for an origin that refused one as out of range; raises OriginChanged."""
+    """Return the offset to fetch from after the origin refused one as out of range; raises OriginChanged."""
     parting = unknown_epoch(refused, before.cursor.epoch, earliest, high_watermark)
     if parting is not None:
         raise _cut_at(before, parting)

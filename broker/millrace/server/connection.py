@@ -83,7 +83,7 @@ class ClientConnection:
     kept_bytes: int = 0
     """What those keep beyond their number."""
     pending: int = 0
-    """Requests, a run counted as one, that have no answer yet; all are of one API."""
+    """Number of requests without an answer, a run counted as one; all are of one API."""
     working: int = 0
     login: Login | None = field(init=False)
     ending: bool = False

@@ -30,7 +30,7 @@ from millrace.signals import end_soon, stop_on_signals
 log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
 ICON = Path(__file__).with_name("icon.svg").read_bytes()
-"""What browsers show beside a page's title: without one they ask for /favicon.ico."""
+"""Icon beside a page's title: without one browsers ask for /favicon.ico."""
 HEAD_TIMEOUT_S = 10.0
 """A connection on which no request has begun by then, its head whole, is closed: a stranger can hold many."""
 
@@ -101,7 +101,7 @@ class WebServer(uvicorn.Server):
             try:
                 work()
             except Exception as error:
-                if not isinstance(error, MillraceError):  # whose sentence `serve_until_stopped` raises
+                if not isinstance(error, MillraceError):  # its message is raised by `serve_until_stopped`
                     log.exception("the %s has failed", name)
                 self._failure.append(error)
                 self.stop()  # a service that is not whole must not go on answering

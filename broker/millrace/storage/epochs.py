@@ -60,10 +60,10 @@ class EpochMap:
         return EpochEnd(starts[index - 1][0], end)
 
     def parting(self, epoch: int, position: int, log_end: int) -> EpochEnd | None:
-        """Where this log leaves that of a reader who is at `position`, behind a batch of `epoch`.
+        """Return where this log leaves that of a reader at `position`, after a batch of `epoch`.
 
-        None when it does not: then the batch is in this log, or was until retention took it. Of a reader that
-        does not know the epoch nothing can be told.
+        None when the batch is in this log, or was until retention deleted it. None also for a reader that
+        does not know the epoch.
         """
         if epoch == NO_EPOCH or (epoch == self.last and position <= log_end):
             return None

@@ -15,8 +15,8 @@ aside is kept as long as the broker's own retention would have kept its messages
 The first broker that uses the directory owns it. Any other is refused: it would not find its own logs, begin
 them anew and set those that are there aside. So would the owner itself behind a wiped ZooKeeper.
 
-The directory's id is drawn once, and is told in the broker's record in ZooKeeper. A broker that lost its disk
-comes back with its number and another directory, so nobody takes the empty one for the one it had. The
+The directory's id is drawn once, and is stated in the broker's record in ZooKeeper. A broker that lost its
+disk comes back with its number and another directory, so the empty one is not taken for the lost one. The
 generation tells the directory from an older copy of it (`millrace.broker.generation`).
 """
 
@@ -99,7 +99,7 @@ class Owner:
 def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
     """Return the owner of the locked directory, None while it has none.
 
-    MillraceError when the directory belongs to another broker.
+    Raises MillraceError when the directory belongs to another broker.
     """
     path = log_dir / OWNER_NAME
     try:
@@ -224,7 +224,7 @@ class LogDirectory:
         self._set_aside(topic, partition, topic_id, "belongs to a topic that no longer exists")
 
     def set_unreadable_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
-        """Put away a log that cannot be opened, before one is opened in its place."""
+        """Set aside a log that cannot be opened, before another log is opened in its place."""
         self._set_aside(topic, partition, topic_id, "cannot be opened")
 
     def set_moved_aside(self, topic: str, partition: int) -> None:

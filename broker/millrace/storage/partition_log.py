@@ -387,7 +387,7 @@ class PartitionLog:
         At least one batch with its filler, whatever `max_bytes`; the last may be cut off. None at the end.
         """
         files = self._files
-        if position < files.segments[0].base:  # retention has just taken it
+        if position < files.segments[0].base:  # retention has just deleted it
             raise OffsetOutOfRange(f"position {position} is before the log's start {files.segments[0].base}")
         index = files.index_of(position)
         segment = files.segments[index]
@@ -631,11 +631,11 @@ class PartitionLog:
             return self.log_start_offset
 
     def count_anew(self, wrong: Sequence[TimeRange]) -> None:
-        """Let the age of each segment begin now that was last appended to at such a time of a wrong clock."""
+        """Let a segment's age begin now if its last append was in one of these ranges of a wrong clock."""
         now = self._clock()
         for segment in self._files.segments:
             if any(since <= segment.last_append <= until for since, until in wrong):
-                with contextlib.suppress(FileNotFoundError):  # it went with its topic
+                with contextlib.suppress(FileNotFoundError):  # deleted with its topic
                     segment.count_anew(now)
 
     def apply_retention(self, leader_start: int | None = None) -> list[int]:

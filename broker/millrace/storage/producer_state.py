@@ -141,10 +141,10 @@ class ProducerStates:
         return None if state is None or state.seen_at + EXPIRY_S < self._clock() else state
 
     def find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
-        """The batch that `header` repeats, or None for one that must be appended.
+        """Return the batch that `header` repeats, or None for a batch that must be appended.
 
-        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for one that must be refused, and for
-        one that must wait until an earlier one comes again what that one was refused with.
+        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for a batch that must be refused. A
+        batch that must wait for an earlier refused batch raises the error of that batch.
         """
         try:
             return self._find_duplicate(header, staged)
@@ -178,7 +178,7 @@ class ProducerStates:
         )
 
     def _check_refused(self, header: BatchHeader) -> None:
-        """Refuse a batch as an earlier one of its producer was, which must come again first."""
+        """Refuse a batch while an earlier refused batch of its producer must come again first."""
         first = self._refused.get(header.producer_id)
         if first is None or first.epoch != header.producer_epoch or first.at + REFUSED_S < self._clock():
             return
@@ -189,7 +189,7 @@ class ProducerStates:
             )
 
     def note_refused(self, batches: Iterable[Buffer], why: BrokerError) -> None:
-        """Note batches that were refused, for a reason that passes, before anything of them was written."""
+        """Note batches that were refused, for a reason that passes, before any part of them was written."""
         for batch in batches:
             header = BatchHeader.of(batch)
             id_, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
@@ -316,5 +316,5 @@ class ProducerStates:
 
 
 def _follows(sequence: int, other: int) -> bool:
-    """True for a sequence behind another one, which wraps to zero behind MAX_SEQUENCE."""
+    """True if `sequence` follows `other`; sequences wrap to zero after MAX_SEQUENCE."""
     return 0 < (sequence - other) & MAX_SEQUENCE <= MAX_SEQUENCE // 2

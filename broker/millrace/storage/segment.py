@@ -217,7 +217,7 @@ class Segment:
             self.landmarks = None
 
     def count_anew(self, now: float) -> None:
-        """Let its age begin now; the file keeps that over a restart."""
+        """Let the segment's age begin now; the file's times keep this over a restart."""
         os.utime(self.path, (now, now))
         self.last_append = self.begun = now
 
