@@ -1,4 +1,4 @@
-"""Which sequences of which producers rows hold: the audit header's columns, counted at once.
+"""Count of the sequences in rows by producer, from the audit header's columns, all at once.
 
 In batches while they are in memory, and in a Parquet file, of which no other column is read but the record's
 time: rows without a header are counted by it.
@@ -131,7 +131,7 @@ def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
 
 
 def _header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
-    """The five columns of all rows, None in a table without audit headers."""
+    """Return the header's five columns of all rows; None for a table without audit headers."""
     index = batch.schema.get_field_index(HEADER)
     type_ = batch.schema.types[index] if index >= 0 else None
     if type_ is None or not pa.types.is_struct(type_):
@@ -146,7 +146,7 @@ def _header_fields(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
 
 
 def _whole(fields: Sequence[pa.Array]) -> pa.Array | None:
-    """True for the rows that have all five; None when every row has."""
+    """Return a mask of the rows that have all five; None when every row has."""
     if not any(column.null_count for column in fields):
         return None
     return functools.reduce(pc.and_, [column.is_valid() for column in fields])

@@ -47,7 +47,7 @@ class MillraceHook(BaseHook):
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """ConfigError, which no task retries, for a connection that does not exist."""
+        """Raise ConfigError, which no task retries, for a connection that does not exist."""
         try:
             yield
         except AirflowNotFoundException:

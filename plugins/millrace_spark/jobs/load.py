@@ -91,9 +91,9 @@ def _load(spark: SparkContext, storage: Storage, request: Load, topic: str) -> L
 
 
 def _compare_with_auditor(storage: Storage, url: str, topic: str) -> list[str]:
-    """A note when the auditor does not answer: loads do not wait for it.
+    """Return a note when the auditor does not answer: loads do not wait for it.
 
-    MillraceError when it has counted a load that the topic's folder does not have.
+    Raises MillraceError when the auditor has counted a load that the topic's folder does not have.
     """
     try:
         counted = newest_counted(url, topic) if url else None

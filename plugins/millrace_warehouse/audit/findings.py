@@ -1,4 +1,4 @@
-"""What `millrace verify` has found of a topic, kept beside the loads for the warehouse's reader to tell.
+"""Findings of `millrace verify` on a topic, kept beside the loads for the warehouse's reader to report.
 
 `audited/_verified` has what is wrong now. A run takes back only what it has looked for as well: one without
 the table says nothing of what an earlier one found in the table. Where the file is gone, because the topic's

@@ -31,7 +31,7 @@ _AUDITED = re.compile(r"(\d{10})\.(\d{4,})\.json\.gz")
 
 
 LOOKED_AT_S = 60.0
-"""Time for which a manifest that was read is taken for the one that is there."""
+"""Time for which a manifest that was read is assumed to be unchanged."""
 
 
 class LoadId(NamedTuple):
@@ -42,7 +42,7 @@ class LoadId(NamedTuple):
 
 
 class Loads:
-    """What was told of the loads of a topic, and what was not."""
+    """The loads of a topic that were reported, and those still to report."""
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
@@ -50,19 +50,19 @@ class Loads:
         names = map(_AUDITED.fullmatch, there)
         self._told = {(int(name[1]), int(name[2])) for name in names if name}
         self._is_whole = layout.AUDITED_ROWS in there
-        """True if everything was told with its rows; a version that knew of none left no such mark."""
+        """True if every report had its rows; a version that reported no rows left no such mark."""
         self._erased: dict[tuple[int, int], SequenceCounts] = {}
         self._newest = max((load for load, _ in self._told), default=0)
         self._editions: dict[int, int] = {}
         self._listed = 0
         """The newest load in the folder."""
         self._sure_of, self._sure_until = LoadId(), 0.0
-        """The load that was looked at last, as it is in the folder; and until when that will do."""
+        """The load that was read last from the folder, and the time until which that reading holds."""
 
     def news(self) -> Iterator[LoadManifest]:
-        """What is to be told, in order; ask for the next one when one is told.
+        """Yield what must be reported, in order; ask for the next manifest once one is reported.
 
-        MillraceError for a manifest that is gone or edited, or does not follow the one before.
+        Raises MillraceError for a manifest that is gone or edited, or does not follow the one before.
         """
         storage, topic = self._storage, self._topic
         self._forget_lost()
@@ -77,7 +77,7 @@ class Loads:
         self._editions = {load: editions[-1] for load, editions in told_of.items()}
 
     def _to_complete(self) -> Iterator[LoadManifest]:
-        """The editions that a version told of without their rows and rejected messages, once all of them."""
+        """Yield, once, all editions that an earlier version reported without rows and rejected messages."""
         path = layout.audited_rows_path(self._topic)
         if not self._is_whole:
             for load, edition in sorted(self._told):
@@ -86,10 +86,10 @@ class Loads:
             self._is_whole = True
 
     def _forget_lost(self) -> None:
-        """Forget that loads were told of which are gone, or are others now: the folder is an older copy.
+        """Forget the reports of loads that are gone or different now: the folder is an older copy.
 
-        What is made in their place is told again. To look at the newest one will do: its manifest names the
-        one before it.
+        Loads in their place are reported again. Reading the newest load is enough: its manifest names the one
+        before it.
         """
         numbers = layout.load_numbers(self._storage, self._topic, max(self._newest - 1, 0))
         while self._newest > 0 and not self._is_there(numbers):
@@ -102,7 +102,7 @@ class Loads:
         self._listed = numbers[-1] if numbers else 0
 
     def _is_there(self, numbers: Sequence[int]) -> bool:
-        """True if the newest load that was told of is in the folder, given the numbers from it on."""
+        """True if the newest reported load is in the folder, given the numbers from it on."""
         load = self._newest
         if load not in numbers:
             return False
@@ -118,14 +118,14 @@ class Loads:
         self._sure_of, self._sure_until = newest, time.monotonic() + LOOKED_AT_S
 
     def newest(self) -> LoadId:
-        """The newest load that was in the folder when its news was asked for."""
+        """Return the newest load that was in the folder at the last `news`."""
         load = max(self._listed, self._newest)
         if load != self._sure_of.load:
             self._look_at(load)
         return self._sure_of
 
     def editions(self) -> str:
-        """A hash of the newest editions of loads that were read again, as its news named them last."""
+        """Return a hash of the newest editions of loads that were read again, as of the last `news`."""
         return editions_hash(self._editions)
 
     def behind(self, published: Through) -> set[str] | None:
@@ -211,7 +211,7 @@ class Loads:
         return SequenceCounts.from_json(self._note_of(load, edition)["counts"])
 
     def _told_unkeyed(self, load: int, edition: int) -> dict[int, UnkeyedRows]:
-        """Rows that were told; none for an edition that a version without such rows told of."""
+        """Return the reported rows; none for an edition that a version without such rows reported."""
         rows = self._note_of(load, edition).get("unkeyed", [])
         return {each.window: each for each in (UnkeyedRows(*row) for row in rows)}
 
@@ -229,7 +229,7 @@ class Loads:
 
 
 def _more(now: Mapping[int, UnkeyedRows], before: Mapping[int, UnkeyedRows]) -> list[UnkeyedRows]:
-    """Differences from before, by window; negative where there are fewer rows now."""
+    """Return the differences from before, by window; negative where there are fewer rows now."""
     more = []
     for window in sorted({*now, *before}):
         here, there = (each.get(window, UnkeyedRows(window, 0)) for each in (now, before))

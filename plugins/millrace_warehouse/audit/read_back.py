@@ -1,7 +1,7 @@
 """Rows and rejected messages of a load's files, read from the storage after they were written.
 
-Reads the columns of the audit header and the record's time. Believes nothing that the load has said of its
-rows, but for files that `expire` has deleted, whose rows the table was counted to have.
+Reads the columns of the audit header and the record's time. Ignores the load's own statements about
+its rows, except for files that `expire` has deleted, whose rows the table was counted to have.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _unkeyed(hours: Mapping[str, FileRows]) -> dict[int, UnkeyedRows]:
 
 
 def _hours(manifest: LoadManifest, rows: Mapping[str, int], erased: SequenceCounts) -> list[HourRows]:
-    """The rows of each hour, and how many without a header the manifest says were erased from it."""
+    """Return the rows of each hour, with the number of erased rows without a header by the manifest."""
     without = Counter[str]()
     for each in manifest.erased:
         without[each.hour] += each.rows

@@ -48,7 +48,7 @@ class TableHour:
 
 
 class PublishedTable:
-    """What was told of a topic's table."""
+    """The reported contents of a topic's table."""
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self._storage, self._topic = storage, topic
@@ -107,7 +107,7 @@ class PublishedTable:
         return hour != UNFILED and self._told.get(hour) != digests.get(hour, "")
 
     def _count(self, table: Table, hour: str, tasks: list[FileScanTask]) -> tuple[FileRows, set[str]]:
-        """The hour's rows, wherever they lie; and the hours whose rows in its partition have changed."""
+        """Return the hour's rows, wherever they lie, and hours whose rows in its partition have changed."""
         found = self._read(table, hour, tasks)
         own, strays = _split(found, hour)
         before = self._strays.pop(hour, FileRows())
@@ -135,7 +135,7 @@ class PublishedTable:
         return found
 
     def _note(self) -> None:
-        # An hour with rows of others is counted again by who comes next, who does not know them.
+        # An hour with rows of other hours is counted again by the next process, which does not know them.
         told = {hour: digest for hour, digest in self._told.items() if digest and hour not in self._strays}
         content = json.dumps(told, sort_keys=True).encode()
         self._storage.put(layout.audited_table_path(self._topic), io.BytesIO(content))
@@ -146,7 +146,7 @@ def _windows(hour: str) -> list[int]:
 
 
 def _split(found: FileRows, hour: str) -> tuple[FileRows, FileRows]:
-    """The rows of an hour's windows, and those of all others."""
+    """Return the rows of an hour's windows, and the rows of all other windows."""
     windows = _windows(hour)
     parts = FileRows(), FileRows()
     for key, tally in found.counts.tallies.items():

@@ -431,7 +431,7 @@ class _Edition:
     def _compare(
         self, copied: Mapping[str, ContentsDigest], written: Sequence[HourFile], columns: Schema
     ) -> None:
-        """MillraceError unless the files, read back, hold in each hour what the rows held that they keep."""
+        """Raise MillraceError unless the files, read back, hold the contents of each hour's kept rows."""
         found: dict[str, ContentsDigest] = {hour: ContentsDigest() for hour in copied}
         for file in written:
             with pq.ParquetFile(file.path) as content:

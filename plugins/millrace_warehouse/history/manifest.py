@@ -350,7 +350,7 @@ def content_hash(manifest: Manifest) -> str:
     """SHA-256 of everything the manifest says but its own `sha256` and empty keys of later versions."""
     values = dataclasses.asdict(manifest)
     del values["sha256"]
-    for name in _NOT_IN_THE_FIRST_FORM:  # a manifest that was made before there were any keeps its hash
+    for name in _NOT_IN_THE_FIRST_FORM:  # a manifest from before these keys keeps its hash
         if not values.get(name, True):
             del values[name]
     for part in values.get("partitions", ()):

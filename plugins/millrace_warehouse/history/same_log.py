@@ -1,8 +1,8 @@
-"""Whether a topic's log is the one that its loads were read from: of that cluster, with that topic's id, and
-not cut back since.
+"""Check that a topic's log is the one that its loads were read from: of that cluster, with that topic's id,
+and not cut back since.
 
-Offsets mean nothing in any other. Taken for the same, another cluster's log would be loaded a second time, or
-be believed to have lost what it never held. A log that was cut back has given offsets to other messages.
+Offsets mean nothing in any other log. Without the check, another cluster's log would be loaded a second time,
+or would seem to have lost messages that it never held. A log that was cut back has reused offsets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def cut_log(client: ClusterClient, load: LoadManifest) -> str | None:
 
 
 def check_not_cut(client: ClusterClient, load: LoadManifest) -> None:
-    """MillraceError when the next load would pass over messages, because the log was cut back."""
+    """Raise MillraceError when the next load would skip messages, because the log was cut back."""
     if cut := cut_log(client, load):
         raise MillraceError(
             f"{cut}; nothing was loaded: restore a newer copy of the log, or load into a new warehouse"

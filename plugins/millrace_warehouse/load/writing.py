@@ -85,12 +85,12 @@ class Writing:
 
 
 def unread(partition: int) -> PartitionRange:
-    """A partition of which nothing was loaded."""
+    """Return the range of a partition of which nothing was loaded."""
     return PartitionRange(partition=partition, start=0, end=0)
 
 
 def behind(part: PartitionRange) -> PartitionRange:
-    """A partition without news since a load."""
+    """Return the empty range behind a load, for a partition without news."""
     end, base = part.end, part.end_base
     return PartitionRange(
         partition=part.partition,
@@ -328,7 +328,7 @@ def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> 
 
 
 def _epoch_at(stats: RangeStats) -> int | None:
-    """Epoch of the batch that ends where a range does; None without such a batch or epoch."""
+    """Return the epoch of the batch that ends where a range does; None without such a batch or epoch."""
     cursor = stats.cursor
     return cursor.epoch if cursor and cursor.next_offset == stats.last and cursor.epoch >= 0 else None
 

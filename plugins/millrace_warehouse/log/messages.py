@@ -63,7 +63,7 @@ class Rejected:
     reason: str
     raw: bytes
     timestamp: int
-    """Time by which auditing readers file it, in ms: its header's or the record's; of a batch the largest."""
+    """Time by which auditing readers file it, in ms: the header's or the record's; a batch's largest time."""
     keyed: bool = False
     """True if it has an audit header, by which auditing readers count it."""
 

@@ -152,7 +152,7 @@ def asked(what: str, question: Callable[[], T]) -> T:
 
 
 def first_line(error: Exception) -> str:
-    """The beginning of what an error says."""
+    """Return the first line of an error's text, cut to 200 characters."""
     return str(error).partition("\n")[0][:200]
 
 

@@ -1,4 +1,4 @@
-"""Which hours a run publishes, and what the auditor says of them.
+"""Choice of the hours that a run publishes, with the auditor's verdicts on them.
 
     named                          published whatever the verdict, empty ones, too
     waits, complete                published with `proven`
@@ -59,7 +59,7 @@ def choose(
 
 
 def rejudged(state: State, changes: Callable[[str | None], Changes]) -> list[str]:
-    """The hours whose final verdict has changed since the state's cursor, which is moved behind them.
+    """Return the hours whose final verdict has changed since the state's cursor, and move the cursor on.
 
     Without a cursor, of all hours that were ever judged, the newest RECHECKED published ones.
     """

@@ -396,7 +396,7 @@ def _fenced(at: At, published: _Published) -> _Published:
 
 
 def _commit_nothing(table: Table) -> None:
-    """Commit no rows, unless another commit is faster, which does as well."""
+    """Commit no rows, unless another commit is faster, which serves as well."""
     with suppress(Conflict):
         commit(table, TableChange())
 

@@ -119,7 +119,7 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
             f"the table {'.'.join(identifier)} of catalog {catalog.name} is not the table of hours of"
             f" {topic}: rename one of the two, or use another catalog with --catalog"
         )
-    if REJECTED not in table.schema().column_names:  # it was made before there was this column
+    if REJECTED not in table.schema().column_names:  # the table is older than this column
         column = NestedField(table.metadata.last_column_id + 1, REJECTED, LongType())
         table = commit(table, TableChange(schema=Schema(*table.schema().fields, column)))
     return table

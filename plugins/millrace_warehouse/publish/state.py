@@ -242,7 +242,7 @@ class State:
         changes: Sequence[HourChange],
         rejected: Mapping[str, int] | None = None,
     ) -> Publication:
-        """The record of the next publication, which leaves this state behind.
+        """Return the record of the next publication, which leaves this state behind.
 
         `rejected`: changed hour -> messages of it that loads have set aside.
         """

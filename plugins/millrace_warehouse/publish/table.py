@@ -101,7 +101,7 @@ def require_loads(catalog: Catalog, storage: Storage, topic: str) -> LoadManifes
 def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
     """The topic's new, empty table, or that of another run. Conflict when that one has rows already.
 
-    What is to be added was chosen for an empty table: on top of another run's rows it would be there twice.
+    The rows to add were chosen for an empty table: on top of another run's rows they would be there twice.
 
     Catalogs number the columns of a new table themselves: pyiceberg's all top ones first, as our files have
     them, SeaweedFS each with what is in it. So a column with fields inside is created as text, and gets its
@@ -285,7 +285,7 @@ def properties_of(publication: Publication, path: str) -> dict[str, str]:
 def commit_publication(
     at: At, table: Table, publication: Publication, added: Sequence[DataFile], removed: Sequence[DataFile]
 ) -> Table:
-    """Write a publication's record, then commit what it says; the table after it.
+    """Write a publication's record, then make its commit; return the table after it.
 
     Conflict when another commit to main was faster.
     """
