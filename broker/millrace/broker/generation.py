@@ -93,7 +93,7 @@ class Generation:
                     if is_woken and not is_closed:
                         self.compare()
                     if self.zookeeper_is_restored:
-                        self._cluster.confirm()  # the snapshots, too, are what was put back
+                        self._cluster.confirm()  # the snapshots, too, show the restored state
                         self.log_zookeeper()
                         zookeeper_restored()
                     if (now != counted or self.zookeeper_is_restored) and self._cluster.is_connected:

@@ -194,7 +194,7 @@ class Auditor:
         while not stop.is_set():
             try:
                 if time.monotonic() >= self._renew_due:
-                    if self._store.renew():  # another process may have applied what is read here
+                    if self._store.renew():  # another process may have applied these records
                         self._readings.clear()
                         self._is_stale = True
                     self._renew_due = time.monotonic() + RENEW_S
@@ -279,7 +279,7 @@ class Auditor:
     def _fetch(
         self, topic: str, offsets: Mapping[int, int], readings: dict[int, _Reading]
     ) -> dict[int, FetchedPartition]:
-        """What lies behind some offsets; partitions whose log was cut back leave `readings`."""
+        """Fetch the records behind some offsets; partitions whose log was cut back leave `readings`."""
         if not offsets:
             return {}
         epochs = {p: readings[p].epochs.get(readings[p].fetch_at, -1) for p in offsets}

@@ -110,7 +110,7 @@ class Warehouse:
     def _state(self, state: WarehouseState) -> None:
         """Note the state of now. A counted load that is gone, or that differs, proves nothing any more."""
         if state.load == 0 and self._session.get(TopicRow, state.topic) is None:
-            return  # of a topic that nobody audits there is no load, either
+            return  # a topic that is not audited has no load, either
         row = state_of(self._session, state.topic)
         self._changes.topic(state.topic)
         row.newest_load, row.sha256 = state.load, state.sha256[:64]

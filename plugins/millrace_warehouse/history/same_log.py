@@ -38,7 +38,7 @@ def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> 
 
 
 def cut_log(client: ClusterClient, load: LoadManifest) -> str | None:
-    """One sentence when the log does not hold the batches any more that the load read last; else None."""
+    """Return a sentence if the log no longer holds the batches that the load read last; else None."""
     ends = {part.partition: part.end for part in load.partitions if part.end_epoch is not None}
     epochs = {part.partition: part.end_epoch for part in load.partitions if part.end_epoch is not None}
     fetched = client.fetch(load.topic, ends, max_bytes=1, max_wait_ms=0, last_epochs=epochs) if ends else {}
