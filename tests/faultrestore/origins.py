@@ -22,6 +22,8 @@ from tests.faultrestore.scene import EVENTS, TOPIC, Copy, Scene, Wrong
 from tests.support import wait_until
 
 _AUDITED = (TOPIC, AUDIT_TOPIC, COUNTS_TOPIC)
+_STOPPED = "was cut back|has lost what it showed before"
+"""What a mirror says that looks after its origin has grown past the old end, or before."""
 ELECTED_S = 5.0
 """Longer than brokers take that lead without an operator's word."""
 
@@ -38,7 +40,7 @@ def an_origin_put_back_at_rest_while_its_mirror_stood_stops_the_mirror(scene: Sc
         _serve_again(scene, HOME)
         ends = _ends(scene, HOME)
         _send_anew(scene)
-    _check_stopped_and_go_on(scene, ends, "was cut back")
+    _check_stopped_and_go_on(scene, ends, _STOPPED)
 
 
 def an_origin_put_back_at_once_stops_the_mirror_that_is_connected(scene: Scene) -> None:
@@ -51,7 +53,7 @@ def an_origin_put_back_at_once_stops_the_mirror_that_is_connected(scene: Scene) 
     _serve_again(scene, HOME)
     ends = _ends(scene, HOME)
     _send_anew(scene)
-    _check_stopped_and_go_on(scene, ends, "was cut back|has lost what it showed before")
+    _check_stopped_and_go_on(scene, ends, _STOPPED)
 
 
 def an_aggregate_put_back_at_rest_makes_hours_unknown_and_calls_no_message_missing(scene: Scene) -> None:

@@ -1238,6 +1238,26 @@ def test_what_expired_at_the_home_uncounted_is_no_surplus_behind_it(quick: Story
     assert (quick.verdict(), quick.findings()) == ("unknown", [])
 
 
+def test_copies_of_which_is_not_known_how_far_they_are_come_before_no_count_of_their_cluster(
+    story: Story,
+) -> None:
+    """The aggregate cluster's reader may count copies before the mirror says, and before dc1's reader counts."""
+    story.beats(NOW - WINDOW_MS)
+    story.hello()
+    early = Origin("dc1", f"dc1-{TOPIC}", 0, None)
+    story.count("offline", found((0, 9)), origin=early)
+    story.beat("dc1", NOW, positions=[ReaderPosition(TOPIC, f"dc1-{TOPIC}", 0, 0)])
+    story.beat("dc2", NOW)
+    story.beat("offline", NOW)
+    assert story.apply().findings() == []
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found(), size=0)
+    story.load(found((0, 9)))
+    story.beats(LATER)
+    assert story.apply().verdict() == "complete", story.window()
+
+
 @pytest.mark.parametrize("is_alone", [False, True], ids=["by a heartbeat", "before a heartbeat"])
 def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_counted_on(
     story: Story, is_alone: bool
