@@ -29,7 +29,7 @@ ELECTED_S = 5.0
 
 
 def an_origin_put_back_at_rest_while_its_mirror_stood_stops_the_mirror(scene: Scene) -> None:
-    """The log grows past its old end before the mirror looks again: only the epoch tells that it was cut."""
+    """The log has grown past its old end when the mirror reads on: then only the epoch shows the cut."""
     place, stage = scene.place, scene.stage
     copies = _copy_behind_the_first_batch(scene, HOME)
     stage.go_on(1, 2)

@@ -1241,7 +1241,7 @@ def test_what_expired_at_the_home_uncounted_is_no_surplus_behind_it(quick: Story
 def test_copies_of_which_is_not_known_how_far_they_are_come_before_no_count_of_their_cluster(
     story: Story,
 ) -> None:
-    """The aggregate cluster's reader may count copies before the mirror says, and before dc1's reader counts."""
+    """The aggregate cluster's reader may count copies before the mirror reports, and before dc1's reader."""
     story.beats(NOW - WINDOW_MS)
     story.hello()
     early = Origin("dc1", f"dc1-{TOPIC}", 0, None)
