@@ -9,10 +9,12 @@ import contextlib
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import confluent_kafka
 import pytest
@@ -24,6 +26,7 @@ from millrace.commands.topics import topics
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.directories import DirectoryNode, withdraw
 from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState
+from millrace.errors import MillraceError
 from millrace.storage.log_directory import Owner, read_owner, write_owner
 from tests.brokers import TestCluster, free_port, read_partition
 from tests.integration.faults.ledger import Ledger
@@ -359,7 +362,8 @@ def test_a_running_broker_notices_at_a_reconnect_that_zookeeper_was_put_back(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     generation, flushes, noticed = take(tmp_path, cluster, 1), [0], list[str]()
-    generation.keep(lambda: flushes[0], lambda: noticed.append("put back"))
+    have_reported = threading.Event()
+    generation.keep(lambda: flushes[0], lambda: noticed.append("put back"), have_reported.is_set)
     flushes[0] += 1
     wait_until("it grows", lambda: _numbers(cluster, tmp_path) == (2, 2))
     flushes[0] += 1
@@ -373,7 +377,31 @@ def test_a_running_broker_notices_at_a_reconnect_that_zookeeper_was_put_back(
         wait_until("it is noticed", lambda: noticed)
     assert "was put back from an older copy" in caplog.text
     wait_until("ZooKeeper has caught up", lambda: _numbers(cluster, tmp_path) == (4, 4))
+    assert _is_known_restored(cluster, tmp_path)
+    with pytest.raises(MillraceError, match="put back from an older copy"):
+        generation.still_there("t", 0, UUID(int=1))
+    have_reported.set()
+    wait_until("all have reported", lambda: not _is_known_restored(cluster, tmp_path))
+    wait_until("ZooKeeper has caught up", lambda: _numbers(cluster, tmp_path) == (5, 5))
     flushes[0] += 1
     generation.close()
-    assert _numbers(cluster, tmp_path) == (5, 5)
+    assert _numbers(cluster, tmp_path) == (6, 6)
     assert noticed == ["put back"]
+
+
+def test_a_start_that_ends_before_its_replicas_have_reported_leaves_the_next_one_what_it_noticed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for _ in range(4):
+        generation = take(tmp_path, cluster, 1)
+    assert not _is_known_restored(cluster, tmp_path)
+    cluster.session.client.set(f"/{cluster.name}/directories/{generation.directory}", b'{"generation": 1}')
+    for _ in range(3):
+        assert take(tmp_path, cluster, 1).zookeeper_is_restored
+        assert _is_known_restored(cluster, tmp_path)
+
+
+def _is_known_restored(cluster: Cluster, log_dir: Path) -> bool:
+    owner = read_owner(log_dir, cluster.cluster_id, 1)
+    assert owner is not None
+    return owner.zookeeper_restored

@@ -12,6 +12,7 @@ import pytest
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
 from tests.brokers import TestCluster, free_port
+from tests.compat.clients import CONFLUENT
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, run
 from tests.support import Process, run_millrace, wait_until
@@ -80,6 +81,12 @@ class World:
         self._zookeeper = self._start("zookeeper", "--port", port, "--data-dir", str(self._data))
         self._zookeeper.ready()
 
+    def logs_of(self, *topics: str) -> set[Path]:
+        """Folders that hold messages of these topics, also those that were set aside."""
+        folders = (self.brokers.directory(broker) for broker in (1, 2, 3))
+        found = (folder.glob(f"{topic}-*/*.log") for folder in folders for topic in topics)
+        return {path.parent for paths in found for path in paths if path.stat().st_size > 100}
+
     def check(self) -> None:
         """Everything acknowledged is there, and all replicas are equal."""
         for producer in self.producers:
@@ -138,6 +145,32 @@ def test_brokers_that_run_on_notice_a_restored_zookeeper_and_lose_nothing(
         wait_until(f"broker {number} notices", partial(process_says, process, noticed))
     world.brokers.restart(BEHIND)
     world.write(50)
+    world.until("all replicas are in sync again", is_whole)
+    world.check()
+
+
+@pytest.mark.soak
+def test_brokers_that_run_on_keep_the_logs_of_topics_that_a_restored_zookeeper_does_not_know(
+    start: Start, tmp_path: Path
+) -> None:
+    world = World(start, tmp_path)
+    run(world.producers, 4)  # generations grow once a second
+    world.back_up()
+    with world.brokers.client() as client:
+        client.create_topic("young", 1, {"flush.ms": "20"}, replicas=3)
+        client.create_topic("alone", 1, {"flush.ms": "20"}, replicas=1)
+        for topic in ("young", "alone"):
+            CONFLUENT.produce(world.brokers.bootstrap, topic, 0, [topic.encode() * 100], "none")
+    run(world.producers, 4)
+    logs = world.logs_of("young", "alone")
+    assert len(logs) == 4
+    world.put_back()
+    for number in (1, 2, 3):
+        process = world.brokers.brokers[number].process
+        noticed = "may belong to a topic that ZooKeeper has lost"
+        wait_until(f"broker {number} sets them aside", partial(process_says, process, noticed))
+    wait_until("all are set aside", lambda: not world.logs_of("young", "alone") & logs)
+    assert len(world.logs_of("young", "alone")) == 4
     world.until("all replicas are in sync again", is_whole)
     world.check()
 

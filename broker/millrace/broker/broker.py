@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from uuid import UUID
 
 from millrace import errors
@@ -40,6 +40,8 @@ from millrace.wire.fetch import FetchRequest
 
 log = logging.getLogger("millrace.broker")
 T = TypeVar("T")
+StillThere: TypeAlias = Callable[[str, int, UUID], bool]
+"""True if ZooKeeper itself has the partition of a topic; MillraceError where its word cannot be trusted."""
 
 RETENTION_INTERVAL_S = 5.0
 POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
@@ -90,10 +92,14 @@ class Broker:
         clock: Callable[[], float] = time.monotonic,
         *,
         directory: str = "",
+        still_there: StillThere = lambda *_: False,
     ) -> None:
-        """`directory` is the id of the log directory, by which this broker's replicas are known."""
+        """`directory` is the id of the log directory, by which this broker's replicas are known.
+
+        `still_there` is asked before a log is deleted.
+        """
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
-        self._logs, self._directory = logs, directory
+        self._logs, self._directory, self._still_there = logs, directory, still_there
         self.clock_check = ClockCheck(logs.clock, cluster)
         self._hosted: dict[TopicPartition, Hosted] = {}
         self._staged: dict[Partition, None] = {}
@@ -414,7 +420,7 @@ class Broker:
             self.cluster.confirm()
             topic = self._current(key, topic_id)
             if topic is not None and self.config.broker_id not in topic.partitions[key[1]].replicas:
-                self._logs.set_moved_aside(*key)
+                self._logs.set_open_aside(*key, "belongs to a partition that other brokers have")
 
         def done(future: Future[None]) -> None:
             if future.exception() is not None:
@@ -425,7 +431,23 @@ class Broker:
         self._submit("delete", work, done)
 
     def _delete(self, key: TopicPartition) -> None:
-        """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
+        """Delete a log nobody uses any more; a new topic of the same name is opened only after that.
+
+        The log stays where ZooKeeper has the partition after all, and is set aside where ZooKeeper may have
+        been put back from a copy that is older than the partition.
+        """
+        topic_id = self._hosted[key].topic_id
+
+        def work() -> None:
+            try:
+                is_there = self._still_there(*key, topic_id)
+            except errors.MillraceError as error:
+                self._logs.set_open_aside(*key, f"may belong to a topic that ZooKeeper has lost ({error})")
+                return
+            if is_there:
+                self._logs.shut(*key)
+            else:
+                self._logs.delete(*key)
 
         def deleted(future: Future[None]) -> None:
             del self._hosted[key]
@@ -433,8 +455,8 @@ class Broker:
                 log.error("cannot delete %s-%s: %s", *key, future.exception())
             self.refresh()
 
-        self._hosted[key] = Hosted(self._hosted[key].topic_id, State.DELETING)
-        self._submit("delete", lambda: self._logs.delete(*key), deleted)
+        self._hosted[key] = Hosted(topic_id, State.DELETING)
+        self._submit("delete", work, deleted)
 
     def _record_soon(self) -> None:
         """Have the broker's record in ZooKeeper say which partitions are stored here."""

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.directories import DirectoryNode, waiting, withdraw
@@ -49,8 +50,10 @@ class Generation:
         """The largest number that ZooKeeper is known to have held."""
         self.is_restored = owner.generation < found
         """True if ZooKeeper has seen a later state of this directory."""
-        self.zookeeper_is_restored = found < self._known
-        """True if the directory has seen a later state of ZooKeeper."""
+        self.zookeeper_is_restored = found < self._known or owner.zookeeper_restored
+        """True if the directory has seen a later state of ZooKeeper, and not all replicas have reported."""
+        self._was_restored = self.zookeeper_is_restored
+        self._must_tell = False
         self._wake = threading.Event()
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -63,45 +66,71 @@ class Generation:
     def grow(self) -> None:
         """Raise the number on the disk, then in ZooKeeper. If the disk is ahead, write only to ZooKeeper.
 
-        Raises OSError when the disk refuses the write, MillraceError when ZooKeeper does.
+        A ZooKeeper that was restored stays so on the disk before the number there shows it no more. Raises
+        OSError when the disk refuses the write, MillraceError when ZooKeeper does.
         """
-        if self._owner.generation == self._known:
-            owner = replace(self._owner, generation=self._known + 1)
+        owner = replace(self._owner, zookeeper_restored=self.zookeeper_is_restored)
+        if owner.generation == self._known:
+            owner = replace(owner, generation=self._known + 1)
+        if owner != self._owner:
             write_owner(self._log_dir, owner)
             self._owner = owner
         if not self._node.write(self._owner.generation):
             self.compare()
+            if self._must_tell:
+                return  # the disk does not say so yet
             self._node.write(self._owner.generation)
         self._known = self._owner.generation
 
     def compare(self) -> None:
         """Read ZooKeeper's number. A number lower than before means that ZooKeeper was put back."""
         if self._node.read() < self._known:
-            self.zookeeper_is_restored = True
+            self.zookeeper_is_restored = self._was_restored = self._must_tell = True
 
-    def keep(self, flushes: Callable[[], int], zookeeper_restored: Callable[[], None]) -> None:
-        """Start a thread that grows the number while `flushes` grows, and reports a ZooKeeper put back."""
-        self.zookeeper_is_restored = False
+    def still_there(self, topic: str, partition: int, topic_id: UUID) -> bool:
+        """True if ZooKeeper has the partition. MillraceError if it may be older than the partition."""
+        known = self._known  # first: the number grows meanwhile
+        if self._was_restored or DirectoryNode(self._cluster, self.directory).read() < known:
+            raise MillraceError("it was put back from an older copy since this broker started")
+        return self._cluster.holds(topic, partition, topic_id)
+
+    def keep(
+        self,
+        flushes: Callable[[], int],
+        zookeeper_restored: Callable[[], None],
+        have_reported: Callable[[], bool],
+    ) -> None:
+        """Start a thread that grows the number while `flushes` grows, and reports a ZooKeeper put back.
+
+        `zookeeper_restored` returns when replicas owe their reports, and `have_reported` says that none does.
+        """
 
         def work() -> None:
-            counted, is_closed = flushes(), False
+            counted, is_closed, must_compare, trouble = flushes(), False, False, ""
             while not is_closed:
-                is_woken = self._wake.wait(GROW_S)
+                must_compare |= self._wake.wait(GROW_S)
                 self._wake.clear()
                 is_closed, now = self._is_closed, flushes()
                 try:
-                    if is_woken and not is_closed:
+                    if must_compare and not is_closed:
                         self.compare()
-                    if self.zookeeper_is_restored:
+                        must_compare = False
+                    if self._must_tell:
                         self._cluster.confirm()  # the snapshots, too, show the restored state
                         self.log_zookeeper()
                         zookeeper_restored()
-                    if (now != counted or self.zookeeper_is_restored) and self._cluster.is_connected:
+                        self._must_tell = False
+                    elif self.zookeeper_is_restored and have_reported():
                         self.zookeeper_is_restored = False
+                    is_noted = self._owner.zookeeper_restored == self.zookeeper_is_restored
+                    if (now != counted or not is_noted) and self._cluster.is_connected:
                         self.grow()
                         counted = now
+                    trouble = ""
                 except (MillraceError, OSError) as error:
-                    log.warning("the generation of %s does not grow: %s", self._log_dir, error)
+                    if str(error) != trouble:
+                        log.warning("the generation of %s does not grow: %s", self._log_dir, error)
+                    trouble = str(error)
 
         self._cluster.session.on_reconnect(self._wake.set)
         self._thread = threading.Thread(target=work, name="generation", daemon=True)

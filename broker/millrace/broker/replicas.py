@@ -177,16 +177,31 @@ class Replicas:
         self._pool = started_threads(8, "replicas")
         self._lag_s = config.replica_lag_ms / 1000
         self._is_ticking = self._is_campaigning = False
-        self._zookeeper_is_older = False
+        self._unreported: set[ReplicaPartition] = set()
+        """Partitions that had replicas here when ZooKeeper was restored, until these have reported."""
 
     # What there is
 
     def forget_zookeeper(self) -> None:
         """Drop every role and state read so far, as ZooKeeper was restored; each replica reports its log."""
-        self._zookeeper_is_older = True
+        self._unreported = self._named()
         for one in list(self._stored.values()):
             one.replica.forget_zookeeper()
             self._settle(one)
+
+    @property
+    def have_reported(self) -> bool:
+        """True once no replica owes a report to a restored ZooKeeper; from any thread."""
+        return not self._unreported
+
+    def _named(self) -> set[ReplicaPartition]:
+        """Replicated partitions that ZooKeeper says are stored here."""
+        return {
+            ReplicaPartition(topic.topic_id, number)
+            for topic in self._cluster.topics.values()
+            for number, state in topic.partitions.items()
+            if state.is_replicated and self._config.broker_id in state.replicas
+        }
 
     def add(self, key: TopicPartition, topic: TopicState, log_: PartitionLog) -> None:
         """Take part in a partition from now on; its log is open."""
@@ -200,7 +215,7 @@ class Replicas:
             lag_s=self._lag_s,
             prefer_after_s=PREFER_AFTER_LAGS * self._lag_s,
         )
-        if self._zookeeper_is_older:
+        if partition in self._unreported:
             replica.forget_zookeeper()
         one = self._stored[partition] = StoredReplica(key, partition, log_, replica, topic)
         self._see(one)
@@ -263,6 +278,8 @@ class Replicas:
     def refresh(self) -> None:
         """Take in what has changed in the cluster's snapshots; of 1,000 partitions that is seldom much."""
         before, self._live = self._live, self._registered()
+        if self._unreported:
+            self._unreported &= self._named()
         changed = []
         for one in list(self._stored.values()):
             name, number = one.key
@@ -299,6 +316,8 @@ class Replicas:
         if one.log.refusal is not None:
             self._maybe_give_up(one)
         replica, partition = one.replica, one.partition
+        if not replica.has_seen_newer:
+            self._unreported.discard(one.id)
         if partition is not None and replica.leading is not partition.leading:
             self._end_leading(one, errors.NotLeader(f"another broker leads {one.name} now"))
         elif partition is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -92,7 +93,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         users = _users(config, cluster, listeners)
         acls, quotas = _rights(config, cluster, listeners)
         generation = take(Path(config.log_dir), cluster, config.broker_id)
-        broker = Broker(config, cluster, logs, mailbox, directory=generation.directory)
+        broker = Broker(
+            config, cluster, logs, mailbox, directory=generation.directory, still_there=generation.still_there
+        )
         if generation.zookeeper_is_restored:
             broker.replicas.forget_zookeeper()
         broker.start()
@@ -116,7 +119,11 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         cluster.register_broker(config.broker_id, own, (first.host, first.port))
         broker.clock_check.look()
         # Until here nothing has to be ended.
-        generation.keep(lambda: broker.flushes.done, lambda: mailbox.post(broker.zookeeper_restored))
+        generation.keep(
+            lambda: broker.flushes.done,
+            partial(_in_loop, mailbox, broker.zookeeper_restored),
+            lambda: broker.replicas.have_reported,
+        )
         read_again = certificates.read_again if certificates is not None else None
         stop_on_signals(partial(_stop, mirror, mailbox, broker, server), read_again=read_again)
         if certificates is not None:
@@ -234,6 +241,18 @@ def _collect_garbage_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_THRESHOLD)
+
+
+def _in_loop(mailbox: Mailbox, work: Callable[[], None]) -> None:
+    """Have the loop do some work; return when that is done. For a daemon thread."""
+    done = threading.Event()
+
+    def do() -> None:
+        work()
+        done.set()
+
+    mailbox.post(do)
+    done.wait()
 
 
 def _stop(mirror: Mirror, mailbox: Mailbox, broker: Broker, server: Server) -> None:

@@ -374,6 +374,17 @@ class Cluster:
 
     # Snapshots
 
+    def holds(self, topic: str, partition: int, topic_id: uuid.UUID) -> bool:
+        """True if ZooKeeper itself, not only the snapshot, has the partition of that topic; for a thread."""
+        path = f"{self._topics}/{topic}"
+        self._call(self._client.sync_async, path)
+        self._check_identity()
+        node = self.session.get(path)
+        if node is None:
+            return False
+        found = decode_topic(topic, node[0], node[1].version, node[1].czxid)
+        return found.topic_id == topic_id and partition in found.partitions
+
     def confirm(self) -> None:
         """Have in the snapshots whatever was written anywhere before this call; for a thread.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from millrace.coordination.state import NO_LEADER, PartitionState, Report
 from millrace.replication.following import Following
 from millrace.replication.leadership import Leadership, ReplicaLog, Snapshot
-from millrace.replication.state import Directories, elect, has_live_leader, may_lead, report
+from millrace.replication.state import UNKNOWN_EPOCHS, Directories, elect, has_live_leader, may_lead, report
 
 CAMPAIGN_STEP_S = 0.5
 """Entitled replicas campaign one after the other, so far apart: the first one usually wins."""
@@ -48,6 +48,7 @@ class Replica:
         if self.snapshot is None or snapshot.version > self.snapshot.version:
             self.snapshot = snapshot
             self.has_seen_newer &= self.broker not in snapshot.state.reports
+            self.has_seen_newer &= not self._is_settled(snapshot.state)
         self._take_role(now)
 
     def see_brokers(self, live: Directories, now: float) -> None:
@@ -105,9 +106,14 @@ class Replica:
 
         ZooKeeper knows of each epoch before a log does. Everything that is reported must be on the disk.
         """
-        if not (state.reports or self.has_seen_newer or state.leader_epoch < self.log.epochs.last):
+        has_seen_newer = self.has_seen_newer and not self._is_settled(state)
+        if not (state.reports or has_seen_newer or state.leader_epoch < self.log.epochs.last):
             return None
         return report(state, self.broker, Report(self.directory, self.log.epochs.last, self.log.end))
+
+    def _is_settled(self, state: PartitionState) -> bool:
+        """True if reports, or an operator, have chosen a leader since ZooKeeper was restored."""
+        return not state.reports and state.leader_epoch > self.log.epochs.last + UNKNOWN_EPOCHS // 2
 
     # Elections
 

@@ -68,7 +68,8 @@ class EpochMap:
         if epoch == NO_EPOCH or (epoch == self.last and position <= log_end):
             return None
         here = self.end_of(epoch, log_end)
-        if here.epoch == NO_EPOCH and self.starts and position <= self.starts[0][1]:
+        begin = self.starts[0][1] if self.starts else log_end
+        if here.epoch == NO_EPOCH and position <= begin:
             return None
         return None if here.epoch == epoch and position <= here.end else here
 

@@ -94,6 +94,8 @@ class Owner:
     """The directory's id; "" in a directory of a version that drew no ids."""
     generation: int = 0
     """0 in a directory of a version that did not count."""
+    zookeeper_restored: bool = False
+    """True from when ZooKeeper was found restored until every replica here has reported what it has."""
 
 
 def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
@@ -109,7 +111,9 @@ def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
     except OSError as error:
         raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
     except (ValueError, TypeError):
-        raise MillraceError(f"{path} is unreadable: remove it if the directory is this broker's") from None
+        raise MillraceError(
+            f"{path} is unreadable: restore it from any copy (without it the directory counts as empty)"
+        ) from None
     if (owner.cluster_id, owner.broker_id) != (cluster_id, broker_id):
         raise MillraceError(
             f"log directory {log_dir} belongs to broker {owner.broker_id} of cluster {owner.cluster_id}, this"
@@ -227,15 +231,20 @@ class LogDirectory:
         """Set aside a log that cannot be opened, before another log is opened in its place."""
         self._set_aside(topic, partition, topic_id, "cannot be opened")
 
-    def set_moved_aside(self, topic: str, partition: int) -> None:
-        """Close an open log whose partition other brokers have, and put it away; for a thread."""
+    def shut(self, topic: str, partition: int) -> None:
+        """Close an open log. Its files stay where they are. For a thread."""
         with self._lock:
             opened = self._logs.pop((topic, partition), None)
-            topic_ids = list(self._ids.get((topic, partition), ()))
         if opened is not None:
             opened.close()
+
+    def set_open_aside(self, topic: str, partition: int, why: str) -> None:
+        """Close an open log and put it away. `why` follows its name in the broker's log. For a thread."""
+        self.shut(topic, partition)
+        with self._lock:
+            topic_ids = list(self._ids.get((topic, partition), ()))
         for topic_id in topic_ids:
-            self._set_aside(topic, partition, topic_id, "belongs to a partition that other brokers have")
+            self._set_aside(topic, partition, topic_id, why)
 
     def _set_aside(self, topic: str, partition: int, topic_id: UUID, why: str) -> None:
         path, now = self.path / partition_name(topic, partition, topic_id), int(self.clock() * 1000)

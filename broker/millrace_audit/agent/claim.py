@@ -49,7 +49,7 @@ class Claim:
         self._said: set[bytes] = set()
         # Hello and first report of an instance hold its number, a report holds its key.
         self._awaited = {bytes(_varint(mine.instance)): mine.instance}
-        self._awaited |= {one.key: one.instance for one in left if not one.ended}
+        self._awaited |= {one.key: one.instance for one in left if one.hellos and not one.ended}
 
     @property
     def is_proven(self) -> bool:

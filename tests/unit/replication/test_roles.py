@@ -11,6 +11,7 @@ from millrace.coordination.state import NO_LEADER, PartitionState, Report
 from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leadership import CLOSED_GRACE_S, MAX_UNITS, Leadership, Snapshot
 from millrace.replication.replica import CAMPAIGN_STEP_S, Replica
+from millrace.replication.state import UNKNOWN_EPOCHS
 from millrace.storage.epochs import NO_EPOCH, EpochEnd
 from tests.sim.log import MemoryLog
 
@@ -306,6 +307,19 @@ def test_a_replica_reports_when_its_broker_has_found_zookeeper_restored_and_then
     replica.observe(Snapshot(4, reported, 2), 0.1)
     replica.observe(Snapshot(5, replace(LED, leader=2, leader_epoch=9_000), 2), 0.2)
     assert not replica.owes_report
+    assert replica.following is not None
+
+
+def test_a_replica_that_notices_late_reports_no_more_where_a_leader_was_chosen_since() -> None:
+    replica = Replica(3, "c", log_of((7, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
+    replica.forget_zookeeper()
+    replica.see_brokers({**LIVE, 3: "c"}, 0.0)
+    chosen = replace(
+        LED, leader_epoch=LED.leader_epoch + UNKNOWN_EPOCHS + 1
+    )  # by the others' reports, or by hand
+    replica.observe(Snapshot(9, chosen, 2), 0.0)
+    assert not replica.owes_report
+    assert not replica.has_seen_newer
     assert replica.following is not None
 
 

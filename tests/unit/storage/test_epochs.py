@@ -106,3 +106,8 @@ def test_a_reader_hears_that_a_log_was_cut_below_it_and_no_other_does(
         parting = epochs.parting(epoch, position, end + grown)
         assert (parting is None) == (index < kept)
         assert parting is None or parting.end <= end
+
+
+def test_a_log_without_a_batch_parts_from_no_reader() -> None:
+    """Such a log is a copy that began behind all that had expired: the leader's epochs were never copied."""
+    assert EpochMap().parting(4, 1000, 1000) is None

@@ -197,8 +197,6 @@ class MemoryLog(ClusterClient):
             one, starts = self.partitions[p], EpochMap()
             for header in one.batches():
                 starts.note(max(starts.last, header.partition_leader_epoch), header.base_offset)
-            if not starts.starts:
-                starts.note(self.epoch, one.start)
             if offsets[p] > len(one.log):
                 continue
             if parting := starts.parting(epoch, offsets[p], len(one.log)):
