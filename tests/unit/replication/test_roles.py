@@ -314,9 +314,8 @@ def test_a_replica_that_notices_late_reports_no_more_where_a_leader_was_chosen_s
     replica = Replica(3, "c", log_of((7, 1)), lag_s=LAG_S, prefer_after_s=PREFER_AFTER_S)
     replica.forget_zookeeper()
     replica.see_brokers({**LIVE, 3: "c"}, 0.0)
-    chosen = replace(
-        LED, leader_epoch=LED.leader_epoch + UNKNOWN_EPOCHS + 1
-    )  # by the others' reports, or by hand
+    # By the others' reports, or by hand.
+    chosen = replace(LED, leader_epoch=LED.leader_epoch + UNKNOWN_EPOCHS + 1)
     replica.observe(Snapshot(9, chosen, 2), 0.0)
     assert not replica.owes_report
     assert not replica.has_seen_newer
