@@ -7,6 +7,9 @@ comes first, then ZooKeeper, so a crash leaves the disk ahead by one at most. Th
     disk < ZooKeeper                 the directory was put back from an older copy
     disk > ZooKeeper + 1             ZooKeeper was put back from an older copy
 
+A ZooKeeper that was put back is written down in the directory until every replica has reported what it has:
+a start in between would see nothing of it any more.
+
 A directory that was put back gets a new id. It is then in sync nowhere: the broker copies what other replicas
 have, and a partition that has its only replica there waits for an operator. The same holds for a directory
 without an owner: the disk is empty, or not mounted.

@@ -2,7 +2,8 @@
 
     <log_dir>/lock                                    held by the broker that uses the directory
     <log_dir>/owner.json                              {"cluster_id": "millrace-dc1-<32 hex>", "broker_id": 1,
-                                                       "directory": "<16 hex>", "generation": 7}
+                                                       "directory": "<16 hex>", "generation": 7,
+                                                       "zookeeper_restored": false}
     <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
     <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists, or of a
                                                        partition that was moved away; never served
