@@ -170,7 +170,7 @@ class ConsumerPuller(Puller):
         errors = {}
         for name, answer in answers.items():
             if answer.parting is not None:
-                self._go_back(requested[name], answer.parting)
+                self._go_back(requested[name], answer.parting, answer.log_start_offset)
             elif answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                 if not self._skip_gap(broker, requested[name]):
                     errors[name] = answer.error
@@ -217,11 +217,12 @@ class ConsumerPuller(Puller):
             return
         partition.stream.put(partition, pull.life, CorruptMessage(damaged(partition, offset, error)))
 
-    def _go_back(self, pull: _Pull, parting: Parting) -> None:
+    def _go_back(self, pull: _Pull, parting: Parting, log_start: int) -> None:
         """Go on where the log was cut back: its messages from there on were not delivered yet."""
         cut = log_was_cut(str(pull.partition), pull.offset, pull.epoch, parting)
-        log.warning("group %s: %s. Going on at %d", self._pullers.group, cut, parting.end)
-        pull.partition.stream.put(pull.partition, pull.life, Jump(pull.offset, parting.end))
+        offset = max(parting.end, log_start)
+        log.warning("group %s: %s. Going on at %d", self._pullers.group, cut, offset)
+        pull.partition.stream.put(pull.partition, pull.life, Jump(pull.offset, offset))
 
     def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> bool:
         """Go on behind what is gone; False when the broker does not say what is left."""
