@@ -57,7 +57,11 @@ def purge(at: At, topic: str, erasure: Erasure) -> Purged:
     """Delete every file that only replaced editions and old snapshots of the table name."""
     replaced = {*_replaced(at, topic)}
     old = {path: file for path, file in _files(at, topic) if path in replaced}
-    table = find_table(at.catalog, topic) or make_table(at.catalog, at.storage, topic)
+    table = retried(
+        lambda: find_table(at.catalog, topic) or make_table(at.catalog, at.storage, topic),
+        f"old snapshots of {topic} stay",
+        "see its catalog, then run again",
+    )
     named_before = _named_ever(table, topic)
     old |= {path: file for path, file in _files(at, topic) if path in named_before}
     table = _only_head(at, topic, table)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.erase import purge
 from millrace_warehouse.history import layout, ledger
 from millrace_warehouse.history.manifest import ErasedRows, LoadManifest, encode, sealed
 from millrace_warehouse.publish import publisher
@@ -62,6 +63,17 @@ def test_published_rows_leave_the_table_the_files_and_every_bound(scene: Scene) 
     assert scene.publish(TWELVE).publication is not None
     assert scene.members() == [OTHER, OTHER, OTHER, OTHER, None, None]
     assert assert_gone(scene).rows == 6
+
+
+def test_a_table_that_another_run_makes_and_fills_while_an_erasure_looks_for_it_is_read_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.publish(TEN, ELEVEN)
+    there = purge.find_table
+    found = iter([None])  # it is made a moment later
+    monkeypatch.setattr(purge, "find_table", lambda *where: next(found, there(*where)))
+    scene.erase(id="4711")
+    assert_gone(scene)
 
 
 def test_a_complete_hour_stays_complete_and_its_change_names_the_erasure(scene: Scene) -> None:
