@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.erase import purge
@@ -69,9 +71,13 @@ def test_a_table_that_another_run_makes_and_fills_while_an_erasure_looks_for_it_
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.publish(TEN, ELEVEN)
-    there = purge.find_table
-    found = iter([None])  # it is made a moment later
-    monkeypatch.setattr(purge, "find_table", lambda *where: next(found, there(*where)))
+    look, looks = purge.find_table, [0]
+
+    def made_meanwhile(catalog: Catalog, topic: str) -> Table | None:
+        looks[0] += 1
+        return look(catalog, topic) if looks[0] > 1 else None
+
+    monkeypatch.setattr(purge, "find_table", made_meanwhile)
     scene.erase(id="4711")
     assert_gone(scene)
 
