@@ -16,6 +16,7 @@ from millrace_warehouse.erase import purge
 from millrace_warehouse.history import layout, ledger
 from millrace_warehouse.history.manifest import ErasedRows, LoadManifest, encode, sealed
 from millrace_warehouse.publish import publisher
+from millrace_warehouse.publish.table import find_table
 from millrace_warehouse.verify.check import TopicReport
 from tests.unit.warehouse.erase import scene as scenes
 from tests.unit.warehouse.erase.scene import ELEVEN, MEMBER, NAME, OTHER, TEN, TWELVE, Scene, holding
@@ -71,11 +72,11 @@ def test_a_table_that_another_run_makes_and_fills_while_an_erasure_looks_for_it_
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.publish(TEN, ELEVEN)
-    look, looks = purge.find_table, [0]
+    looks = [0]
 
     def made_meanwhile(catalog: Catalog, topic: str) -> Table | None:
         looks[0] += 1
-        return look(catalog, topic) if looks[0] > 1 else None
+        return find_table(catalog, topic) if looks[0] > 1 else None
 
     monkeypatch.setattr(purge, "find_table", made_meanwhile)
     scene.erase(id="4711")
