@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from millrace.service.database import open_database
 from millrace_audit.auditor import lease as leases
 from millrace_audit.auditor import store as stores
 from millrace_audit.auditor.lease import LEASE_S, Lease, LeaseHeld, process_of
-from millrace_audit.auditor.store import AuditStore, DatabaseRow, LeaseRow
+from millrace_audit.auditor.store import AuditStore, DatabaseRow, LeaseRow, Row
 from tests.support import Clock, child
 
 
@@ -24,11 +25,18 @@ class Elsewhere(Lease):
         self._host = host
 
 
+@pytest.fixture
+def empty_postgres_url(postgres_url: str) -> str:
+    """The run's PostgreSQL, without what another test has left: its lease, for one."""
+    open_database(postgres_url, Row.metadata.drop_all).dispose()
+    return postgres_url
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/audit.db"
-    found: str = request.getfixturevalue("postgres_url")
+    found: str = request.getfixturevalue("empty_postgres_url")
     return found
 
 
@@ -115,10 +123,10 @@ def test_an_auditor_that_stood_still_while_another_came_and_went_reads_again_bef
 
 
 def test_an_auditor_that_stands_still_within_a_transaction_keeps_nobody_out_of_postgresql(
-    postgres_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    empty_postgres_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "ABANDONED_S", 1)
-    first, second = (AuditStore(postgres_url, Elsewhere(host, clock)) for host in ("a", "b"))
+    first, second = (AuditStore(empty_postgres_url, Elsewhere(host, clock)) for host in ("a", "b"))
     first.renew()
     with pytest.raises(LeaseHeld):
         second.renew()
