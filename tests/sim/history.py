@@ -65,8 +65,9 @@ class History:
         faults = []
         for kind in rng.choices(list(KINDS), list(KINDS.values()), k=rng.randint(4, 24)):
             if kind in LOSING:
-                disks -= 1
-                if disks < 0:
+                # A restored ZooKeeper names no eligible replica: only the new leader may have everything.
+                disks -= minimum - 1 if kind == "restore ZooKeeper" else 1
+                if disks < 0 or minimum == 1:
                     continue
             broker, other = rng.sample(range(1, replicas + 1), 2)
             faults.append(
