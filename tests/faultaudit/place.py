@@ -166,7 +166,7 @@ class Place:
         return self.folder / "auditor.db"
 
     def log_folder(self, cluster: str, topic: str, partition: int = 0, broker: int = 1) -> Path:
-        """Where a broker keeps the segments of a partition."""
+        """Folder in which a broker keeps the segments of a partition."""
         (found,) = (self.folder / f"{cluster}-{broker}").glob(f"{topic}-{partition}-{'[0-9a-f]' * 32}")
         return found
 

@@ -27,9 +27,9 @@ class Row:
     """Does it all: traffic, the fault, and whatever makes the auditor's verdict final."""
     says: Says
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Of its topic in the datacenters."""
+    """Settings of the topic in the datacenters."""
     schema: Mapping[str, Any] = field(default_factory=lambda: PAGE_VIEW)
-    """Of its topic's events."""
+    """Schema of the topic's events."""
     mirror: str = ""
     """The edit of `batches` that the mirror makes with the topic."""
     unseen: str = ""

@@ -23,7 +23,7 @@ from tests.support import wait_until
 
 _AUDITED = (TOPIC, AUDIT_TOPIC, COUNTS_TOPIC)
 _STOPPED = "was cut back|has lost what it showed before"
-"""What a mirror says that looks after its origin has grown past the old end, or before."""
+"""Sentences of a stopped mirror: the origin has grown past its old end again, or not yet."""
 ELECTED_S = 5.0
 """Longer than brokers take that lead without an operator's word."""
 

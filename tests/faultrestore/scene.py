@@ -89,7 +89,7 @@ def _rows(database: Path) -> set[str]:
 
 @dataclass(slots=True)
 class Watch:
-    """What the auditor has answered while it was watched."""
+    """Answers of the auditor while it was watched."""
 
     answers: list[Window] = field(default_factory=list)
 
@@ -187,7 +187,7 @@ class Scene:
         return [change for each in json.loads(done.stdout or "[]") for change in each.get("changes", ())]
 
     def refused(self, *words: str) -> str:
-        """What a command says that must not do what it was asked; Wrong when it does."""
+        """Run a command that must be refused and return its sentence; Wrong if it is not refused."""
         done = run_millrace(*words)
         if done.returncode == 0:
             raise Wrong(f"`millrace {' '.join(words)}` did it, and said: {done.stdout}")

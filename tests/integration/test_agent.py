@@ -393,7 +393,7 @@ def with_waiting_events(world: World, agent: Agent, topic: str, count: int) -> N
 
 
 def refused(agent: Agent) -> str:
-    """What an agent says whose spool another agent has gone on with."""
+    """Return the sentence of an agent that ends because another agent has gone on with its spool."""
     assert agent.process is not None
     assert agent.process.wait(timeout_s=WAIT_S) == 1
     output = agent.process.output

@@ -69,13 +69,13 @@ class Machine:
         self.log = MemoryLog()
         self.disks = 0
         self.copies = [MemoryLog()]
-        """Of its disk, the newest last."""
+        """Copies of its disk, the newest last."""
         self.is_doubtful = False
         """True after an older copy took the disk's place unnoticed, until that has all that was committed."""
         self.is_unnoticed = False
         """True meanwhile: the rules find it while the other replicas live, so these have no faults."""
         self.once_flushed = 0
-        """What leaders may still take for flushed here, though the copy has less."""
+        """End that leaders may still take for flushed here, though the copy has less."""
         self.newest_seen = 0
         """The newest version of the node in ZooKeeper that it has seen; on its disk."""
         self.has_seen_newer = False

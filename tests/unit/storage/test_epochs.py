@@ -109,5 +109,5 @@ def test_a_reader_hears_that_a_log_was_cut_below_it_and_no_other_does(
 
 
 def test_a_log_without_a_batch_parts_from_no_reader() -> None:
-    """Such a log is a copy that began behind all that had expired: the leader's epochs were never copied."""
+    """A copy that began behind all that had expired is such a log: it never copied the leader's epochs."""
     assert EpochMap().parting(4, 1000, 1000) is None

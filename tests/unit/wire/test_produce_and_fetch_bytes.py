@@ -160,7 +160,7 @@ IDS = {name: uuid.uuid5(uuid.NAMESPACE_URL, name) for name in ("alpha", "β", "c
 
 
 WANTED = [[(0, 5, 100, 6, 2), (7, 1 << 40, 0x7FFFFFFF, -1, -1)], [(1, -1, 0, 0, 0)], []]
-"""Of each topic: partition, offset, how much, the leader's epoch, the epoch read last."""
+"""Partitions of each topic: number, offset, most bytes, leader epoch, epoch of the last batch read."""
 
 
 def fetch_body(version: int) -> bytes:
