@@ -1,9 +1,9 @@
 """Every hour, for each topic by itself: bring it into the warehouse, wait for the proof, publish the hour.
 
-MILLRACE_TOPICS names the topics, or MILLRACE_TOPICS_FILE a file of many. Some are mirrored here, by batch, as
-`SearchQuery` is; the others, like `PageView`, are mirrored by the brokers all the time. The data
-interval names the hour to wait for and to publish. It selects no offsets: a load takes whatever is new, and
-what it was too early for, the next run's load brings. So runs overlap: while one waits for a slow
+The topics stand in the file that MILLRACE_TOPICS_FILE names, or in topics.toml beside this one. A topic with
+`mirror` is mirrored here, by batch; the others are mirrored by the brokers all the time. The data interval
+names the hour to wait for and to publish. It selects no offsets: a load takes whatever is new, and what it
+was too early for, the next run's load brings. So runs overlap: while one waits for a slow
 datacenter, the next ones go on loading.
 
 Each topic has an Iceberg table. Publishing an hour also publishes the late rows of the hours before, in the
@@ -36,7 +36,7 @@ from millrace_airflow.operators.schemas import RegisterSchemasOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
 from millrace_airflow.topics import topics_of_environment
 
-TOPICS = topics_of_environment()
+TOPICS = topics_of_environment(Path(__file__).with_name("topics.toml"))
 SCHEMAS = os.environ.get("MILLRACE_SCHEMAS", str(Path(__file__).resolve().parent.parent / "schemas"))
 LOADS = int(os.environ.get("MILLRACE_LOADS", "4"))
 WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
@@ -50,7 +50,7 @@ FIRST = f"(data_interval_start if data_interval_start is defined else {NOW} - ma
 START = f"{{{{ params.start or {FIRST} }}}}"
 END = f"{{{{ params.end or {LAST} }}}}"
 TOPIC = "{{ task.topic }}"
-OF_A_TABLE = ("topic", "conn_id", "max_bytes", "max_rejected", "accept_rejected")
+OF_A_LOAD = ("max_bytes", "max_rejected", "accept_rejected")
 # Events travel for a moment: a load at the stroke of the hour would leave its last seconds to the next run.
 SETTLED = f"{{{{ params.end or {LAST} + macros.timedelta(minutes=5) }}}}"
 
@@ -116,13 +116,17 @@ with DAG(
     settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
     schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
     settled >> schemas
-    settings = {one.topic: {name: getattr(one, name) for name in OF_A_TABLE} for one in TOPICS}
-    if streamed := [settings[one.topic] for one in TOPICS if not one.mirror]:
+    settings = {
+        one.name: {"topic": one.name, "conn_id": one.conn_id}
+        | {name: getattr(one.policy, name) for name in OF_A_LOAD}
+        for one in TOPICS
+    }
+    if streamed := [settings[one.name] for one in TOPICS if not one.policy.mirror]:
         schemas >> table.expand_kwargs(streamed)
     for one in TOPICS:
-        if one.mirror:
-            name = one.topic.replace(".", "_")
+        if one.policy.mirror:
+            name = one.name.replace(".", "_")
             mirror = MirrorTopicOperator.partial(
-                task_id=f"mirror_{name}", topic=one.topic, conn_id=one.conn_id
+                task_id=f"mirror_{name}", topic=one.name, conn_id=one.conn_id
             ).expand(origin=origins.override(task_id=f"origins_{name}")(one.conn_id))
-            schemas >> mirror >> table.override(group_id=name)(**settings[one.topic])
+            schemas >> mirror >> table.override(group_id=name)(**settings[one.name])

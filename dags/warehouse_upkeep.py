@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, TriggerRule, task_group
@@ -23,9 +24,9 @@ from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
 from millrace_airflow.topics import topics_of_environment
 
-TOPICS = topics_of_environment()
-NAMES = [one.topic for one in TOPICS]
-CONN_ID = f"{{{{ { ({one.topic: one.conn_id for one in TOPICS}) }[params.topic] }}}}"
+TOPICS = topics_of_environment(Path(__file__).with_name("topics.toml"))
+NAMES = [one.name for one in TOPICS]
+CONN_ID = f"{{{{ { ({one.name: one.conn_id for one in TOPICS}) }[params.topic] }}}}"
 KEEP = os.environ.get("MILLRACE_KEEP", "30d")
 UNPROVEN_AFTER = os.environ.get("MILLRACE_UNPROVEN_AFTER", "1d")
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
@@ -75,7 +76,7 @@ with DAG(
     tags=["millrace"],
     doc_md=__doc__,
 ):
-    table.expand_kwargs([{"topic": one.topic, "conn_id": one.conn_id} for one in TOPICS])
+    table.expand_kwargs([{"topic": one.name, "conn_id": one.conn_id} for one in TOPICS])
 
 with DAG(
     dag_id="warehouse_reload",

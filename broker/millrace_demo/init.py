@@ -1,6 +1,6 @@
 """`millrace init`: the files that a new event type, its DAG and a deployment begin with.
 
-Every file is made only if it is not there; of files that are there only `millrace.toml` and `airflow.env` are
+Every file is made only if it is not there; of files that are there only `millrace.toml` and `topics.toml` are
 changed, by one entry each, and only where that leaves them as they were otherwise.
 """
 
@@ -18,12 +18,13 @@ import click
 from millrace.commands.help_texts import Group
 from millrace.errors import MillraceError
 from millrace.installation import shipped
+from millrace.topics_file import VARIABLE, read_policies
 from millrace_registry.directory import AUDIT_HEADER
 
 DEPLOYMENT = "millrace.toml"
 ENVIRONMENT = "airflow.env"
 PARTITIONS = 2
-_TOPICS = "MILLRACE_TOPICS="
+TOPICS = "topics.toml"
 _HEADER = {
     "name": "header",
     "doc": "Filled in by the producer; every event starts with it, and the audit reads nothing else.",
@@ -73,17 +74,18 @@ def event(name: str, folder: Path) -> None:
     """Make the schema of event NAME and a producer of it; NAME is also its topic.
 
     The schema is schemas/NAME.avsc, with the audit's header and two fields to replace. A deployment in
-    millrace.toml gets the topic, and its mirror where that names its topics; airflow.env gets it, too. Then
+    millrace.toml gets the topic, and its mirror where that names its topics; topics.toml gets it, too. Then
     the next commands are printed.
 
     Example: millrace init event OrderPlaced
     """
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,199}", name):
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,199}", name):
         raise MillraceError(f"{name!r} is no name of an event: take letters and digits, like OrderPlaced")
-    service = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    record = "".join(part[:1].upper() + part[1:] for part in re.split(r"[.-]", name))
+    service = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[.-]+", "_", name).lower()
     schema = {
         "type": "record",
-        "name": name,
+        "name": record if "." in name or "-" in name else name,
         "namespace": "example",
         "doc": f"What happened when there is a {name}.",
         "fields": [
@@ -98,8 +100,8 @@ def event(name: str, folder: Path) -> None:
     bootstraps: Mapping[str, str] = {"dc1": "127.0.0.1:9192", "dc2": "127.0.0.1:9292"}
     if (deployment := folder / DEPLOYMENT).exists():
         bootstraps = _add_to_deployment(deployment, name)
-    if (environment := folder / ENVIRONMENT).exists():
-        _add_to_environment(environment, name)
+    if (topics := folder / TOPICS).exists():
+        _add_to_topics(topics, name)
     click.echo(f"Edit its fields in {folder / 'schemas' / name}.avsc. Then, while `millrace up` runs:")
     click.echo(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
     create = [
@@ -128,8 +130,9 @@ def dag(folder: Path) -> None:
         raise MillraceError(
             f"{folder / 'schemas'} holds no schema: make one with `millrace init event OrderPlaced`"
         )
-    lines = [f"{_TOPICS}{','.join(topics)}", f"MILLRACE_SCHEMAS={(folder / 'schemas').absolute()}"]
-    _create(folder / ENVIRONMENT, "\n".join(lines) + "\n")
+    variables = {VARIABLE: folder / TOPICS, "MILLRACE_SCHEMAS": folder / "schemas"}
+    _create(folder / TOPICS, "".join(map(_table, topics)))
+    _create(folder / ENVIRONMENT, "".join(f"{name}={at.absolute()}\n" for name, at in variables.items()))
     for file in sorted(shipped("dags").glob("*.py")):
         _create(folder / "dags" / file.name, file.read_text())
     click.echo(
@@ -178,6 +181,7 @@ def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise MillraceError(f"{file} is no deployment of `millrace up`: {error}") from None
     mirrors = {f"clusters.{name}.mirror": one["mirror"] for name, one in clusters.items() if "mirror" in one}
+    entry = f"{_key(topic)} = {PARTITIONS}"
     lines, section = text.splitlines(keepends=True), ""
     for number, line in enumerate(lines):
         if line.startswith("["):
@@ -185,9 +189,10 @@ def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
         elif (name := section.removeprefix("clusters.")) in origins:
             if topic in origins[name].get("topics", {}):
                 continue
-            entry = rf"\g<1>{topic} = {PARTITIONS}"
-            line = re.sub(r"^(topics = \{)\s*(?=\})", rf"\g<1> {topic} = {PARTITIONS} ", line)
-            lines[number] = re.sub(rf"^(topics = \{{ )(?!{topic} )(?=\S)", rf"{entry}, ", line)
+            line = re.sub(r"^(topics = \{)\s*(?=\})", rf"\g<1> {entry} ", line)
+            lines[number] = re.sub(
+                rf"^(topics = \{{ )(?!{re.escape(entry)} )(?=\S)", rf"\g<1>{entry}, ", line
+            )
         elif line.startswith("topics = [") and not {"*", topic} & {
             *mirrors.get(section, {}).get("topics", "*")
         }:
@@ -199,17 +204,25 @@ def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
         file.write_text(changed)
         click.echo(f"added the topic to {file}")
     else:
-        click.echo(f"add {topic} = {PARTITIONS} to the `topics` of {', '.join(origins)} in {file} by hand")
+        click.echo(f"add {entry} to the `topics` of {', '.join(origins)} in {file} by hand")
     return {
         name: next(iter(cluster.get("brokers", ())), cluster.get("bootstrap", ""))
         for name, cluster in origins.items()
     }
 
 
-def _add_to_environment(file: Path, topic: str) -> None:
-    lines = file.read_text().splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith(_TOPICS) and topic not in line.removeprefix(_TOPICS).split(","):
-            lines[number] = f"{line},{topic}"
-            file.write_text("\n".join(lines) + "\n")
-            click.echo(f"added the topic to {file}")
+def _add_to_topics(file: Path, topic: str) -> None:
+    if topic not in read_policies(file):
+        with file.open("a") as topics:
+            topics.write(_table(topic))
+        click.echo(f"added the topic to {file}")
+
+
+def _table(topic: str) -> str:
+    """The topic's table in a file of topics."""
+    return f"[{_key(topic)}]\n"
+
+
+def _key(topic: str) -> str:
+    """The topic as a key of TOML."""
+    return f'"{topic}"' if "." in topic else topic

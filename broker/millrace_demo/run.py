@@ -44,6 +44,8 @@ from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, U
 FETCH_BYTES = 4 << 20
 END_S, END_TRIES = 60.0, 3
 """What Airflow gets to end its jobs and itself, and how often it is told."""
+BATCH_TOPIC = "SearchQuery"
+"""The topic of `deploy/local.toml` that a task of the DAG mirrors."""
 WAIT_MINUTES = 3.0
 """How long the DAG waits for the hours to be complete; a minute is plenty on an idle machine."""
 WAIT_MINUTES_WITH_FAULT = 0.5
@@ -335,17 +337,16 @@ def _airflow(
     command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
     command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
     wait_minutes = WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES
-    # A file in which no topic is mirrored by a task: the process that fills an Apache Kafka copies them all.
+    # The process that fills an Apache Kafka copies every topic; brokers leave one to a task.
+    by_task = None if endpoints.aggregate in options.kafka else BATCH_TOPIC
     file = options.scratch / "topics.toml"
-    if endpoints.aggregate in options.kafka:
-        file.write_text("".join(f"[{topic}]\n" for topic in topics))
+    file.write_text("".join(f"[{topic}]\nmirror = {str(topic == by_task).lower()}\n" for topic in topics))
     environment = {
         **os.environ,
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),
-        "MILLRACE_TOPICS": ",".join(topics),
+        "MILLRACE_TOPICS_FILE": str(file),
         "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
         "MILLRACE_WAIT_MINUTES": str(wait_minutes),
-        **({"MILLRACE_TOPICS_FILE": str(file)} if file.exists() else {}),
     }
     return start_child(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 

@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from millrace import topics_file
 from millrace.client.cluster_client import ClusterClient
 from millrace.commands.security import install
 from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, parse_address
@@ -26,6 +27,7 @@ from millrace.security.certificates import read_secret
 from millrace.security.client import VARIABLE
 from millrace.security.folder import HOSTS, SecurityFolder
 from millrace.service.access import add_entry
+from millrace.topics_file import read_policies
 from millrace.urls import with_password
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
@@ -94,6 +96,8 @@ class UpConfig:
     """A folder of `millrace security init`, which is made where it is missing: everything but ZooKeeper uses
     TLS, every process logs in as a user of its own, and may do what it has to; registry and auditor ask for
     a token. Empty: none of it."""
+    topics_file: str = ""
+    """What each topic asks for (`docs/configuration.md`), for all that is started; empty: the variable's."""
     warehouse: str = ""
     """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
@@ -233,6 +237,9 @@ class Deployment:
 
         MillraceError when something does not come up.
         """
+        if self._config.topics_file:
+            read_policies(self._config.topics_file)
+            os.environ[topics_file.VARIABLE] = str(Path(self._config.topics_file).absolute())
         self._data.mkdir(parents=True, exist_ok=True)
         if self._security is not None:
             self._security.make(_hosts(self._config))

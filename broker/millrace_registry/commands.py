@@ -132,7 +132,7 @@ def check(
     changes = [] if revision is None else folder.compare(directory, revision, plain=plain)
     if url is not None:
         with SchemaRegistryClient(url) as client:
-            changes += folder.plan(directory, client, plain=plain, subjects=Subjects.parse(words))
+            changes += folder.plan(directory, client, plain=plain, subjects=Subjects.of_environment(words))
     problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory, plain=plain)}
     notes: dict[str, list[str]] = {}
     for change in changes:
@@ -169,7 +169,7 @@ def plan(
 ) -> None:
     """Say what registering the schemas in DIR would do; changes nothing, exits 1 if one would be refused."""
     with SchemaRegistryClient(url) as client:
-        changes = folder.plan(directory, client, plain=plain, subjects=Subjects.parse(words))
+        changes = folder.plan(directory, client, plain=plain, subjects=Subjects.of_environment(words))
         if bootstrap is not None:
             with ClusterClient(bootstrap) as cluster:
                 changes = with_retained(changes, cluster, client)
@@ -188,7 +188,7 @@ def plan(
 def apply(directory: Path, plain: bool, url: str, words: Sequence[str], as_json: bool) -> None:
     """Register the schemas in DIR, or none of them when one would be refused; can be repeated."""
     with SchemaRegistryClient(url) as client:
-        changes = folder.apply(directory, client, plain=plain, subjects=Subjects.parse(words))
+        changes = folder.apply(directory, client, plain=plain, subjects=Subjects.of_environment(words))
     _show(changes, as_json)
 
 

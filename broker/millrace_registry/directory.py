@@ -1,10 +1,10 @@
 """A folder of `.avsc` files, sub-folders included, as the source of a registry's schemas: check, plan, apply.
 
-One file is one topic's schema, named like the topic and like the record in it; with `plain`, any schema
-under any name. Its subject is the topic's, as `subjects` says; audit records keep their own names. A file may
-use the types of other files: what is registered has them written out. `plan` asks the registry what
-registering would do and changes nothing; `apply` registers all files or, when one cannot be, none. `compare`
-asks no registry but a revision of git.
+One file is one topic's schema, named like the topic and, where that is a name in Avro, like the record in it;
+with `plain`, any schema under any name. Its subject is the topic's, as `subjects` says; audit records keep
+their own names. A file may use the types of other files: what is registered has them written out. `plan`
+asks the registry what registering would do and changes nothing; `apply` registers all files or, when one
+cannot be, none. `compare` asks no registry but a revision of git.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import socket
 import subprocess
 from collections import Counter
@@ -33,6 +34,7 @@ from millrace_registry.subjects import LIKE_TOPICS, Subjects, full_name
 LEVELS = "levels.json"
 """The file beside the schemas that holds the levels of subjects that have their own."""
 AUDIT_NAMESPACE = "millrace.audit"
+_AVRO_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 HEADER_NAME = "millrace.events.AuditHeader"
 _HEADER_FIELDS = (
     ("time", {"type": "long", "logicalType": "timestamp-millis"}),
@@ -354,7 +356,7 @@ def _problem(tree: Any, subject: str) -> str | None:
     if not isinstance(tree, dict) or tree["type"] != "record":
         return "is not a record"
     namespace, _, name = tree["name"].rpartition(".")
-    if name != subject:
+    if name != subject and re.fullmatch(_AVRO_NAME, subject):
         return f"the record is named {name}: name file and record alike"
     if not namespace:
         return f"the record has no namespace: events have millrace.events, audit records {AUDIT_NAMESPACE}"

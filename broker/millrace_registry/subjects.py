@@ -1,7 +1,7 @@
 """Which subject of the registry holds a topic's schemas: one strategy for a deployment, another for a topic.
 
-A deployment says it once, as words of `--subject` or of the variable MILLRACE_SUBJECTS. Whoever registers,
-loads, promotes, reads or plans asks here. Reads no messages.
+A deployment says it once: in its file of topics, and as words of `--subject` or of the variable
+MILLRACE_SUBJECTS. Whoever registers, loads, promotes, reads or plans asks here. Reads no messages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.topics_file import TopicPolicies, policies_of_environment
 
 if TYPE_CHECKING:
     from millrace_registry.client import SchemaRegistryClient
@@ -45,9 +46,13 @@ class Subjects:
     """Topics that have another strategy, or a subject by its name."""
 
     @classmethod
-    def parse(cls, words: Iterable[str]) -> Subjects:
-        """Reads `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`; ConfigError for anything else."""
-        strategy, by_topic = Strategy.TOPIC, dict[str, str]()
+    def parse(cls, words: Iterable[str], policies: TopicPolicies | None = None) -> Subjects:
+        """Reads `STRATEGY`, `TOPIC=STRATEGY` and `TOPIC=SUBJECT`; ConfigError for anything else.
+
+        A word outweighs the topic's policy.
+        """
+        strategy = Strategy.TOPIC
+        by_topic = {topic: policy.subject for topic, policy in (policies or {}).items() if policy.subject}
         for word in words:
             topic, equals, named = word.partition("=")
             if equals and topic and named:
@@ -61,9 +66,9 @@ class Subjects:
         return cls(strategy, by_topic)
 
     @classmethod
-    def of_environment(cls) -> Subjects:
-        """What MILLRACE_SUBJECTS says; without it every subject is named like its topic."""
-        return cls.parse(os.environ.get(ENVIRONMENT, "").split())
+    def of_environment(cls, words: Sequence[str] = ()) -> Subjects:
+        """What the words say, or MILLRACE_SUBJECTS where there are none, and the file of topics besides."""
+        return cls.parse(words or os.environ.get(ENVIRONMENT, "").split(), policies_of_environment())
 
     def of(self, topic: str, record: str | None = None) -> str:
         """The subject of a topic's events; `record` is the full name of their schema, if it is known.

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
+from millrace import topics_file
+from millrace.topics_file import NO_POLICY, TopicPolicies
 from millrace_registry import subjects as subject_words
 from millrace_warehouse import words
 
@@ -84,6 +86,11 @@ WAREHOUSE = (
     words.absolute_warehouse,
 )
 REGISTRY = "--registry URL", "The schema registry."
+TOPICS_FILE = (
+    "--topics-file FILE",
+    "What each topic asks for, in TOML (docs/configuration.md).",
+    words.policies,
+)
 SUBJECTS = "--subject [TOPIC=]SUBJECT...", subject_words.OPTION_HELP, words.checked_subjects
 RUN_ID = (
     "--run-id",
@@ -109,6 +116,7 @@ class Load:
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
+    policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
     auditor: str = option(
         "--auditor URL",
         "Auditor that is asked whether the topic's folder is as new as what it has counted.",
@@ -156,6 +164,18 @@ class Load:
         "--accept-gaps", "Go on over offsets that are missing in the log.", default=False
     )
     cut_bytes: int = CUT_BYTES
+
+    def of(self, topic: str) -> Load:
+        """The load of one topic: what no word says is as the topic's policy has it."""
+        policy = self.policies.get(topic, NO_POLICY)
+        most = words.parse_bytes(policy.max_bytes, f"{topic}: max_bytes") if policy.max_bytes else None
+        return dataclasses.replace(
+            self,
+            topics=[topic],
+            max_bytes=most if self.max_bytes is None else self.max_bytes,
+            max_rejected=self.max_rejected or policy.max_rejected,
+            accept_rejected=self.accept_rejected or policy.accept_rejected,
+        )
 
 
 @verb
@@ -235,6 +255,7 @@ class Reload:
     )
     registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
+    policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
     reason: str = option("--reason TEXT", "Why; it is kept in the manifest.", words.checked_reason)
     hours: Sequence[str] = option("--hour TIME...", "An hour; may be repeated.", default=())
     """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
@@ -321,6 +342,7 @@ class Promote:
     warehouse: str = option(*WAREHOUSE)
     registry: str = option(*REGISTRY, default="", envvar="MILLRACE_REGISTRY", repr=False)
     subjects: Sequence[str] = option(*SUBJECTS, default=(), envvar=subject_words.ENVIRONMENT)
+    policies: TopicPolicies = option(*TOPICS_FILE, default_factory=dict, envvar=topics_file.VARIABLE)
     schema_id: int | None = option(
         "--schema-id", "A registered schema of the topic; the newest without it.", default=None, type=int
     )

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from millrace.config import parse_addresses, parse_time
 from millrace.errors import ConfigError
+from millrace.topics_file import TopicPolicies, read_policies
 from millrace_registry.subjects import Subjects
 
 T = TypeVar("T")
@@ -99,6 +100,11 @@ def checked_reason(text: str, option: str) -> str:
     if not text.strip():
         raise ConfigError(f"{option} is empty: say why these loads are read again")
     return text.strip()
+
+
+def policies(file: str, _option: str) -> TopicPolicies:
+    """What the file of topics says."""
+    return read_policies(file)
 
 
 def checked_subjects(words: Sequence[str], _option: str) -> Sequence[str]:

@@ -67,6 +67,7 @@ def place(
     with SchemaRegistryClient(world.registry) as registry:
         for topic in topics:
             registry.register(topic, schema_file("PageView"))
+    (folder / "topics.toml").write_text("".join(f"[{topic}]\n" for topic in (*TEN, MISSING)))
     dags = folder / "dags"
     dags.mkdir()
     (dags / "one_topic.py").write_text((Path(__file__).parent / "one_topic.py").read_text())
@@ -85,7 +86,7 @@ def place(
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection),
         "AIRFLOW_CONN_ON_SPARK": json.dumps(on_spark),
         "ON_SPARK": json.dumps({**CONF, **spark.cluster_mode}),
-        "MILLRACE_TOPICS": ",".join([*TEN, MISSING]),
+        "MILLRACE_TOPICS_FILE": str(folder / "topics.toml"),
         "MILLRACE_ALONE": ",".join(ALONE),
         "MILLRACE_LOADS": "2",
         "MILLRACE_SCHEMAS": str(REPOSITORY / "schemas"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from millrace.errors import MillraceError
 from millrace.records.mirror_position import Origin
 from millrace.security.folder import SecurityFolder
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from millrace_audit.client import completeness
 from tests.brokers import read_topic
 from tests.conftest import Start
 from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until
@@ -59,7 +61,9 @@ def children_of(pid: int) -> dict[int, str]:
 
 
 def started(start: Start, folder: Path) -> Process:
-    process = start("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(folder))
+    (folder / "topics.toml").write_text('[PageView]\nproof = "carried"\n')
+    topics_file = f"topics_file={folder / 'topics.toml'}"
+    process = start("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(folder), "--set", topics_file)
     process.ready()
     return process
 
@@ -97,6 +101,25 @@ def test_a_producer_and_a_consumer_stay_in_their_datacenter_and_the_offline_clus
     assert len({addresses[name] for name in ("dc1", "dc2", "offline")}) == 3
     wait_until("both are in the offline cluster", lambda: values("offline") == [b"dc1", b"dc2"])
     assert (values("dc1"), values("dc2")) == ([b"dc1"], [b"dc2"])
+
+
+def test_the_auditor_knows_from_the_file_of_topics_which_proof_is_enough(up: Process) -> None:
+    (url,) = [line.split()[1] for line in up.lines if line.startswith("auditor ")]
+    now = datetime.now(UTC)
+    enough = {
+        topic: completeness(url, topic, now - timedelta(hours=2), now - timedelta(hours=1)).enough
+        for topic in ("PageView", "SearchQuery")
+    }
+    assert enough == {"PageView": "carried", "SearchQuery": "complete"}
+
+
+def test_a_file_of_topics_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "topics.toml"
+    words = [*overrides(tmp_path / "data"), "--set", f"topics_file={file}"]
+    result = run_millrace("up", str(REPOSITORY / "deploy" / "local.toml"), *words)
+    assert result.returncode == 1
+    assert f"the file of topics {file} cannot be read: No such file" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "data" / "zookeeper").exists()
 
 
 def test_a_child_that_dies_is_started_again_at_its_address(up: Process) -> None:

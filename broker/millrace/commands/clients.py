@@ -174,7 +174,7 @@ def consume(
         )
         consumer = _reader(bootstrap, [TopicPartition(topic, *place) for place in starts.items()])
     decoded = None if client is None else AvroValues(client)
-    named_by, ids = Subjects.parse(subjects), set[int]()
+    named_by, ids = Subjects.of_environment(subjects), set[int]()
     if not until_end:
         click.echo(f"waiting for messages of {topic}; Ctrl-C ends, --until-end does not wait", err=True)
     with client or nullcontext(), closing(consumer), suppress(KeyboardInterrupt), interruptible():

@@ -86,7 +86,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         foreign=foreign,
         newest_load=_newest(session, topic),
         hours=_hours(session, topic, start, end),
-        enough=Verdict.CARRIED if re.fullmatch(rules.carried, topic) else Verdict.COMPLETE,
+        enough=Verdict.CARRIED if rules.carried_is_enough(topic) else Verdict.COMPLETE,
         windows=windows,
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from millrace.topics_file import NO_POLICY, TopicPolicies
 from millrace_audit.reports.messages import now_ms
 
 
@@ -16,6 +18,8 @@ class AuditRules:
     """Clusters that are produced to; each must be heard of before anything is final."""
     carried: str = ""
     """A regular expression of the topics for which `carried` is proof enough."""
+    policies: TopicPolicies = field(default_factory=dict)
+    """What the file of topics says; `carried` is enough as well where it is a topic's proof."""
     grace_ms: int = 60_000
     """How far clocks may differ: a window can be final this long after its end at the earliest."""
     hello_patience_ms: int = 600_000
@@ -26,3 +30,8 @@ class AuditRules:
     """Windows that old are deleted once they have not changed for so long, but for incomplete ones."""
     clock_ms: Callable[[], int] = now_ms
     """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
+
+    def carried_is_enough(self, topic: str) -> bool:
+        """Whether an hour of the topic is proven once it is `carried`."""
+        policy = self.policies.get(topic, NO_POLICY)
+        return policy.proof == "carried" or re.fullmatch(self.carried, topic) is not None

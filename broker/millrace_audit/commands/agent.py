@@ -95,7 +95,7 @@ def agent(
     files = {Path(path): topic for topic, path in _pairs(follow, "--follow TOPIC=PATH")}
     config = AgentConfig(
         server=server or socket.gethostname(),
-        subjects=Subjects.parse(subjects),
+        subjects=Subjects.of_environment(subjects),
         follow=files,
         tls=tls_of(certificate, key),
         **named,

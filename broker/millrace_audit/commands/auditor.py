@@ -13,6 +13,7 @@ import click
 from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.options import door_options, tls_of
+from millrace.topics_file import VARIABLE, read_policies
 from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option
 
@@ -50,6 +51,13 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     metavar="REGEX",
     default="",
     help="Topics, by their whole name, that are proven when they are `carried`; others must be `complete`.",
+)
+@click.option(
+    "--topics-file",
+    metavar="FILE",
+    envvar=VARIABLE,
+    default="",
+    help='What each topic asks for, in TOML: for the auditor, proof = "carried".',
 )
 @click.option(
     "--grace-s",
@@ -121,7 +129,14 @@ def auditor(
 
 
 def _rules(
-    *, origins: str, carried: str, grace_s: int, hello_patience_s: int, fold_after_h: int, keep_days: int
+    *,
+    origins: str,
+    carried: str,
+    topics_file: str,
+    grace_s: int,
+    hello_patience_s: int,
+    fold_after_h: int,
+    keep_days: int,
 ) -> AuditRules:
     names = names_of(origins)
     if not names:
@@ -133,6 +148,7 @@ def _rules(
     return AuditRules(
         origins=names,
         carried=carried,
+        policies=read_policies(topics_file) if topics_file else {},
         grace_ms=grace_s * 1000,
         hello_patience_ms=hello_patience_s * 1000,
         fold_after_ms=fold_after_h * 3_600_000,

@@ -38,9 +38,7 @@ class RegisterSchemasOperator(BaseOperator):
 
         try:
             settings = MillraceHook(self.conn_id).get_conn()
-            subjects = (
-                Subjects.parse(settings.subjects.split()) if settings.subjects else Subjects.of_environment()
-            )
+            subjects = Subjects.of_environment(settings.subjects.split())
             with SchemaRegistryClient(settings.registry) as client:
                 changes = apply(Path(self.schemas_dir), client, subjects=subjects)
         except RegistryUnavailable:

@@ -13,23 +13,22 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
 from millrace_warehouse.words import check_writable
 
+if TYPE_CHECKING:
+    from millrace_registry.subjects import Subjects
+
 TIMEOUT_S = 10.0
 MASTER_TIMEOUT_S = 5.0
 
 
 def topics_to_load(
-    warehouse: str,
-    bootstrap: str,
-    registry: str,
-    subjects: Sequence[str],
-    named: Sequence[str],
-    matching: str,
+    warehouse: str, bootstrap: str, registry: str, named_by: Subjects, named: Sequence[str], matching: str
 ) -> tuple[list[str], list[str]]:
     """The topics named and those a pattern matches, and of the latter those without a registered schema.
 
@@ -40,9 +39,6 @@ def topics_to_load(
     from millrace.client.cluster_client import ClusterClient
     from millrace_registry.client import SchemaRegistryClient
     from millrace_registry.retained import ids_in
-    from millrace_registry.subjects import Subjects
-
-    named_by = Subjects.parse(subjects)
 
     def ids(topic: str) -> Iterable[int]:
         with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:

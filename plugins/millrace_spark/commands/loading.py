@@ -11,6 +11,7 @@ import click
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
+from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_warehouse.commands.hours import parse_hours
@@ -31,22 +32,19 @@ def load(request: Load, invocation: Invocation) -> None:
     """
     if not request.topics and not request.topics_matching:
         raise ConfigError("name the topics to load, or give --topics-matching")
-    if request.max_rejected:
-        from millrace_warehouse.load.rejections import RejectedLimit  # pyarrow with it: not for --help
-
-        RejectedLimit.parse(request.max_rejected)
     early.check_warehouse(request.warehouse)
     topics, without_schema = early.topics_to_load(
         request.warehouse,
         request.bootstrap,
         request.registry,
-        request.subjects,
+        Subjects.parse(request.subjects, request.policies),
         request.topics,
         request.topics_matching,
     )
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     request = replace(request, topics=topics)
+    _check_limits(request)
     answer = run_job("load", request, fair)
     reason = "no schema is registered for it"
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
@@ -54,8 +52,16 @@ def load(request: Load, invocation: Invocation) -> None:
     invocation.measure("load", answer)
     for topic in without_schema:
         click.echo(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
-    if reasons := _failures(answer, request.accept_rejected):
+    if reasons := _failures(answer, request):
         raise MillraceError("; ".join(reasons))
+
+
+def _check_limits(request: Load) -> None:
+    from millrace_warehouse.load.rejections import RejectedLimit  # pyarrow with it: not for --help
+
+    for topic in request.topics:
+        if limit := request.of(topic).max_rejected:
+            RejectedLimit.parse(limit)
 
 
 def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
@@ -70,13 +76,13 @@ def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
                 click.echo(f"{kind}: {line}", err=True)
 
 
-def _failures(answer: Sequence[Mapping[str, Any]], accept_rejected: bool) -> list[str]:
+def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
     """Every topic that failed, then the loads that are published and have set records aside."""
     reasons = [result["error"] for result in answer if "error" in result]
     set_aside = [
         f"{result['rejected']} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"
         for result in answer
-        if result.get("rejected") and not accept_rejected
+        if result.get("rejected") and not request.of(result["topic"]).accept_rejected
     ]
     if set_aside:
         reasons.append(

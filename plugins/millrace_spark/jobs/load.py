@@ -65,7 +65,7 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
     try:
         if len(request.topics) > 1:
             spark.setLocalProperty("spark.scheduler.pool", topic)
-        result = _load(spark, storage, request, topic)
+        result = _load(spark, storage, request.of(topic), topic)
         notes = [*result.notes, *_other_subjects(storage, request, result), *_unpublished(storage, result)]
         return dataclasses.replace(result, notes=notes)
     except MillraceError as error:
@@ -112,7 +112,9 @@ def _other_subjects(storage: Storage, request: Load, result: LoadResult) -> list
         load = read_load(storage, topic, result.load)
         loaded = {id_ for part in load.partitions for id_ in part.schema_ids}
         with SchemaRegistryClient(request.registry) as registry:
-            others = ids_of_others(topic, loaded, Subjects.parse(request.subjects), registry)
+            others = ids_of_others(
+                topic, loaded, Subjects.parse(request.subjects, request.policies), registry
+            )
     except MillraceError as error:  # the load is committed, whatever storage and registry say now
         return [f"{topic}: whether its messages are of the topic's subject is not known: {error}"]
     return others_in_words(topic, others)
@@ -159,7 +161,7 @@ def _writing(spark: SparkContext, storage: Storage, request: Load | Reload, what
             run=partial(in_tasks, spark, write_cut_in_task),
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
-            pin=partial(_pin, storage, registry, Subjects.parse(request.subjects), connect),
+            pin=partial(_pin, storage, registry, Subjects.parse(request.subjects, request.policies), connect),
             progress=to_stderr(what),
         )
         yield writing

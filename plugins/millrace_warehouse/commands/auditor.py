@@ -34,7 +34,7 @@ class HttpAuditor:
         now = datetime.now(UTC)
         reasons = [*chain.from_iterable(window.reasons for window in answer.windows)]
         if answer.proven and answer.verdict != COMPLETE:
-            reasons.insert(0, f"{answer.verdict}, which the auditor's --carried calls enough for this topic")
+            reasons.insert(0, f"{answer.verdict}, which is proof enough for this topic")
         verdict = Verdict(
             verdict=COMPLETE if answer.proven else answer.verdict,
             watermark=None if answer.watermark is None else answer.watermark.isoformat(),

@@ -109,7 +109,7 @@ def promote(request: Promote) -> PromoteResult:
         return promote_registered(
             open_storage(request.warehouse),
             registry,
-            Subjects.parse(request.subjects),
+            Subjects.parse(request.subjects, request.policies),
             request.topic,
             request.schema_id,
             request.reason,

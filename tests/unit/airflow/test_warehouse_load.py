@@ -18,8 +18,6 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.sdk.execution_time import macros
 from airflow.serialization.encoders import coerce_to_core_timetable
 
-from millrace.errors import ConfigError
-from millrace_airflow.topics import read_topics
 from tests.support import REPOSITORY
 
 DAGS = REPOSITORY / "dags"
@@ -175,25 +173,6 @@ def test_a_file_of_topics_makes_the_tasks_of_each_with_its_own_settings(
     again: Any = dags["warehouse_reload"].get_task("reload").prepare_for_execution()
     again.render_template_fields({"params": {"topic": "Click", "start": "", "end": "", "reason": ""}})
     assert (again.topic, again.conn_id) == ("Click", "millrace_eu")
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[PageView]\nmax_byte = 1", "max_byte"),
-        ("[PageView]\nmirror = 'yes'", "mirror"),
-        ("PageView = true", "PageView is no table of a topic: write \\[PageView\\]"),
-        ("", "names no topic"),
-        ("[PageView", "is no TOML"),
-        (None, "cannot read"),
-    ],
-)
-def test_a_mistake_in_the_file_of_topics_is_named(tmp_path: Path, text: str | None, says: str) -> None:
-    file = tmp_path / "topics.toml"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(ConfigError, match=says):
-        read_topics(file)
 
 
 def test_hours_are_read_again_by_hand_and_published_for_that_topic_alone() -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from millrace import config
 from millrace.errors import MillraceError
+from millrace.topics_file import read_policies
 from millrace_demo.init import init
 from millrace_demo.up import UpConfig, _aggregate
 from millrace_registry.directory import check
@@ -103,10 +104,29 @@ def test_a_dag_loads_the_topics_of_the_schemas_and_those_that_come_later(tmp_pat
         "warehouse_upkeep.py",
     }
     run(tmp_path, "event", "Signup")
+    assert [*read_policies(tmp_path / "topics.toml")] == ["OrderPlaced", "Signup"]
     assert (tmp_path / "airflow.env").read_text().splitlines() == [
-        "MILLRACE_TOPICS=OrderPlaced,Signup",
+        f"MILLRACE_TOPICS_FILE={tmp_path}/topics.toml",
         f"MILLRACE_SCHEMAS={tmp_path}/schemas",
     ]
+
+
+@pytest.mark.parametrize(
+    ("topic", "record"), [("orders-json", "OrdersJson"), ("shop.orders.v1", "ShopOrdersV1")]
+)
+def test_a_topic_may_have_any_name_that_kafka_takes(tmp_path: Path, topic: str, record: str) -> None:
+    run(tmp_path, "deployment")
+    run(tmp_path, "event", "First")
+    run(tmp_path, "dag")
+    run(tmp_path, "event", topic)
+    (file,) = (file for file in check(tmp_path / "schemas") if file.topic == topic)
+    assert (file.problem, file.subject, file.json["name"]) == (None, topic, record)
+    clusters = config.load(UpConfig, tmp_path / "millrace.toml").clusters
+    assert all(topic in clusters[name].topics for name in ("dc1", "dc2"))
+    assert [*read_policies(tmp_path / "topics.toml")] == ["First", topic]
+    source = (tmp_path / f"{topic.replace('-', '_').replace('.', '_')}.py").read_text()
+    assert f'producer.send("{topic}"' in source
+    ast.parse(source)
 
 
 def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
@@ -118,7 +138,7 @@ def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["", "../x", "order placed", "1st", "é", "a" * 201])
+@pytest.mark.parametrize("name", ["", "../x", "order placed", "1st", "é", ".a", "a" * 201])
 def test_a_name_that_is_no_event_s_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(MillraceError, match="is no name of an event"):
         run(tmp_path, "event", name)

@@ -19,6 +19,7 @@ import millrace_spark.jobs.submit
 from millrace.config import from_mapping
 from millrace.errors import ConfigError, MillraceError
 from millrace_registry.client import RegistryUnavailable
+from millrace_registry.subjects import LIKE_TOPICS
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.commands.loading import load, mirror_batch, reload
@@ -193,9 +194,12 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
     monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", registry)
     if isinstance(expected, str):
         with pytest.raises(MillraceError, match=re.escape(expected)):
-            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", (), named, matching)
+            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", LIKE_TOPICS, named, matching)
     else:
-        assert early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", (), named, matching) == expected
+        assert (
+            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", LIKE_TOPICS, named, matching)
+            == expected
+        )
 
 
 def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topic_with_a_table_too(
@@ -217,7 +221,7 @@ def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topi
     (tmp_path / "PageView").mkdir()
     for warehouse in (str(tmp_path), "hdfs://namenode/warehouse"):
         with pytest.raises(RegistryUnavailable):
-            early.topics_to_load(warehouse, "b:1", "http://r", (), ["PageView"], "")
+            early.topics_to_load(warehouse, "b:1", "http://r", LIKE_TOPICS, ["PageView"], "")
 
 
 def test_a_master_that_is_not_there_is_named_before_a_jvm_starts(submitted: dict[str, Any]) -> None:

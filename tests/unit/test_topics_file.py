@@ -1,0 +1,97 @@
+"""The file of topics: what it may say, and that everybody takes it from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import ConfigError
+from millrace.topics_file import policies_of_environment, read_policies
+from millrace_audit.auditor.rules import AuditRules
+from millrace_registry.subjects import Subjects
+from millrace_warehouse.verbs import Load, from_words, options_of
+
+FILE = """
+[PageView]
+["shop.orders.v1"]
+subject = "topic-value"
+proof = "carried"
+max_bytes = "2GiB"
+max_rejected = "1%"
+accept_rejected = true
+"""
+ORDERS = "shop.orders.v1"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "topics.toml"
+    path.write_text(FILE)
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(path))
+    monkeypatch.delenv("MILLRACE_SUBJECTS", raising=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[PageView]\nmax_byte = 1", r"\[PageView\]: unknown key 'max_byte'; did you mean 'max_bytes'"),
+        ("[PageView]\nmirror = 'yes'", r"\[PageView\]: mirror has the wrong type"),
+        ("[PageView]\nproof = 'some'", "proof 'some' is unknown: write complete or carried"),
+        ("PageView = true", "PageView.* is no table of a topic: write the name in brackets"),
+        ("[shop.orders]\nproof = 'carried'", 'write a name with dots in quotes, like \\["a.b"\\]'),
+        ("", "names no topic"),
+        ("[PageView", "is no TOML"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str | None, says: str) -> None:
+    file = tmp_path / "topics.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_policies(file)
+
+
+def test_without_the_variable_no_topic_has_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLRACE_TOPICS_FILE", raising=False)
+    assert policies_of_environment() == {}
+
+
+def test_a_topic_s_subject_is_as_the_file_says_unless_a_word_says_otherwise(file: Path) -> None:
+    subjects = Subjects.of_environment()
+    assert (subjects.of(ORDERS), subjects.of("PageView")) == (f"{ORDERS}-value", "PageView")
+    assert Subjects.of_environment(["record"]).of(ORDERS) == f"{ORDERS}-value"
+    assert Subjects.of_environment([f"{ORDERS}=Orders"]).of(ORDERS) == "Orders"
+
+
+def test_the_auditor_takes_carried_for_proof_where_the_file_or_the_option_says_so(file: Path) -> None:
+    rules = AuditRules(origins=["dc1"], carried="legacy.*", policies=read_policies(file))
+    assert [rules.carried_is_enough(topic) for topic in (ORDERS, "legacy.x", "PageView", "Other")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def load(tmp_path: Path, file: Path, **words: object) -> Load:
+    given = {name: None for name, _ in options_of(Load)}
+    needed = {"warehouse": str(tmp_path / "w"), "bootstrap": "127.0.0.1:1", "registry": "http://r"}
+    return from_words(Load, {**given, **needed, "policies": str(file), **words})
+
+
+def test_a_load_s_limits_are_the_topic_s_and_options_outweigh_them(tmp_path: Path, file: Path) -> None:
+    one = load(tmp_path, file).of(ORDERS)
+    assert (one.max_bytes, one.max_rejected, one.accept_rejected) == (2 << 30, "1%", True)
+    one = load(tmp_path, file).of("PageView")
+    assert (one.max_bytes, one.max_rejected, one.accept_rejected) == (None, "", False)
+    one = load(tmp_path, file, max_bytes="5MB", max_rejected="7").of(ORDERS)
+    assert (one.max_bytes, one.max_rejected) == (5_000_000, "7")
+
+
+def test_a_size_that_is_none_is_refused_with_its_topic(tmp_path: Path, file: Path) -> None:
+    file.write_text("[Click]\nmax_bytes = 'many'")
+    with pytest.raises(ConfigError, match="Click: max_bytes 'many' is no size"):
+        load(tmp_path, file).of("Click")
