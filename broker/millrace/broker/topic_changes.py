@@ -17,6 +17,7 @@ from millrace.coordination.state import TopicState, check_topic_name, new_topic,
 from millrace.errors import (
     InvalidPartitions,
     InvalidRequest,
+    InvalidTopic,
     RequestTimedOut,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
@@ -44,6 +45,7 @@ def create_topic(
     `assigned` says which brokers have the replicas of each partition; both numbers are its own, then.
     """
     check_topic_name(name)
+    _check_collision(broker, name)
     if assigned and (partitions, replicas) != (-1, -1):
         raise InvalidRequest("a topic has numbers of partitions and replicas, or brokers for each")
     count = len(assigned) or (broker.config.default_partitions if partitions == -1 else partitions)
@@ -61,6 +63,16 @@ def create_topic(
         return
     cluster.create_topic(name, count, settings, replicas=factor, assigned=assigned)
     _wait_until_open(broker, name, timeout_s)
+
+
+def _check_collision(broker: Broker, name: str) -> None:
+    """InvalidTopic, as with Kafka, when a topic differs from this one in dots and underscores alone."""
+    plain = name.replace(".", "_")
+    for other in broker.cluster.topics if "_" in plain else ():
+        if other != name and other.replace(".", "_") == plain:
+            raise InvalidTopic(
+                f"topic {name} is too much like {other}: `.` and `_` are one in names of tables and metrics"
+            )
 
 
 def add_partitions(

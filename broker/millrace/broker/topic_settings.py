@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,13 @@ class WithoutEffect:
 
     type: ConfigType
     reason: str
+    values: Sequence[str] = ()
+    """Those that it may have; empty: any of its type."""
+    default: str | None = None
+    """What holds in any case; None where nothing does."""
+
+    def takes(self, text: str) -> bool:
+        return text in self.values if self.values else re.fullmatch(_FORMS[self.type], text) is not None
 
 
 # What else a new one changes is in docs/architecture.md, "How to add".
@@ -130,7 +137,6 @@ FIXED: Mapping[str, OnlyValue] = {
     "cleanup.policy": OnlyValue(
         "delete", "log.cleanup.policy", "records go by age and size, and none is compacted"
     ),
-    "compression.type": OnlyValue("producer", "compression.type", "batches are stored as they were sent"),
     "message.timestamp.type": OnlyValue(
         "CreateTime", "log.message.timestamp.type", "a batch keeps the times that its producer gave it"
     ),
@@ -150,6 +156,12 @@ FIXED: Mapping[str, OnlyValue] = {
 """What Millrace does in any case; clients may say so, but not ask for anything else."""
 
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
+    "compression.type": WithoutEffect(
+        ConfigType.STRING,
+        "batches are stored as they were sent",
+        ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        "producer",
+    ),
     "compression.gzip.level": WithoutEffect(ConfigType.LONG, _NOT_COMPRESSED),
     "compression.lz4.level": WithoutEffect(ConfigType.LONG, _NOT_COMPRESSED),
     "compression.zstd.level": WithoutEffect(ConfigType.LONG, _NOT_COMPRESSED),
@@ -197,8 +209,13 @@ BROKER_FIXED: Mapping[str, str] = {
     "delete.topic.enable": "true",
     "group.coordinator.rebalance.protocols": "classic",
     **{one.broker_name: one.value for one in FIXED.values() if one.broker_name},
+    **{name: one.default for name, one in WITHOUT_EFFECT.items() if one.default is not None},
 }
 """What a broker does in any case, by Kafka's names."""
+
+
+LISTS = ("cleanup.policy",)
+"""Settings of several values, parted by commas."""
 
 
 def check_topic_settings(broker: BrokerConfig, settings: Mapping[str, str], replicas: int) -> None:
@@ -246,8 +263,9 @@ def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
             if text != only.value:
                 raise InvalidTopicConfig(f"{name}={text}: only {only.value!r} is supported: {only.reason}")
         elif (idle := WITHOUT_EFFECT.get(name)) is not None:
-            if not re.fullmatch(_FORMS[idle.type], text):
-                raise InvalidTopicConfig(f"{name}={text!r} is no {idle.type.name.lower()}")
+            if not idle.takes(text):
+                forms = " or ".join(idle.values) or f"a {idle.type.name.lower()}"
+                raise InvalidTopicConfig(f"{name}={text!r} is not {forms}")
         elif name == MIN_INSYNC_REPLICAS:
             _value(name, 1, text)
         elif (setting := SETTINGS.get(name)) is not None:
@@ -272,7 +290,7 @@ def _value(name: str, smallest: int, text: str, *, unlimited: bool = False) -> i
 def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedConfig]:
     """Every setting of a topic; its synonyms are the values given anywhere, the one that counts first.
 
-    One without effect is told where the topic has it.
+    One without effect is told where the topic has it, or where something holds in any case.
     """
     product = LogConfig()
     for name, setting in SETTINGS.items():
@@ -290,8 +308,11 @@ def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedCo
         synonyms = [(only.broker_name or name, only.value, ConfigSource.DEFAULT)]
         yield _described(name, synonyms, ConfigType.STRING, f"There is no other value: {only.reason}.")
     for name, idle in WITHOUT_EFFECT.items():
-        if own := _own(topic, name):
-            yield _described(name, own, idle.type, f"Without effect: {idle.reason}.", read_only=False)
+        synonyms = _own(topic, name)
+        if idle.default is not None:
+            synonyms.append((name, idle.default, ConfigSource.DEFAULT))
+        if synonyms:
+            yield _described(name, synonyms, idle.type, f"Without effect: {idle.reason}.", read_only=False)
     origins = ",".join(
         f"{number}={state.origin.cluster}/{state.origin.topic}-{state.origin.partition}"
         for number, state in topic.partitions.items()

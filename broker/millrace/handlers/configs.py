@@ -4,7 +4,7 @@ A broker describes itself alone: clients send the question to the broker it is a
 topic's settings, and the open partitions of each follow; a broker's own are in its file: to set one is
 refused, to delete what was set at run time changes nothing, because nothing was. The cluster-wide broker
 settings that Kafka has, and those of loggers, clients and groups, are an empty list. Left out:
-DescribeConfigs v0, which tells no sources, and changes of lists, because no setting of a topic is one.
+DescribeConfigs v0, which tells no sources.
 """
 
 from __future__ import annotations
@@ -152,7 +152,14 @@ def _changed(settings: Settings, configs: Sequence[Config]) -> Settings:
                 raise topic_settings.InvalidTopicConfig(f"unknown topic setting {name!r}")
             changed.pop(name, None)
         elif operation in (messages.ConfigOperation.APPEND, messages.ConfigOperation.SUBTRACT):
-            raise topic_settings.InvalidTopicConfig(f"{name} is no list: set it or delete it")
+            if name not in topic_settings.LISTS:
+                raise topic_settings.InvalidTopicConfig(f"{name} is no list: set it or delete it")
+            had = changed.get(name, topic_settings.FIXED[name].value).split(",")
+            given = _value(config).split(",")
+            kept = [one for one in had if one not in given]
+            changed[name] = ",".join(
+                [*kept, *given] if operation == messages.ConfigOperation.APPEND else kept
+            )
         else:
             raise InvalidRequest(f"unknown operation {operation}")
     return changed

@@ -109,7 +109,7 @@ def test_a_topics_settings_say_where_they_come_from(running: Setup) -> None:
     assert {name: what for name, what in told.items() if name in FIXED} == {
         name: (only.value, DEFAULT, True) for name, only in FIXED.items()
     }
-    assert told.keys() == SETTINGS.keys() | FIXED.keys() | {"min.insync.replicas"}
+    assert told.keys() == SETTINGS.keys() | FIXED.keys() | {"min.insync.replicas", "compression.type"}
     assert told["min.insync.replicas"] == ("1", DEFAULT, False)
     places = [(place.name, place.value, place.source) for place in found["flush.ms"].synonyms]
     assert places == [("log.flush.interval.ms", "1", FROM_FILE), ("log.flush.interval.ms", "100", DEFAULT)]
@@ -188,6 +188,22 @@ def test_a_setting_without_effect_is_kept_and_shown(running: Setup) -> None:
     assert told.documentation.startswith("Without effect")
     assert running.alter(("file.delete.delay.ms", DELETE, None)) == (0, None)
     assert "file.delete.delay.ms" not in running.settings()
+
+
+def test_a_compression_for_the_broker_is_taken_and_said_to_have_no_effect(running: Setup) -> None:
+    assert running.settings()["compression.type"].value == "producer"
+    assert running.alter(("compression.type", SET, "zstd")) == (0, None)
+    told = running.settings()["compression.type"]
+    assert (told.value, told.config_source) == ("zstd", FROM_TOPIC)
+    assert told.documentation.startswith("Without effect")
+    code, reason = running.alter(("compression.type", SET, "brotli"))
+    assert (code, "'brotli' is not producer or uncompressed" in reason) == (ErrorCode.INVALID_CONFIG, True)
+
+
+def test_the_policy_that_holds_may_be_appended_to_its_list(running: Setup) -> None:
+    assert running.alter(("cleanup.policy", APPEND, "delete")) == (0, None)
+    assert running.alter(("cleanup.policy", SUBTRACT, "compact")) == (0, None)
+    assert running.settings()["cleanup.policy"].value == "delete"
 
 
 def test_changed_settings_reach_open_logs_and_deleted_ones_are_the_brokers_again(running: Setup) -> None:
@@ -449,6 +465,19 @@ def test_each_topic_of_a_request_is_answered_for_itself(running: Setup) -> None:
     }
     assert set(running.cluster.topics) == {"t", "copy", "new"}
     assert len(running.cluster.topics["new"].partitions) == 4
+
+
+def test_a_topic_that_differs_from_another_only_in_dots_and_underscores_is_refused(running: Setup) -> None:
+    assert running.create({"name": "a.b_c"}) == {"a.b_c": ErrorCode.NONE}
+    codes = running.create({"name": "a_b.c"}, {"name": "a.b_c"}, {"name": "a-b_c"})
+    assert codes == {
+        "a_b.c": ErrorCode.INVALID_TOPIC_EXCEPTION,
+        "a.b_c": ErrorCode.TOPIC_ALREADY_EXISTS,
+        "a-b_c": ErrorCode.NONE,
+    }
+    assert running.create({"name": "a_b_c"}, validate_only=True) == {
+        "a_b_c": ErrorCode.INVALID_TOPIC_EXCEPTION
+    }
 
 
 def test_a_topic_can_be_tried_without_creating_it(running: Setup) -> None:
