@@ -87,7 +87,7 @@ def test_a_client_makes_users_who_log_in_and_only_with_the_right_to(
             return False
 
     info = kafka.ScramCredentialInfo(mechanism, 8192)
-    carol = kafka.UserScramCredentialUpsertion("carol", info, PASSWORDS["carol"].encode(), b"salt")
+    carol = kafka.UserScramCredentialUpsertion("carol", info, PASSWORDS["carol"].encode())
     weak = kafka.UserScramCredentialUpsertion("weak", kafka.ScramCredentialInfo(mechanism, 100), b"password")
     admin = administration("admin")
     assert not gets_in("carol")

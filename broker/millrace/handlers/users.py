@@ -34,7 +34,8 @@ Change: TypeAlias = (
     messages.AlterUserScramCredentialsRequest.Deletion | messages.AlterUserScramCredentialsRequest.Upsertion
 )
 _NAMES = {number: name for name, number in MECHANISM_NUMBERS.items()}
-_MAX_SALT_BYTES = 256
+_MIN_SALT_BYTES, _MAX_SALT_BYTES = 12, 256
+"""A salt shorter than that could be kept, and its user could never log in: `scramp` refuses it."""
 
 
 def _users(call: Call[M]) -> Users:
@@ -132,9 +133,9 @@ def _change(asked: Change) -> Callable[[Users], None]:
         check_iterations(asked.iterations)
     except ConfigError as error:
         raise UnacceptableCredential(str(error)) from None
-    if not 1 <= len(asked.salt) <= _MAX_SALT_BYTES:
+    if not _MIN_SALT_BYTES <= len(asked.salt) <= _MAX_SALT_BYTES:
         raise UnacceptableCredential(
-            f"a salt of {len(asked.salt)} bytes: between 1 and {_MAX_SALT_BYTES} are allowed"
+            f"a salt of {len(asked.salt)} bytes: between {_MIN_SALT_BYTES} and {_MAX_SALT_BYTES} are allowed"
         )
     credential = credential_of_salted(mechanism, asked.salt, asked.salted_password, asked.iterations)
     return lambda users: users.put(name, mechanism, credential)
