@@ -19,6 +19,7 @@ from millrace import topics_file
 from millrace.client.cluster_client import ClusterClient
 from millrace.commands.security import install
 from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, parse_address
+from millrace.coordination.embedded import HEAP_MB
 from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
 from millrace.mirror.adopt import adopt
@@ -96,6 +97,8 @@ class UpConfig:
     """A folder of `millrace security init`, which is made where it is missing: everything but ZooKeeper uses
     TLS, every process logs in as a user of its own, and may do what it has to; registry and auditor ask for
     a token. Empty: none of it."""
+    zookeeper_heap_mb: int = HEAP_MB
+    """Most memory of ZooKeeper's heap."""
     topics_file: str = ""
     """What each topic asks for (`docs/configuration.md`), for all that is started; empty: the variable's."""
     warehouse: str = ""
@@ -246,6 +249,7 @@ class Deployment:
             os.environ[AUTHORITY] = str(self._security.ca)  # for this process and all that it starts
         _, port = parse_address(self._config.zookeeper, "zookeeper")
         options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
+        options += ("--heap-mb", str(self._config.zookeeper_heap_mb))
         zookeeper = self._run("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
         zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
         places = ("--database-url", self._database("registry"), "--zookeeper", zookeeper_address)

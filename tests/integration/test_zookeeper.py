@@ -8,10 +8,12 @@ import socket
 import stat
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
 
 from millrace.coordination import embedded
 from millrace.coordination.embedded import answers
@@ -50,6 +52,31 @@ def test_it_answers_when_it_says_so_keeps_its_data_and_ends_with_sigterm(
     assert client.get("/kept")[0] == b"value"
     client.stop()
     client.close()
+
+
+def fill(address: str, megabytes: int) -> int:
+    """Create nodes of a megabyte together, until so many or until it ends; how many there are."""
+    client = KazooClient(hosts=address, timeout=5)
+    client.start()
+    made = 0
+    with suppress(KazooException):
+        while made < megabytes:
+            client.create(f"/n{made}", bytes(900_000))
+            made += 1
+    client.stop()
+    client.close()
+    return made
+
+
+def test_data_that_outgrows_the_heap_ends_it_with_a_sentence_and_a_larger_heap_takes_it(
+    start: Start, tmp_path: Path
+) -> None:
+    small = start("zookeeper", "--port", "0", "--data-dir", str(tmp_path), "--heap-mb", "32")
+    made = fill(small.ready(), 64)
+    assert made < 64
+    assert small.wait() == 1
+    assert "has outgrown its heap of 32 MB: give --heap-mb more" in small.lines[-1]
+    assert fill(start("zookeeper", "--port", "0", "--data-dir", str(tmp_path / "default")).ready(), 64) == 64
 
 
 def test_java_does_not_survive_a_killed_parent(start: Start, tmp_path: Path) -> None:

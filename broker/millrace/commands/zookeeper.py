@@ -11,7 +11,7 @@ import click
 
 from millrace.commands.help_texts import Group
 from millrace.config import check_cluster_name
-from millrace.coordination.embedded import ZooKeeper
+from millrace.coordination.embedded import HEAP_MB, ZooKeeper
 from millrace.coordination.node_rights import draw_identities, load_identity, node_acl
 from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
@@ -31,8 +31,15 @@ from millrace.signals import stop_on_signals
     type=click.Path(path_type=Path, file_okay=False),
     help="Where it keeps its data; created if it is not there.",
 )
+@click.option(
+    "--heap-mb",
+    type=click.IntRange(min=16),
+    default=HEAP_MB,
+    show_default=True,
+    help="Most memory of its heap, which holds the data of all brokers, topics and groups.",
+)
 @click.pass_context
-def zookeeper(context: click.Context, port: int, data_dir: Path | None) -> None:
+def zookeeper(context: click.Context, port: int, data_dir: Path | None, heap_mb: int) -> None:
     """Run a real ZooKeeper on 127.0.0.1, from the jars inside the installed PySpark.
 
     The commands below work with any ensemble.
@@ -41,10 +48,10 @@ def zookeeper(context: click.Context, port: int, data_dir: Path | None) -> None:
         return
     if data_dir is None:
         raise click.UsageError("Missing option '--data-dir'.")
-    _run(port, data_dir)
+    _run(port, data_dir, heap_mb)
 
 
-def _run(port: int, data_dir: Path) -> None:
+def _run(port: int, data_dir: Path, heap_mb: int) -> None:
     stopping, started = threading.Event(), list[ZooKeeper]()
 
     def stop() -> None:
@@ -53,7 +60,7 @@ def _run(port: int, data_dir: Path) -> None:
             server.stop()
 
     stop_on_signals(stop, limited=True)  # ZooKeeper may be killed at any moment, and ends with this process
-    with ZooKeeper.start(data_dir, port) as server:
+    with ZooKeeper.start(data_dir, port, heap_mb) as server:
         started.append(server)
         if stopping.is_set():
             return
@@ -61,6 +68,10 @@ def _run(port: int, data_dir: Path) -> None:
         sys.stdout.flush()
         code = server.wait()
     if not stopping.is_set():
+        if "OutOfMemoryError" in (data_dir / "zookeeper.err").read_text(errors="replace"):
+            raise MillraceError(
+                f"ZooKeeper's data has outgrown its heap of {heap_mb} MB: give --heap-mb more"
+            )
         raise MillraceError(f"ZooKeeper ended with exit code {code}, see {data_dir / 'zookeeper.err'}")
 
 

@@ -53,8 +53,13 @@ admin.enableServer=false
 autopurge.snapRetainCount=3
 autopurge.purgeInterval=24
 """
+HEAP_MB = 512
+"""The heap holds all that brokers write, and grows with it to this bound."""
 JAVA_OPTIONS = (
-    "-Xmx48m",
+    "-Xms8m",
+    "-XX:MinHeapFreeRatio=10",  # the heap is as large as the data needs
+    "-XX:MaxHeapFreeRatio=30",
+    "-XX:+ExitOnOutOfMemoryError",  # else it stays, and answers nothing
     "-Xss256k",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -76,15 +81,15 @@ class ZooKeeper:
         self._process = process
 
     @classmethod
-    def start(cls, data_dir: Path, port: int = 0) -> ZooKeeper:
+    def start(cls, data_dir: Path, port: int = 0, heap_mb: int = HEAP_MB) -> ZooKeeper:
         """A server that answers on 127.0.0.1:`port` (0: any free port); MillraceError when it cannot be."""
         for _ in range(0 if port else PORT_TRIES - 1):
             with suppress(_EndedAtOnce):
-                return cls._start(data_dir, port)
-        return cls._start(data_dir, port)
+                return cls._start(data_dir, port, heap_mb)
+        return cls._start(data_dir, port, heap_mb)
 
     @classmethod
-    def _start(cls, data_dir: Path, port: int) -> ZooKeeper:
+    def _start(cls, data_dir: Path, port: int, heap_mb: int) -> ZooKeeper:
         java, jars = find_java(), find_jars()
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = _lock(data_dir)
@@ -92,7 +97,7 @@ class ZooKeeper:
             port = _free_port(port)
             settings = data_dir / "zoo.cfg"
             settings.write_text(SETTINGS.format(data_dir=data_dir.resolve(), port=port))
-            command = [java, *JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
+            command = [java, f"-Xmx{heap_mb}m", *JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
             command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(settings)]
             with (data_dir / "zookeeper.err").open("wb") as errors:
                 # The child inherits the lock: the directory stays taken as long as Java lives.
