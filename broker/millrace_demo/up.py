@@ -248,8 +248,8 @@ class Deployment:
             self._security.make(_hosts(self._config))
             os.environ[AUTHORITY] = str(self._security.ca)  # for this process and all that it starts
         _, port = parse_address(self._config.zookeeper, "zookeeper")
-        options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
-        options += ("--heap-mb", str(self._config.zookeeper_heap_mb))
+        options = ["--port", str(port), "--data-dir", str(self._data / "zookeeper")]
+        options += ["--heap-mb", str(self._config.zookeeper_heap_mb)]
         zookeeper = self._run("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
         zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
         places = ("--database-url", self._database("registry"), "--zookeeper", zookeeper_address)
