@@ -29,6 +29,7 @@ from millrace_registry.client import SchemaRefused, SchemaRegistryClient, quoted
 from millrace_registry.compatibility import Level, incompatibilities, unreadable
 from millrace_registry.errors import InvalidSchema, UnknownType
 from millrace_registry.fields import changed_fields
+from millrace_registry.limits import MAX_APPLIED, MAX_BODY_BYTES
 from millrace_registry.subjects import LIKE_TOPICS, Subjects, full_name
 
 LEVELS = "levels.json"
@@ -184,8 +185,15 @@ def _git(directory: Path, *arguments: str) -> bytes:
 def plan(
     directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
 ) -> list[Change]:
-    """What registering each file of a folder would do; the registry is asked, nothing is changed."""
-    return [_plan_file(file, client) for file in check(directory, plain=plain, subjects=subjects)]
+    """What registering each file of a folder would do; the registry is asked, nothing is changed.
+
+    Raises MillraceError when it is more than a registry of Millrace takes at once, as `apply` does.
+    """
+    files = check(directory, plain=plain, subjects=subjects)
+    changes = [_plan_file(file, client) for file in files]
+    if client.is_millrace():
+        _application(directory, files, changes)
+    return changes
 
 
 def apply(
@@ -213,16 +221,36 @@ def apply(
 def _apply_at_once(
     directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change], client: SchemaRegistryClient
 ) -> list[Change]:
+    body = _application(directory, files, changes)
+    if not body["schemas"] and not body["levels"]:
+        return list(changes)
+    subjects = [one["subject"] for one in body["schemas"]]
+    applied = dict(zip(subjects, client.ask("/apply", body), strict=True))
+    return [
+        replace(change, version=applied[change.subject]["version"], id=applied[change.subject]["id"])
+        if change.subject in applied
+        else change
+        for change in changes
+    ]
+
+
+def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]) -> dict[str, Any]:
+    """What a registry of Millrace has to change, as `/apply` takes it; MillraceError when it is too much."""
     commit, author = _commit_and_author(directory)
-    texts = {file.subject: json.dumps(file.json) for file in files}  # topics may share a subject
+    changed = {change.subject for change in changes if change.state != "unchanged"}
+    # Topics may share a subject.
+    texts = {file.subject: json.dumps(file.json) for file in files if file.subject in changed}
     schemas = [{"subject": subject, "schema": text} for subject, text in texts.items()]
     levels = {change.subject: change.level for change in changes if change.level is not None}
     body = {"schemas": schemas, "levels": levels, "commit": commit, "author": author}
-    applied = dict(zip(texts, client.ask("/apply", body), strict=True))
-    return [
-        replace(change, version=applied[change.subject]["version"], id=applied[change.subject]["id"])
-        for change in changes
-    ]
+    size, count = len(json.dumps(body).encode()), len(schemas) + len(levels)
+    if size > MAX_BODY_BYTES or count > MAX_APPLIED:
+        raise MillraceError(
+            f"{directory} changes {count:,} schemas and levels of {size:,} bytes, and the registry takes at"
+            f" most {MAX_APPLIED:,} of {MAX_BODY_BYTES:,} bytes at once: apply its sub-folders one after the"
+            " other"
+        )
+    return body
 
 
 def _commit_and_author(directory: Path) -> tuple[str, str]:

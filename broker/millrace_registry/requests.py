@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from millrace.service.admission import ANOTHER_SITE, from_another_site
 from millrace_registry.compatibility import Level
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
+from millrace_registry.limits import MAX_APPLIED, MAX_BODY_BYTES, MAX_SCHEMA_BYTES
 from millrace_registry.service import GLOBAL, LATEST, LEVEL, Candidate
 from millrace_registry.store import LARGEST, Origin, Reference
 
@@ -32,14 +33,9 @@ MEDIA_TYPES = (
     "application/json",
 )
 """Media types of requests and answers; the first is the default."""
-MAX_SCHEMA_BYTES = 1 << 20
-MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES
-"""Largest body: a schema travels as a JSON string, whose escapes can take more room than its text."""
 MAX_SUBJECT_BYTES = 2600
 """Longest name of a subject: PostgreSQL indexes at most 2,704 bytes, the version's number included."""
 
-MAX_APPLIED = 2000
-"""Most schemas and levels in one application: it holds the write lock for about a millisecond for each."""
 _MOST_CHARACTERS = {"commit": 100, "author": 200}
 MAX_METADATA_BYTES = 1 << 16
 """Largest `metadata` of a schema, as JSON."""

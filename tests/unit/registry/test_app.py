@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from millrace import __version__
-from millrace_registry import requests
+from millrace_registry import limits, requests
 from millrace_registry.app import create_app
 from millrace_registry.errors import ErrorCode
 from millrace_registry.store import Store
@@ -311,9 +311,9 @@ def test_every_refusal_has_its_status_and_code(
 
 
 def test_a_schema_or_a_body_that_is_too_large_is_refused(ask: Client) -> None:
-    assert ask.register("s", {**V1, "doc": "x" * requests.MAX_SCHEMA_BYTES}) == (422, 42209)
-    assert ask.register("s", V1, padding="x" * requests.MAX_BODY_BYTES) == (413, 413)
-    assert ask.register("s", {**V1, "doc": "x" * (requests.MAX_SCHEMA_BYTES - 1000)}) == 1
+    assert ask.register("s", {**V1, "doc": "x" * limits.MAX_SCHEMA_BYTES}) == (422, 42209)
+    assert ask.register("s", V1, padding="x" * limits.MAX_BODY_BYTES) == (413, 413)
+    assert ask.register("s", {**V1, "doc": "x" * (limits.MAX_SCHEMA_BYTES - 1000)}) == 1
 
 
 def test_a_body_in_another_media_type_is_refused_and_every_listed_one_is_read(ask: Client) -> None:

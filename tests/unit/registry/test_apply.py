@@ -205,3 +205,21 @@ def test_topics_that_share_a_subject_are_applied_and_a_subject_in_two_spellings_
         client.ask("/apply", {"schemas": twice, "levels": {}})
     with pytest.raises(MillraceError, match="each subject once"):
         client.ask("/apply", {"schemas": [], "levels": {"A": "FULL", ":.:A": "NONE"}})
+
+
+def test_plan_refuses_what_is_too_much_for_apply_and_what_is_registered_already_does_not_count(
+    client: SchemaRegistryClient, tmp_path: Path
+) -> None:
+    directory, half = tmp_path / "schemas", "x" * 900_000
+    write(directory, **{name: {**record(name, A), "doc": half} for name in ("A", "B", "C")})
+    for ask in (folder.plan, folder.apply, folder.apply):  # the third time nothing is sent
+        assert [change.file for change in ask(directory, client, plain=True)] == [
+            str(directory / f"{name}.avsc") for name in ("A", "B", "C")
+        ]
+    write(directory, D={**record("D", A), "doc": half})
+    assert folder.apply(directory, client, plain=True)[-1].state == "new"
+    write(directory, **{name: {**record(name, A), "doc": half} for name in ("E", "F", "G", "H")})
+    for ask in (folder.plan, folder.apply):
+        with pytest.raises(MillraceError, match=r"changes 4 schemas .* apply its sub-folders one after the"):
+            ask(directory, client, plain=True)
+    assert client.versions("E") == []

@@ -1,0 +1,7 @@
+"""What the registry takes at once; clients ask here before they send."""
+
+MAX_SCHEMA_BYTES = 1 << 20
+MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES
+"""Largest body: a schema travels as a JSON string, whose escapes can take more room than its text."""
+MAX_APPLIED = 2000
+"""Most schemas and levels in one application: it holds the write lock for about a millisecond for each."""
