@@ -103,7 +103,7 @@ class Warehouse:
 
     def data_files(self, load: int | None = None) -> list[Path]:
         """The data files of all loads, or of one, that are on disk."""
-        pattern = f"rows/{'*' if load is None else f'{load:010d}-*'}/[!r]*.parquet"
+        pattern = f"rows/{'*' if load is None else f'{load:010d}-*'}/[!rt]*.parquet"
         return sorted(self.topic.glob(pattern))
 
 

@@ -146,11 +146,12 @@ class Load:
         default=None,
     )
     max_rejected: str = option(
-        "--max-rejected N|P%",
-        "Fail a topic if more records cannot be decoded.  [default: 0.1%, or 100 where that is more]",
+        "--max-rejected N|P%[,KIND=N|P%...]",
+        "Fail a topic if more records of a kind cannot be decoded: foreign_framing, unknown_schema or"
+        " broken_body.  [default: 0.1%, or 100 where that is more]",
         default="",
     )
-    """As `rejections.RejectedLimit` reads it."""
+    """As `rejections.RejectedLimits` reads it."""
     accept_rejected: bool = option(
         "--accept-rejected", "Succeed although records could not be decoded.", default=False
     )
@@ -313,7 +314,8 @@ class Erase:
     all_rows: bool = option("--all-rows", "Go on though the condition matches every row.", default=False)
     rejected: bool = option(
         "--rejected",
-        "Also take out the bytes of all records that could not be decoded: no condition fits them.",
+        "Also take out the bytes and keys of all records that could not be decoded, and the keys of"
+        " tombstones: no condition fits them.",
         default=False,
     )
     logs: Sequence[str] = option(

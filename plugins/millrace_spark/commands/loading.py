@@ -24,8 +24,9 @@ def load(request: Load, invocation: Invocation) -> None:
     """Load what is new in each TOPIC into the warehouse, exactly once, by one manifest per topic.
 
     Several topics are loaded at a time; one that fails does not stop the others. Records that cannot be
-    decoded are set aside in the load, with reason and raw bytes; exit code 1 says so. A run that is repeated
-    under its --run-id keeps to the end it first planned.
+    decoded are set aside in the load, with reason, key and raw bytes; exit code 1 says so. Tombstones are set
+    aside with their keys, and are no failure. A run that is repeated under its --run-id keeps to the end it
+    first planned.
 
     Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392
     --registry http://127.0.0.1:8081
@@ -57,37 +58,42 @@ def load(request: Load, invocation: Invocation) -> None:
 
 
 def _check_limits(request: Load) -> None:
-    from millrace_warehouse.load.rejections import RejectedLimit  # pyarrow with it: not for --help
+    from millrace_warehouse.load.rejections import RejectedLimits  # pyarrow with it: not for --help
 
     for topic in request.topics:
         if limit := request.of(topic).max_rejected:
-            RejectedLimit.parse(limit)
+            RejectedLimits.parse(limit)
 
 
 def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
     loads = [result for result in answer if "load" in result]
-    shown = ({**load, "hours": len(load["hours"])} for load in loads)
-    show_rows(
-        shown, "topic", "load", "rows", "rejected", "hours", ("bytes left", "left_bytes"), ("", "message")
-    )
+    shown = ({**load, "hours": len(load["hours"]), "rejected": _by_kind(load) or 0} for load in loads)
+    numbers = ("rows", "tombstones", "rejected", "hours", ("bytes left", "left_bytes"))
+    show_rows(shown, "topic", "load", *numbers, ("", "message"))
     for load in loads:
         for kind, lines in (("gap", load["gaps"]), ("note", load["notes"])):
             for line in lines:
                 click.echo(f"{kind}: {line}", err=True)
 
 
+def _by_kind(load: Mapping[str, Any]) -> str:
+    """Return the rejected records of a load by kind: `20 broken body`."""
+    kinds = load["rejected_by_kind"].items()
+    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in kinds if count)
+
+
 def _failures(answer: Sequence[Mapping[str, Any]], request: Load) -> list[str]:
     """Every topic that failed, then the loads that are published and have set records aside."""
     reasons = [result["error"] for result in answer if "error" in result]
     set_aside = [
-        f"{result['rejected']} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"
+        f"{_by_kind(result)} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"
         for result in answer
         if result.get("rejected") and not request.of(result["topic"]).accept_rejected
     ]
     if set_aside:
         reasons.append(
-            f"loaded, but records could not be decoded: {', '.join(set_aside)}, with reason and raw bytes;"
-            " for an unknown schema id register the schema, then `millrace reload`;"
+            f"loaded, but records could not be decoded: {'; '.join(set_aside)}, with reason, key and raw"
+            " bytes; for an unknown schema id register the schema, then `millrace reload`;"
             " --accept-rejected makes such a load a success"
         )
     return reasons

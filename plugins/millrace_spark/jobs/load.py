@@ -28,7 +28,7 @@ from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.restored import check_not_restored
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
-from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
+from millrace_warehouse.load.rejections import DEFAULT_LIMITS, RejectedLimits
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
 from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.log.bounds import Bounds
@@ -78,11 +78,11 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
 
 
 def _load(spark: SparkContext, storage: Storage, request: Load, topic: str) -> LoadResult:
-    limit = RejectedLimit.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMIT
+    limits = RejectedLimits.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMITS
     note = _compare_with_auditor(storage, request.auditor, topic)
     with _writing(spark, storage, request, f"load {topic}") as writing:
         run = LoadRun(
-            writing=dataclasses.replace(writing, max_rejected=limit, accept_gaps=request.accept_gaps),
+            writing=dataclasses.replace(writing, max_rejected=limits, accept_gaps=request.accept_gaps),
             bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
             accept_new_topic=request.accept_new_topic,
         )

@@ -177,6 +177,7 @@ def _corrupt_rows(rejected: Sequence[Rejected], schema: pa.Schema) -> pa.RecordB
         {
             "_topic_partition": record.partition,
             "_offset": record.offset,
+            "_key": record.key,
             "_schema_id": record.schema_id,
             "_corrupt_record": record.raw,
             "_corrupt_reason": record.reason,

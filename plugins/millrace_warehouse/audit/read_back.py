@@ -1,4 +1,4 @@
-"""Rows and rejected messages of a load's files, read from the storage after they were written.
+"""Rows, tombstones and rejected messages of a load's files, read from the storage after they were written.
 
 Reads the columns of the audit header and the record's time. Ignores the load's own statements about
 its rows, except for files that `expire` has deleted, whose rows the table was counted to have.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from millrace.errors import MillraceError
-from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.counts import SequenceCounts, window_start
 from millrace_audit.reports.messages import NOTHING, HourRows, RejectedMessages, UnkeyedRows
-from millrace_warehouse.audit.rejected import rejected_of
+from millrace_warehouse.audit.rejected import EARLIEST_COUNTED, rejected_of
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of, start_ms
 from millrace_warehouse.history.layout import rows_folder
@@ -37,7 +39,7 @@ class ReadBack:
     erased: SequenceCounts = field(default_factory=SequenceCounts)
     """What the manifest says was erased: only it can."""
     unkeyed: Mapping[int, UnkeyedRows] = field(default_factory=dict)
-    """Window -> rows without a whole audit header."""
+    """Window -> rows without a whole audit header, and tombstones, which lie in no hour's partition."""
     hours: Sequence[HourRows] = ()
     rejected: Sequence[RejectedMessages] = ()
 
@@ -66,6 +68,14 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
                 raise MillraceError(f"{path} was deleted while it was read; it is looked at again") from None
             except (pa.ArrowException, OSError) as error:
                 bad.append(f"{path} cannot be read: {str(error).splitlines()[0]}")
+    tombstones = Counter[int]()
+    for aside in manifest.tombstone_files:
+        try:
+            tombstones.update(_tombstones(open_file(storage, f"{topic}/{aside.path}")))
+        except FileNotFoundError:
+            bad.append(f"{topic}/{aside.path} is gone")
+        except (pa.ArrowException, OSError) as error:
+            bad.append(f"{topic}/{aside.path} cannot be read: {str(error).splitlines()[0]}")
     counts = SequenceCounts()
     for rows in hours.values():
         counts.merge(rows.counts)
@@ -76,7 +86,7 @@ def read_back(storage: Storage, manifest: LoadManifest) -> ReadBack:
         counts=counts,
         bad=bad,
         erased=erased,
-        unkeyed=_unkeyed(hours),
+        unkeyed=_unkeyed(hours, tombstones),
         hours=_hours(manifest, {hour: rows.rows for hour, rows in hours.items()}, erased),
         rejected=rejected_of(storage, manifest),
     )
@@ -89,8 +99,15 @@ def _add_expired(stated: SequenceCounts, hours: Set[str], counts: SequenceCounts
                 counts.add(*key, first, last)
 
 
-def _unkeyed(hours: Mapping[str, FileRows]) -> dict[int, UnkeyedRows]:
-    rows, unfiled = Counter[int](), Counter[int]()
+def _tombstones(content: BinaryIO) -> Counter[int]:
+    """Return window -> tombstones, by the time of their record, as readers of a cluster count them."""
+    with content, pq.ParquetFile(content) as file:
+        times = file.read(["timestamp"])["timestamp"].to_pylist()
+    return Counter(window_start(max(time, EARLIEST_COUNTED)) for time in times)
+
+
+def _unkeyed(hours: Mapping[str, FileRows], tombstones: Counter[int]) -> dict[int, UnkeyedRows]:
+    rows, unfiled = tombstones.copy(), tombstones.copy()
     for hour, found in hours.items():
         rows.update(found.unkeyed)
         if hour == UNFILED:

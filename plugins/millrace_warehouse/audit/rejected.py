@@ -24,7 +24,8 @@ from millrace_warehouse.storage import Storage, open_file
 MOST_TOLD = 1000
 """Windows with rejected messages that are reported for one edition. Later ones are reported as one span."""
 MOST_LETTERS = 200
-_EARLIEST = -(1 << 63) + WINDOW_MS
+EARLIEST_COUNTED = -(1 << 63) + WINDOW_MS
+"""Earlier times of records count as this one, in ms."""
 _COLUMNS = ["records", "reason", "timestamp", "keyed"]
 NOT_KNOWN = "not known which"
 
@@ -81,7 +82,7 @@ def _rows(storage: Storage, path: str) -> Iterator[tuple[int | None, int, bool, 
         for batch in file.iter_batches(columns=there):
             for row in batch.to_pylist():
                 time = row.get("timestamp")
-                window = None if time is None else window_start(max(time, _EARLIEST))
+                window = None if time is None else window_start(max(time, EARLIEST_COUNTED))
                 yield window, row["records"], bool(row.get("keyed")), row["reason"]
 
 

@@ -17,10 +17,15 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import start_of
 
-METRICS: Mapping[str, Mapping[str, tuple[str, str, Callable[[Any], float]]]] = {
+METRICS: Mapping[str, Mapping[str, tuple[str, str, Callable[[Any], float | Mapping[str, float]]]]] = {
     "load": {
         "rows": ("millrace_load_rows", "Rows of the last load.", float),
-        "rejected": ("millrace_load_rejected_rows", "Records that it could not decode.", float),
+        "tombstones": ("millrace_load_tombstones", "Messages without a value that it took.", float),
+        "rejected_by_kind": (
+            "millrace_load_rejected_rows",
+            "Records that it could not decode, by kind.",
+            lambda kinds: kinds,
+        ),
         "left_bytes": ("millrace_load_left_bytes", "Bytes of the log that it left for the next one.", float),
     },
     "publish": {
@@ -38,7 +43,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str, Callable[[Any], float]]]] = {
         "waiting": ("millrace_table_waiting_hours", "Loaded hours that are not published.", len),
     },
 }
-"""Command -> field of its answer -> (metric, help, value)."""
+"""Command -> field of its answer -> (metric, help, value); a value for each kind has the label `kind`."""
 SUCCESS = "millrace_job_success_seconds"
 
 
@@ -53,8 +58,15 @@ def write_metrics(folder: Path, command: str, answer: Mapping[str, Any], now: fl
         registry=registry,
     ).labels(command, topic).set(now)
     for field, (name, text, value) in METRICS[command].items():
-        if answer.get(field) is not None:
-            Gauge(name, text, ["topic"], registry=registry).labels(topic).set(value(answer[field]))
+        if answer.get(field) is None:
+            continue
+        found = value(answer[field])
+        if isinstance(found, Mapping):
+            gauge = Gauge(name, text, ["topic", "kind"], registry=registry)
+            for kind, number in found.items():
+                gauge.labels(topic, kind).set(number)
+        else:
+            Gauge(name, text, ["topic"], registry=registry).labels(topic).set(found)
     try:
         write_to_textfile(str(folder / f"millrace_{command}_{topic}.prom"), registry)
     except OSError as error:

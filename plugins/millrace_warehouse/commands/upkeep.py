@@ -20,7 +20,7 @@ def expire(request: Expire, output: Output) -> None:
     """Delete data files of old loads of TOPIC that the table needs no more, strays and old metadata.
 
     A load is kept while one of its rows is unpublished or a snapshot of the table names one of its files.
-    Manifests and rejected records stay.
+    Manifests, rejected records and tombstones stay.
 
     Example: millrace expire PageView --warehouse /data/warehouse --older-than 30d
     """
@@ -131,7 +131,8 @@ def _show_erased(answer: Mapping[str, Any]) -> None:
     show_rows(hours, "hour", "rows")
     topic, id_ = answer["topic"], answer["id"]
     rows, files, loads = answer["rows"], answer["files"], len(answer["loads"])
-    bytes_of = f", and the bytes of {answer['rejected']:,} rejected record(s)" if answer["rejected"] else ""
+    aside = answer["rejected"]
+    bytes_of = f", and the bytes and keys of {aside:,} rejected record(s) and tombstone(s)" if aside else ""
     click.echo(
         f"{topic}: {answer['message']}: {rows:,} rows of {loads:,} load(s), in {files:,} file(s){bytes_of}"
     )

@@ -4,7 +4,7 @@
     2  the record                   `erasures/<id>.json`: from now on loads leave out what matches
     3  a load without rows          takes the number that running loads are after: they begin again
     4  new editions                 of each load with a row that matches: its rows without those, counted;
-                                    with `rejected` also of each that has rejected records, without bytes;
+                                    with `rejected` also of each with messages without rows, without bytes;
                                     and of each whose edition an erasure before cannot have seen
     5  a publication                takes the rows of the old editions out of the table
     6  done                         `erasures/<id>.done.json`
@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
@@ -38,15 +39,23 @@ from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.condition import Condition
 from millrace_warehouse.history.erasures import Erasing, Erasure
 from millrace_warehouse.history.ledger import record
-from millrace_warehouse.history.manifest import DataFile, LoadManifest, RejectedFile, check_law, now
+from millrace_warehouse.history.manifest import (
+    DataFile,
+    LoadManifest,
+    RejectedFile,
+    TombstoneFile,
+    check_law,
+    now,
+)
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import read_record, records
 from millrace_warehouse.history.stored import erased_sequences_of, store
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.erased import Eraser, RowsTaken, erased_rows
 from millrace_warehouse.load.hour_files import HourFile, HourFiles
-from millrace_warehouse.load.rejections import read_without_bytes
+from millrace_warehouse.load.rejections import REJECTED_SCHEMA, read_without_bytes
 from millrace_warehouse.load.writing import behind, check_stored, with_stored, without
+from millrace_warehouse.log.messages import TOMBSTONES
 from millrace_warehouse.projection import project
 from millrace_warehouse.publish.gate import Auditor
 from millrace_warehouse.publish.publisher import publish_topic
@@ -54,6 +63,8 @@ from millrace_warehouse.publish.table import find_table
 from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.verbs import Erase, Publish
+
+Aside = TypeVar("Aside", RejectedFile, TombstoneFile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +78,7 @@ class EraseResult:
     rows: int
     """Taken out in all, also by runs of this erasure before."""
     rejected: int
-    """Rejected records whose bytes were taken out, or would be."""
+    """Rejected records and tombstones whose bytes and keys were taken out, or would be."""
     hours: Mapping[str, int]
     loads: Mapping[str, int]
     files: int
@@ -89,7 +100,7 @@ class _Found:
     rows_of: Counter[int] = field(default_factory=Counter)
     """Load -> rows that match."""
     rejected: Counter[int] = field(default_factory=Counter)
-    """Load -> rejected records whose bytes go."""
+    """Load -> rejected records and tombstones whose bytes and keys go."""
     unseen: set[int] = field(default_factory=set)
     """Loads with an edition that an erasure cannot have seen: their rows are looked at again."""
     files: int = 0
@@ -192,7 +203,7 @@ class _Run:
             )
 
     def _look(self, condition: Condition, rejected: bool) -> _Found:
-        """Count what matches in the newest edition of every load, and rejected records that have bytes."""
+        """Count what matches in the newest edition of every load, and the bytes of messages without rows."""
         storage, topic = self._at.storage, self._topic
         found, rows = _Found(), Rows(self._at, topic)
         takers = erasures.taking_bytes(storage, topic)
@@ -208,8 +219,8 @@ class _Run:
                 if matches:
                     found.take(hour, manifest.load, matches)
                     found.files += sum(file.hour == hour for file in manifest.files)
-            if rejected and manifest.rejected and takers.isdisjoint(manifest.erasures):
-                found.rejected[manifest.load] = manifest.rejected
+            if rejected and manifest.aside and takers.isdisjoint(manifest.erasures):
+                found.rejected[manifest.load] = manifest.aside
             if known.difference(manifest.erasures) and erasures.unheard_of(storage, topic, manifest):
                 found.unseen.add(manifest.load)
             self._at.progress(f"looked at load {manifest.load}")
@@ -305,14 +316,14 @@ class _Run:
         return out
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
-        """Of each load whose rejected records lost their bytes to the erasure: how many there are."""
+        """Of each load whose messages without rows lost their bytes to the erasure: how many there are."""
         storage, topic = self._at.storage, self._topic
         takers = erasures.taking_bytes(storage, topic)
         for load, numbers in layout.editions_of(storage, topic).items() if erasure.rejected else ():
             editions = (layout.read_edition(storage, topic, load, each) for each in (1, *numbers))
             for before, after in itertools.pairwise(editions):
-                if erasure.id in after.erasures and takers.isdisjoint(before.erasures) and before.rejected:
-                    yield load, before.rejected
+                if erasure.id in after.erasures and takers.isdisjoint(before.erasures) and before.aside:
+                    yield load, before.aside
 
     def _fence(self, erasure: Erasure) -> None:
         """Make a load without rows, once: one that was begun before the erasure loses its number to it."""
@@ -388,7 +399,7 @@ class _Fence:
 
 @dataclass(frozen=True, slots=True)
 class _Edition:
-    """The rows of a load without those that erasures match, and what they leave of its rejected records."""
+    """The rows of a load without those that erasures match, and what they leave of its other messages."""
 
     at: At
     erasure: Erasure
@@ -421,12 +432,14 @@ class _Edition:
                     stored = store(storage, f"{folder}/{file.path.name}", content)
                 described = DataFile(**dataclasses.asdict(stored), hour=file.hour, rows=file.rows)
                 files.append((described, metrics_of(file.metadata, columns.iceberg)))
-        before = rejected = self.replaced.rejected_files
+        rejected, tombstones = self.replaced.rejected_files, self.replaced.tombstone_files
         if any(each.rejected for each in self.erasing):
-            rejected = [self._without_bytes(folder, number, file) for number, file in enumerate(before)]
-        fresh = (file for file in rejected if file not in before)
+            rejected = [self._without_bytes(folder, n, file) for n, file in enumerate(rejected)]
+            tombstones = [self._without_bytes(folder, n, file) for n, file in enumerate(tombstones)]
+        fresh = (file for file in (*rejected, *tombstones) if file not in self.replaced.aside_files)
         check_stored(storage, topic, folder, [*(file for file, _ in files), *fresh])
-        return self._manifest(attempt, columns.number, columns.iceberg, files, rejected, counts, eraser)
+        manifest = self._manifest(attempt, columns.number, columns.iceberg, files, counts, eraser)
+        return dataclasses.replace(manifest, rejected_files=rejected, tombstone_files=tombstones)
 
     def _compare(
         self, copied: Mapping[str, ContentsDigest], written: Sequence[HourFile], columns: Schema
@@ -444,8 +457,8 @@ class _Edition:
                     f" of its rows in {hour}, in {changed}: nothing was erased of that load"
                 )
 
-    def _without_bytes(self, folder: str, number: int, file: RejectedFile) -> RejectedFile:
-        """Store the rejected records of a file without their bytes.
+    def _without_bytes(self, folder: str, number: int, file: Aside) -> Aside:
+        """Store the rejected records or tombstones of a file without their bytes and keys.
 
         One that somebody deleted has none, and stays named: `verify` says that it is gone.
         """
@@ -453,12 +466,14 @@ class _Edition:
             return file
         content = io.BytesIO()
         stored = self.rows.stored(file, "restore it from a copy, or delete it")
-        table = read_without_bytes(io.BytesIO(stored))
+        kind, schema = "rejected", REJECTED_SCHEMA
+        if isinstance(file, TombstoneFile):
+            kind, schema = "tombstones", TOMBSTONES
+        table = read_without_bytes(io.BytesIO(stored), schema)
         pq.write_table(table, content, compression="zstd")
         content.seek(0)
-        path = f"{folder}/rejected-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
-        described = store(self.at.storage, path, content)
-        return RejectedFile(**dataclasses.asdict(described), rows=file.rows, records=file.records)
+        path = f"{folder}/{kind}-{number:05d}-{uuid.uuid4().hex[:8]}.parquet"
+        return dataclasses.replace(file, **dataclasses.asdict(store(self.at.storage, path, content)))
 
     def _manifest(
         self,
@@ -466,7 +481,6 @@ class _Edition:
         schema: int,
         columns: Mapping[str, object],
         files: Sequence[tuple[DataFile, bytes]],
-        rejected: Sequence[RejectedFile],
         counts: SequenceCounts,
         eraser: Eraser,
     ) -> LoadManifest:
@@ -480,7 +494,6 @@ class _Edition:
             schema=schema,
             partitions=[without(part, taken) for part in replaced.partitions],
             files=[file for file, _ in files],
-            rejected_files=rejected,
             reason=self.erasure.reason,
             previous=replaced.sha256,
             erases=self.erasure.id,

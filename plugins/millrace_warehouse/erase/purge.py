@@ -92,10 +92,10 @@ def _replaced(at: At, topic: str) -> Iterator[str]:
     """The files of every edition that another one has replaced, but for what that one names as well."""
     for load, numbers in layout.editions_of(at.storage, topic).items():
         editions = [layout.read_edition(at.storage, topic, load, each) for each in (1, *numbers)]
-        newest = {file.path for file in (*editions[-1].files, *editions[-1].rejected_files)}
+        newest = {file.path for file in (*editions[-1].files, *editions[-1].aside_files)}
         for edition in editions[:-1]:
             beside = [edition.entries] if edition.entries is not None else []
-            for file in (*edition.files, *edition.rejected_files, *beside):
+            for file in (*edition.files, *edition.aside_files, *beside):
                 if file.path not in newest:
                     yield file.path
 
@@ -198,7 +198,7 @@ def _known_rows(at: At, topic: str) -> set[str]:
     known: set[str] = set()
     for manifest in _newest_manifests(at, topic):
         beside = [manifest.entries] if manifest.entries is not None else []
-        known |= {file.path for file in (*manifest.files, *manifest.rejected_files, *beside)}
+        known |= {file.path for file in (*manifest.files, *manifest.aside_files, *beside)}
     return known
 
 
@@ -210,13 +210,19 @@ def _newest_manifests(at: At, topic: str) -> Iterator[LoadManifest]:
 
 
 def rejected_left(at: At, topic: str) -> Iterator[Left]:
-    """Records that nobody could decode, and their bytes: whether they match is not known."""
+    """Messages without rows, and their bytes and keys: whether they match is not known."""
     takers = taking_bytes(at.storage, topic)
-    records = {
-        manifest.load: manifest.rejected
-        for manifest in _newest_manifests(at, topic)
-        if manifest.rejected and takers.isdisjoint(manifest.erasures)
-    }
+    whole = [each for each in _newest_manifests(at, topic) if takers.isdisjoint(each.erasures)]
+    records = {manifest.load: manifest.rejected for manifest in whole if manifest.rejected}
+    tombstones = {manifest.load: manifest.tombstones for manifest in whole if manifest.tombstones}
+    if tombstones:
+        yield Left(
+            what=f"{sum(tombstones.values()):,} tombstones with their keys in"
+            f" {topic}/rows/*/tombstones-*.parquet of load {', '.join(map(str, tombstones))}: no condition"
+            " fits them, and no time ends them. Erase with --rejected and another --id: that takes all their"
+            " keys out.",
+            until=None,
+        )
     loads = ", ".join(map(str, records))
     if records:
         yield Left(

@@ -3,7 +3,7 @@
 Creating a load's manifest is the load: it appears whole, and the files it names are on disk before. Two laws
 must close, or there is no load:
 
-    read = written + rejected + filtered                 per partition, in records; filtered are those erased
+    read = written + tombstones + rejected + filtered    per partition, in records; filtered are those erased
     [start, end) = data batches + control batches + gaps     per partition, in offsets: every gap is listed
 
 Each manifest carries the SHA-256 of its own content and that of the manifest before it: an edit anywhere
@@ -18,12 +18,14 @@ import hashlib
 import json
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
+from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.ranges import Gap
 
 T = TypeVar("T")
@@ -69,7 +71,11 @@ class PartitionRange:
     read: int = 0
     """Data records in the range."""
     written: int = 0
+    tombstones: int = 0
+    """Messages without a value, which are no rows; in manifests of the version before they are rejected."""
     rejected: int = 0
+    rejected_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Kind -> its part of `rejected`; empty in manifests of the version before."""
     filtered: int = 0
     """Rows that erasures took out or left out; `LoadManifest.erased` says which ones."""
     data_batches: int = 0
@@ -114,6 +120,13 @@ class RejectedFile(StoredFile):
     rows: int
     records: int
     """Records the rows stand for: one row may be a whole batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneFile(StoredFile):
+    """One Parquet file with tombstones."""
+
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +178,7 @@ class LoadManifest:
     partitions: Sequence[PartitionRange]
     files: Sequence[DataFile]
     rejected_files: Sequence[RejectedFile] = ()
+    tombstone_files: Sequence[TombstoneFile] = ()
     entries: StoredFile | None = None
     """The Iceberg manifest with an entry for each of the files, None for a load without rows."""
     sequences: Sequence[ProducerSequences] = ()
@@ -195,6 +209,28 @@ class LoadManifest:
     @property
     def rejected(self) -> int:
         return sum(partition.rejected for partition in self.partitions)
+
+    @property
+    def tombstones(self) -> int:
+        return sum(partition.tombstones for partition in self.partitions)
+
+    @property
+    def rejected_by_kind(self) -> dict[str, int]:
+        """Kind -> rejected records, every kind; all 0 in manifests of the version before."""
+        kinds = Counter({kind.value: 0 for kind in Kind})
+        for partition in self.partitions:
+            kinds.update(partition.rejected_by_kind)
+        return dict(kinds)
+
+    @property
+    def aside(self) -> int:
+        """Messages that became no rows: rejected records and tombstones."""
+        return self.rejected + self.tombstones
+
+    @property
+    def aside_files(self) -> list[RejectedFile | TombstoneFile]:
+        """Files of the messages that became no rows."""
+        return [*self.rejected_files, *self.tombstone_files]
 
     @property
     def ranges(self) -> list[OffsetRange]:
@@ -336,7 +372,9 @@ class Publication:
 _NOT_IN_THE_FIRST_FORM = (
     *("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file"),
     *("rejected", "judged_through"),
+    "tombstone_files",
 )
+_NOT_IN_THE_FIRST_FORM_OF_A_PARTITION = ("end_epoch", "tombstones", "rejected_by_kind")
 Manifest = LoadManifest | Publication
 M = TypeVar("M", LoadManifest, Publication)
 
@@ -354,8 +392,9 @@ def content_hash(manifest: Manifest) -> str:
         if not values.get(name, True):
             del values[name]
     for part in values.get("partitions", ()):
-        if part.get("end_epoch", 0) is None:
-            del part["end_epoch"]
+        for name in _NOT_IN_THE_FIRST_FORM_OF_A_PARTITION:
+            if part.get(name, True) in (None, 0, {}):
+                del part[name]
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -406,7 +445,9 @@ def _build(hint: Any, value: Any, where: str) -> Any:
 @functools.cache
 def _fields(cls: Any) -> tuple[Mapping[str, Any], Set[str]]:
     """The types of the fields, and those that must be there; kept, as they take longer than the decoding."""
-    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
     return typing.get_type_hints(cls), required
 
 
@@ -431,11 +472,13 @@ def check_law(manifest: LoadManifest) -> list[str]:
     problems = []
     for part in manifest.partitions:
         where = f"partition {part.partition}, offsets [{part.start}, {part.end})"
-        if part.read != part.written + part.rejected + part.filtered:
+        if part.read != part.written + part.tombstones + part.rejected + part.filtered:
             problems.append(
                 f"{where}: {part.read} records read, but {part.written} written"
-                f" + {part.rejected} rejected + {part.filtered} filtered"
+                f" + {part.tombstones} tombstones + {part.rejected} rejected + {part.filtered} filtered"
             )
+        if part.rejected_by_kind and sum(part.rejected_by_kind.values()) != part.rejected:
+            problems.append(f"{where}: {part.rejected} rejected, by kind {dict(part.rejected_by_kind)}")
         if part.end < part.start:
             problems.append(f"{where}: the end lies before the start")
         if part.end > part.start and not (part.data_batches or part.control_batches or part.gaps):
@@ -450,12 +493,17 @@ def check_law(manifest: LoadManifest) -> list[str]:
     if erased != filtered:
         problems.append(f"rows erased by partition are {erased}, the partitions state {filtered}")
     rejected = sum(file.records for file in manifest.rejected_files)
+    tombstones = sum(file.rows for file in manifest.tombstone_files)
     in_files = sum(file.rows for file in manifest.files)
     if in_files != manifest.rows:
         problems.append(f"the files have {in_files} rows, the partitions state {manifest.rows}")
     if rejected != manifest.rejected:
         problems.append(
             f"the rejected files stand for {rejected} records, the partitions state {manifest.rejected}"
+        )
+    if tombstones != manifest.tombstones:
+        problems.append(
+            f"the files of tombstones have {tombstones}, the partitions state {manifest.tombstones}"
         )
     return problems
 
@@ -476,7 +524,7 @@ def check_erased(manifest: LoadManifest, before: LoadManifest) -> list[str]:
     if lost:
         problems.append(f"it does not say any more what erasure {lost[0].erasure} took out")
     then, there = (
-        {part.partition: (part.read, part.rejected) for part in each.partitions}
+        {part.partition: (part.read, part.tombstones, part.rejected) for part in each.partitions}
         for each in (before, manifest)
     )
     if then != there:

@@ -23,6 +23,7 @@ from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
+from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 from millrace_warehouse.races import Conflict, retried
@@ -51,7 +52,11 @@ class LoadResult:
     published: bool = False
     """True if this call published it."""
     rows: int = 0
+    tombstones: int = 0
+    """Messages without a value: no rows, and no failure."""
     rejected: int = 0
+    rejected_by_kind: Mapping[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in Kind})
+    """Every kind -> its part of `rejected`."""
     hours: Mapping[str, int] = field(default_factory=dict)
     gaps: Sequence[str] = ()
     message: str
@@ -263,7 +268,9 @@ def _result(
         load=None if load is None else load.load,
         published=published,
         rows=own.rows if own is not None else 0,
+        tombstones=own.tombstones if own is not None else 0,
         rejected=own.rejected if own is not None else 0,
+        rejected_by_kind={kind.value: own.rejected_by_kind[kind] if own is not None else 0 for kind in Kind},
         hours=own.rows_by_hour() if own is not None else {},
         gaps=_gaps(own) if own is not None else [],
         message=message,

@@ -1,13 +1,14 @@
-"""Records that could not be decoded: written aside with reason and bytes, counted, and limited in number.
+"""Messages that become no rows: rejected records and tombstones, written aside; the first limited in number.
 
 A few broken records are a producer's mistake and must not hold up the rest. Many of them are a mistake of
-the load (a registry that was swapped, a decoder that is wrong), which must not be published.
+the load (a registry that was swapped, a decoder that is wrong), which must not be published. Each kind of
+rejected records has its own limit. Tombstones have none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace.errors import ConfigError
+from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.messages import Rejected
 
 REJECTED_SCHEMA = pa.schema(
@@ -29,15 +31,18 @@ REJECTED_SCHEMA = pa.schema(
         ("raw", pa.binary()),
         ("timestamp", pa.int64()),
         ("keyed", pa.bool_()),
+        ("kind", pa.string()),
+        ("key", pa.binary()),
     ]
 )
 """A row is one record, or `records` of them where a batch cannot be unpacked.
 
-`raw` is null where an erasure has taken it out; `reason` quotes no value of the record. `timestamp` (ms)
-is that of its audit header, which `keyed` says that there is, or the record's, or a batch's largest. Files of
-versions before have neither column.
+`raw` and `key` are null where an erasure has taken them out; `reason` quotes no value of the record.
+`timestamp` (ms) is that of its audit header, which `keyed` says that there is, or the record's, or a batch's
+largest. Files of versions before have none of the last four columns, or only the first two of them.
 """
-_BESIDE_BYTES = [name for name in REJECTED_SCHEMA.names if name != "raw"]
+BYTES = {"raw", "key"}
+"""Columns of both kinds of files that hold what a producer has written: an erasure takes them out."""
 HELD_BYTES = 16 << 20
 """Most raw bytes that a task holds before it writes them: a cut may be nothing but rejected records."""
 REASONS = 20
@@ -92,53 +97,71 @@ DEFAULT_LIMIT = RejectedLimit(records=100, percent=0.1)
 
 
 @dataclass(frozen=True, slots=True)
-class LocalRejected:
-    """A task's file of rejected records, before it is stored."""
+class RejectedLimits:
+    """A limit for each kind."""
 
-    path: Path
-    rows: int
-    records: int
-    """Records the rows stand for."""
+    limits: Mapping[Kind | None, RejectedLimit] = field(default_factory=dict)
+    """The limits that were given, under None that of all kinds without one of their own."""
+
+    @classmethod
+    def parse(cls, text: str) -> RejectedLimits:
+        """`50`, `0.5%`, or `50,unknown_schema=1%`; ConfigError for anything else."""
+        limits = dict[Kind | None, RejectedLimit]()
+        for part in text.split(","):
+            name, _, limit = part.strip().rpartition("=")
+            if name and name not in {*Kind}:
+                raise ConfigError(f"--max-rejected {text!r}: {name!r} is no kind; name {' or '.join(Kind)}")
+            kind = Kind(name) if name else None
+            if kind in limits:
+                raise ConfigError(f"--max-rejected {text!r} gives a limit twice: give it once")
+            limits[kind] = RejectedLimit.parse(limit)
+        return cls(limits)
+
+    def of(self, kind: Kind) -> RejectedLimit:
+        return self.limits.get(kind, self.limits.get(None, DEFAULT_LIMIT))
 
 
-class RejectedRecords:
-    """One task's file of rejected records, made when there is something to put into it."""
+DEFAULT_LIMITS = RejectedLimits()
 
-    def __init__(self, folder: Path, *, with_bytes: bool = True) -> None:
-        self._path, self._with_bytes = folder / "rejected.parquet", with_bytes
-        self._held: list[Rejected] = []
-        self._held_bytes = 0
+
+class AsideFile:
+    """One task's file of rejected records or tombstones, made when there is something to put into it."""
+
+    def __init__(self, path: Path, schema: pa.Schema, *, with_bytes: bool = True) -> None:
+        self.path, self.rows = path, 0
+        self._schema, self._with_bytes = schema, with_bytes
+        self._held: list[pa.RecordBatch] = []
         self._writer: pq.ParquetWriter | None = None
-        self._rows = self._records = 0
 
-    def add(self, rejected: Sequence[Rejected]) -> None:
-        self._held += rejected
-        self._held_bytes += sum(len(record.raw) for record in rejected)
-        if self._held_bytes >= HELD_BYTES:
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._held.append(rows)
+        self.rows += len(rows)
+        if sum(each.nbytes for each in self._held) >= HELD_BYTES:
             self._write()
 
-    def close(self) -> list[LocalRejected]:
-        """Write what is held; the file, if there is one."""
-        self._write()
-        if self._writer is None:
-            return []
-        self._writer.close()
-        return [LocalRejected(self._path, self._rows, self._records)]
+    def close(self) -> bool:
+        """Write what is held; False without any row, and then there is no file."""
+        if self._held:
+            self._write()
+        if self._writer is not None:
+            self._writer.close()
+        return self._writer is not None
 
     def _write(self) -> None:
-        if not self._held:
-            return
-        rows = [
-            {name: getattr(record, name) for name in REJECTED_SCHEMA.names} | {"schema_id": _wrapped(record)}
-            for record in self._held
-        ]
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, REJECTED_SCHEMA, compression="zstd")
-        table = pa.Table.from_pylist(rows, REJECTED_SCHEMA)
-        self._writer.write_table(table if self._with_bytes else without_bytes(table))
-        self._rows += len(rows)
-        self._records += sum(record.records for record in self._held)
-        self._held, self._held_bytes = [], 0
+            self._writer = pq.ParquetWriter(self.path, self._schema, compression="zstd")
+        table = pa.Table.from_batches(self._held, self._schema)
+        self._writer.write_table(table if self._with_bytes else without_bytes(table, self._schema))
+        self._held = []
+
+
+def rejected_rows(rejected: Sequence[Rejected]) -> pa.RecordBatch:
+    """The rows of a file of rejected records."""
+    rows = [
+        {name: getattr(record, name) for name in REJECTED_SCHEMA.names} | {"schema_id": _wrapped(record)}
+        for record in rejected
+    ]
+    return pa.RecordBatch.from_pylist(rows, REJECTED_SCHEMA)
 
 
 def _wrapped(record: Rejected) -> int | None:
@@ -146,16 +169,17 @@ def _wrapped(record: Rejected) -> int | None:
     return record.schema_id and int(np.int64(record.schema_id).astype(np.int32))
 
 
-def without_bytes(rejected: pa.Table) -> pa.Table:
-    """The rows of a file of rejected records, each without the bytes of its record."""
-    there = set(rejected.column_names) - {"raw"}
+def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows with a schema of this page, each without the bytes and the key of its record."""
+    there = set(rows.column_names) - BYTES
     columns = [
-        rejected.column(field.name) if field.name in there else pa.nulls(len(rejected), field.type)
-        for field in REJECTED_SCHEMA
+        rows.column(field.name) if field.name in there else pa.nulls(len(rows), field.type)
+        for field in schema
     ]
-    return pa.Table.from_arrays(columns, schema=REJECTED_SCHEMA)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
-def read_without_bytes(content: Path | BinaryIO) -> pa.Table:
-    """A file's rows without the bytes, which are not read: unpacked they may be gigabytes."""
-    return without_bytes(pq.read_table(content, columns=_BESIDE_BYTES, partitioning=None))
+def read_without_bytes(content: Path | BinaryIO, schema: pa.Schema = REJECTED_SCHEMA) -> pa.Table:
+    """A file's rows without bytes and keys, which are not read: unpacked they may be gigabytes."""
+    names = [name for name in schema.names if name not in BYTES]
+    return without_bytes(pq.read_table(content, columns=names, partitioning=None), schema)

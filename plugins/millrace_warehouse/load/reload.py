@@ -22,7 +22,8 @@ from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, no
 from millrace_warehouse.history.same_log import another_log, cut_log
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
-from millrace_warehouse.load.rejections import RejectedLimit
+from millrace_warehouse.load.rejections import RejectedLimit, RejectedLimits
+from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.ranges import Gap
 from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage.verbs import Storage
@@ -210,9 +211,10 @@ def _limited(run: ReloadRun, replaced: LoadManifest) -> writing.Writing:
 
     Other gaps than those are refused by `check_same_offsets`.
     """
-    read = sum(part.read for part in replaced.partitions)
-    allowed = max(run.writing.max_rejected.allowed(read), replaced.rejected)
-    return dataclasses.replace(run.writing, accept_gaps=True, max_rejected=RejectedLimit(records=allowed))
+    read, limits = sum(part.read for part in replaced.partitions), run.writing.max_rejected
+    allowed = {kind: max(limits.of(kind).allowed(read), replaced.rejected) for kind in Kind}
+    as_before = RejectedLimits({kind: RejectedLimit(records=records) for kind, records in allowed.items()})
+    return dataclasses.replace(run.writing, accept_gaps=True, max_rejected=as_before)
 
 
 def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:

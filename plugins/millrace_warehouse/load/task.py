@@ -26,12 +26,13 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.erasures import Erasing
-from millrace_warehouse.history.manifest import DataFile, RejectedFile
+from millrace_warehouse.history.manifest import DataFile, RejectedFile, TombstoneFile
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
 from millrace_warehouse.load.hour_files import HourFiles
-from millrace_warehouse.load.rejections import Reasons, RejectedRecords
-from millrace_warehouse.log.messages import Decoder, Filing
+from millrace_warehouse.load.rejections import REJECTED_SCHEMA, AsideFile, Reasons, rejected_rows
+from millrace_warehouse.log.kinds import FIRST_BYTES, Kind
+from millrace_warehouse.log.messages import TOMBSTONES, Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from millrace_warehouse.sequences import count_sequences
@@ -78,9 +79,12 @@ class CutResult:
     files: Sequence[tuple[DataFile, bytes]]
     """Each file of rows with its metrics, as `history.entries` packs them."""
     rejected: Sequence[RejectedFile]
+    tombstones: Sequence[TombstoneFile]
     packed_sequences: bytes
-    reasons: Mapping[str, int]
-    """Why records were rejected, and how many."""
+    reasons: Mapping[Kind, Mapping[str, int]]
+    """Why records were rejected, and how many, by kind."""
+    foreign: bytes
+    """The first bytes of a message with a foreign framing."""
     erased: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
     """Erasure, partition and hour -> rows that were left out."""
     packed_erased: bytes = b""
@@ -101,19 +105,27 @@ Run = Callable[[Sequence[CutTask]], list[CutResult]]
 
 def write_cut(task: CutTask) -> CutResult:
     """Read, decode and store one cut. May run twice for one cut: every run has file names of its own."""
-    stats, counts, reasons = RangeStats.of(task.cut), SequenceCounts(), Reasons()
-    source = task.source
+    stats, counts, reasons = RangeStats.of(task.cut), SequenceCounts(), {kind: Reasons() for kind in Kind}
+    source, foreign = task.source, b""
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
         files = HourFiles(folder, f"{task.index:05d}", source.columns)
-        rejected = RejectedRecords(folder, with_bytes=not any(each.rejected for each in task.erasing))
+        with_bytes = not any(each.rejected for each in task.erasing)
+        rejected = AsideFile(folder / "rejected.parquet", REJECTED_SCHEMA, with_bytes=with_bytes)
+        tombstones = AsideFile(folder / "tombstones.parquet", TOMBSTONES, with_bytes=with_bytes)
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             rows = erased.kept(batch.rows)
             files.add(rows)
             count_sequences(rows, counts)
-            rejected.add(batch.rejected)
-            reasons.add((record.reason, record.records) for record in batch.rejected)
+            if batch.tombstones is not None:
+                tombstones.add(batch.tombstones)
+            if batch.rejected:
+                rejected.add(rejected_rows(batch.rejected))
+            for record in batch.rejected:
+                reasons[record.kind].add([(record.reason, record.records)])
+                if record.kind == Kind.FOREIGN_FRAMING:
+                    foreign = foreign or record.raw[:FIRST_BYTES]
         stored = [
             (
                 DataFile(**_store(task, file.path, file.hour), hour=file.hour, rows=file.rows),
@@ -121,11 +133,22 @@ def write_cut(task: CutTask) -> CutResult:
             )
             for file in files.close()
         ]
-        aside = [
-            RejectedFile(**_store(task, file.path, "rejected"), rows=file.rows, records=file.records)
-            for file in rejected.close()
-        ]
-    return CutResult(stats, stored, aside, pack_sequences(counts), reasons.counts, *erased.result())
+        aside, deleted = list[RejectedFile](), list[TombstoneFile]()
+        if rejected.close():
+            described = _store(task, rejected.path, "rejected")
+            aside.append(RejectedFile(**described, rows=rejected.rows, records=stats.rejected))
+        if tombstones.close():
+            deleted.append(TombstoneFile(**_store(task, tombstones.path, "tombstones"), rows=tombstones.rows))
+    return CutResult(
+        stats,
+        stored,
+        aside,
+        deleted,
+        pack_sequences(counts),
+        {kind: why.counts for kind, why in reasons.items()},
+        foreign,
+        *erased.result(),
+    )
 
 
 class _Erased:

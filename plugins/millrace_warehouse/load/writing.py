@@ -40,8 +40,9 @@ from millrace_warehouse.history.manifest import (
 from millrace_warehouse.history.schemas import Lookup, SchemaRecord, avro_schema
 from millrace_warehouse.history.stored import ENTRIES, ERASED, store, store_sequences
 from millrace_warehouse.load.erased import RowsTaken, erased_rows
-from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
+from millrace_warehouse.load.rejections import DEFAULT_LIMITS, Reasons, RejectedLimits
 from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
+from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import fetch_from, has_byte_positions
@@ -49,6 +50,17 @@ from millrace_warehouse.storage.verbs import Storage
 
 ORIGIN_FETCH_BYTES = 4 << 20
 """Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
+
+_WRONG = {
+    Kind.FOREIGN_FRAMING: "have a foreign framing",
+    Kind.UNKNOWN_SCHEMA: "have a schema id that the registry does not know",
+    Kind.BROKEN_BODY: "have a body that could not be decoded",
+}
+_CURE = {
+    Kind.FOREIGN_FRAMING: "let the producer write Avro with the registry's serializer",
+    Kind.UNKNOWN_SCHEMA: "register the schema",
+    Kind.BROKEN_BODY: "correct the producer, or promote its schema",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +90,8 @@ class Writing:
     """The newest schema record of a topic, which is not before the one that a load has used:
     the number given, or 0 for the first load, which pins the newest registered schema. Called per attempt."""
     progress: Progress
-    max_rejected: RejectedLimit = DEFAULT_LIMIT
-    """More records set aside than this, and the load fails."""
+    max_rejected: RejectedLimits = DEFAULT_LIMITS
+    """More rejected records of a kind than this, and the load fails."""
     accept_gaps: bool = False
     """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
 
@@ -198,7 +210,11 @@ def write_ranges(
     writing.progress("written")
     files = sorted((file for result in results for file in result.files), key=lambda file: file[0].path)
     rejected = sorted((file for result in results for file in result.rejected), key=lambda file: file.path)
-    check_stored(writing.storage, draft.topic, folder, [*(file for file, _ in files), *rejected])
+    tombstones = sorted(
+        (file for result in results for file in result.tombstones), key=lambda file: file.path
+    )
+    stored = [*(file for file, _ in files), *rejected, *tombstones]
+    check_stored(writing.storage, draft.topic, folder, stored)
     cuts: dict[int, list[RangeStats]] = {}
     counts, erased, taken = SequenceCounts(), SequenceCounts(), RowsTaken()
     for result in results:
@@ -218,6 +234,7 @@ def write_ranges(
         partitions=partitions,
         files=[file for file, _ in files],
         rejected_files=rejected,
+        tombstone_files=tombstones,
         erases=None,
         erasures=[each.id for each in erasing],
         erased=erased_rows(taken),
@@ -314,8 +331,12 @@ def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> 
         end_base=stats.cursor.next_base if stats.cursor else None,
         end_epoch=_epoch_at(stats),
         read=stats.records,
-        written=stats.records - stats.rejected,
+        written=stats.records - stats.tombstones - stats.rejected,
+        tombstones=stats.tombstones,
         rejected=stats.rejected,
+        rejected_by_kind={kind.value: stats.rejected_by_kind[kind] for kind in Kind}
+        if stats.rejected
+        else {},
         data_batches=stats.data_batches,
         control_batches=stats.control_batches,
         bytes=stats.bytes,
@@ -355,14 +376,19 @@ def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRang
 def _check_rejected(
     writing: Writing, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
 ) -> None:
-    """MillraceError when more records could not be decoded than one mistaken producer explains."""
-    read, rejected = sum(part.read for part in partitions), sum(part.rejected for part in partitions)
-    if rejected <= writing.max_rejected.allowed(read):
-        return
-    reasons = Reasons()
-    for result in results:
-        reasons.add(result.reasons.items())
-    raise MillraceError(
-        f"{topic}: {rejected:,} of {read:,} records could not be decoded, allowed are {writing.max_rejected}:"
-        f" {reasons}; nothing was published: mend the registry or the producer, or raise --max-rejected"
-    )
+    """MillraceError when more records of a kind were rejected than one mistaken producer explains."""
+    read = sum(part.read for part in partitions)
+    for kind in Kind:
+        rejected = sum(part.rejected_by_kind.get(kind, 0) for part in partitions)
+        limit = writing.max_rejected.of(kind)
+        if rejected <= limit.allowed(read):
+            continue
+        reasons, foreign = Reasons(), b""
+        for result in results:
+            reasons.add(result.reasons[kind].items())
+            foreign = foreign or result.foreign
+        begins = f"; one of them begins with {foreign.hex(' ')}" if kind == Kind.FOREIGN_FRAMING else ""
+        raise MillraceError(
+            f"{topic}: {rejected:,} of {read:,} records {_WRONG[kind]}, allowed are {limit}:"
+            f" {reasons}{begins}; nothing was published: {_CURE[kind]}, or raise --max-rejected"
+        )

@@ -1,7 +1,8 @@
 """Raw batches to Arrow: framing, schema ids and columns put together, every record accounted for.
 
 A message is a zero byte, its writer schema's id in four bytes, and an Avro body. A record is accepted as a
-row or rejected with a reason and its bytes; none is dropped. Does not fetch, write or know Spark.
+row, is a tombstone, or is rejected with kind, reason, key and bytes; none is dropped. Does not fetch, write
+or know Spark.
 """
 
 from __future__ import annotations
@@ -23,16 +24,29 @@ from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.columns import LOAD, LOG_FIELDS, TIME, check_table_schema
+from millrace_warehouse.log.kinds import Kind, looks_like
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
 
 SLICE_ROWS = 10_000
 """Rows decoded at a time: fewer cost calls, more leave the processor's cache (measured)."""
 PREFIX_BYTES = 5
+TOMBSTONES = pa.schema(
+    [("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("key", pa.binary())]
+)
+"""Columns of tombstones; `timestamp` is the record's, in ms, and `key` is null where the record has none."""
 _TIMESTAMP = [field.name for field in LOG_FIELDS].index("_timestamp")
 
 Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
 BodyDecoder: TypeAlias = ColumnDecoder | RowDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecodable:
+    """Kind and reason for which no message of a schema id can become a row."""
+
+    kind: Kind
+    reason: str
 
 
 def body_decoder(writer: Record, table: Record) -> BodyDecoder:
@@ -59,8 +73,11 @@ class Rejected:
     partition: int
     offset: int
     records: int
+    kind: Kind
     schema_id: int | None
     reason: str
+    key: bytes | None
+    """None without a key, and for a batch that cannot be unpacked."""
     raw: bytes
     timestamp: int
     """Time by which auditing readers file it, in ms: the header's or the record's; a batch's largest time."""
@@ -70,10 +87,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """Accepted rows with the columns of `Decoder.arrow_schema`, and what was rejected among them."""
+    """Accepted rows with the columns of `Decoder.arrow_schema`, and the other messages among them."""
 
     rows: pa.RecordBatch
     rejected: list[Rejected]
+    tombstones: pa.RecordBatch | None = None
+    """With the columns TOMBSTONES; None without any."""
 
 
 class Decoder:
@@ -94,7 +113,7 @@ class Decoder:
         """
         self._filing = filing
         self._lookup = lookup
-        self._decoders: dict[int, BodyDecoder | str] = {}
+        self._decoders: dict[int, BodyDecoder | _Undecodable] = {}
         self._with_header: set[int] = set()
         """Ids of schemas whose messages begin with an audit header."""
 
@@ -112,13 +131,19 @@ class Decoder:
         return pa.RecordBatch.from_pylist([], schema=self.arrow_schema)
 
     def _decode_slice(self, partition: int, frames: Frames, stats: RangeStats) -> Iterator[DecodedBatch]:
-        """One batch for each schema id, in the order of their numbers."""
+        """One batch of tombstones, one of foreign framing, then one for each schema id, by its number."""
+        if (frames.value_size < 0).any():
+            tombstones = _tombstones(partition, frames.select(np.flatnonzero(frames.value_size < 0)))
+            stats.tombstones += len(tombstones)
+            yield DecodedBatch(self._empty(), [], tombstones)
+            frames = frames.select(np.flatnonzero(frames.value_size >= 0))
+            if not len(frames):
+                return
         tagged = (frames.value_size >= PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
         ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap().astype(np.int64)
         if not tagged.all():
-            untagged = [(row, _why_untagged(frames, row)) for row in np.flatnonzero(~tagged).tolist()]
-            rejected = [_rejected(partition, frames, row, None, reason) for row, reason in untagged]
-            stats.rejected += len(rejected)
+            rejected = [_foreign(partition, frames, row) for row in np.flatnonzero(~tagged).tolist()]
+            stats.rejected_by_kind[Kind.FOREIGN_FRAMING] += len(rejected)
             yield DecodedBatch(self._empty(), rejected)
         ids[~tagged] = -1
         if (ids == ids[0]).all() and tagged[0]:  # the usual case, and np.unique sorts
@@ -131,16 +156,16 @@ class Decoder:
     def _decode_one_schema(
         self, partition: int, frames: Frames, schema_id: int, stats: RangeStats
     ) -> DecodedBatch:
-        decoder = self._decoder(schema_id)
-        if isinstance(decoder, str):
-            faults = Faults(len(frames))
-            faults.mark(np.arange(len(frames)), decoder)
+        decoder, kind = self._decoder(schema_id), Kind.BROKEN_BODY
+        if isinstance(decoder, _Undecodable):
+            faults, kind = Faults(len(frames)), decoder.kind
+            faults.mark(np.arange(len(frames)), decoder.reason)
             columns = [pa.nulls(0, field.type) for field in self._fields]
         else:
             body = frames.value + PREFIX_BYTES
             columns, faults = decoder.decode(frames.buffer, body, frames.value + frames.value_size)
         rejected = [
-            _rejected(partition, frames, row, schema_id, reason, schema_id in self._with_header)
+            _rejected(partition, frames, row, kind, schema_id, reason, schema_id in self._with_header)
             for row, reason in sorted(faults.reasons.items())
         ]
         good = frames.select(np.flatnonzero(~faults.bad)) if faults else frames
@@ -151,30 +176,30 @@ class Decoder:
             load = FixedWidth(pa.int64(), loads, None).array(len(good), Faults(0))
             log_columns = [filed_times(times, self._filing.file_by_ms), *log_columns, load]
         batch = pa.RecordBatch.from_arrays([*columns, *log_columns], schema=self.arrow_schema)
-        stats.rejected += len(rejected)
+        stats.rejected_by_kind[kind] += len(rejected)
         if len(good):
             stats.schema_ids[schema_id] = stats.schema_ids.get(schema_id, 0) + len(good)
             _note_times(times, stats)
         return DecodedBatch(batch, rejected)
 
-    def _decoder(self, schema_id: int) -> BodyDecoder | str:
+    def _decoder(self, schema_id: int) -> BodyDecoder | _Undecodable:
         if schema_id not in self._decoders:
             self._decoders[schema_id] = self._make_decoder(schema_id)
         return self._decoders[schema_id]
 
-    def _make_decoder(self, schema_id: int) -> BodyDecoder | str:
+    def _make_decoder(self, schema_id: int) -> BodyDecoder | _Undecodable:
         schema = self._lookup(schema_id)
         if schema is None:
-            return f"schema id {schema_id} is not in the registry"
+            return _Undecodable(Kind.UNKNOWN_SCHEMA, f"schema id {schema_id} is not in the registry")
         if has_header(schema):
             self._with_header.add(schema_id)
         try:
             writer = parse(schema)
             if not isinstance(writer, Record):
-                return f"schema {schema_id} is no record"
+                return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} is no record")
             return body_decoder(writer, self.table)
         except SchemaError as error:
-            return f"schema {schema_id} does not fit the table: {error}"
+            return _Undecodable(Kind.BROKEN_BODY, f"schema {schema_id} does not fit the table: {error}")
 
 
 def frames_of(
@@ -190,7 +215,7 @@ def frames_of(
             rejected = [_rejected_batch(cut.range.partition, batch) for batch in broken]
             lost = sum(batch.records for batch in rejected)
             stats.records += len(frames) + lost
-            stats.rejected += lost
+            stats.rejected_by_kind[Kind.BROKEN_BODY] += lost
             yield frames, rejected
 
 
@@ -201,31 +226,52 @@ def _rejected_batch(partition: int, broken: BrokenBatch) -> Rejected:
         partition=partition,
         offset=header.base_offset,
         records=max(header.records_count, 1),
+        kind=Kind.BROKEN_BODY,
         schema_id=None,
         reason=reason,
+        key=None,
         raw=bytes(batch),
         timestamp=header.max_timestamp,
     )
 
 
-def _why_untagged(frames: Frames, row: int) -> str:
-    if frames.value_size[row] < 0:
-        return "the message has no value"
-    return "the message does not begin with a zero byte and a schema id"
+def _tombstones(partition: int, frames: Frames) -> pa.RecordBatch:
+    numbers = np.full(len(frames), partition, np.int32)
+    columns = [pa.array(numbers), pa.array(frames.offset), pa.array(frames.timestamp), keys(frames)]
+    return pa.RecordBatch.from_arrays(columns, schema=TOMBSTONES)
+
+
+def _foreign(partition: int, frames: Frames, row: int) -> Rejected:
+    looks = looks_like(_bytes_at(frames, frames.value, frames.value_size, row))
+    reason = f"the message does not begin with a zero byte and a schema id: it looks like {looks}"
+    return _rejected(partition, frames, row, Kind.FOREIGN_FRAMING, None, reason)
+
+
+def _bytes_at(frames: Frames, starts: Longs, sizes: Longs, row: int) -> bytes:
+    start = int(starts[row])
+    return bytes(frames.buffer.data[start : start + int(sizes[row])])
 
 
 def _rejected(
-    partition: int, frames: Frames, row: int, schema_id: int | None, reason: str, has_header: bool = False
+    partition: int,
+    frames: Frames,
+    row: int,
+    kind: Kind,
+    schema_id: int | None,
+    reason: str,
+    has_header: bool = False,
 ) -> Rejected:
-    start, size = int(frames.value[row]), max(int(frames.value_size[row]), 0)
-    raw = bytes(frames.buffer.data[start : start + size])
+    raw = _bytes_at(frames, frames.value, frames.value_size, row)
+    has_key = frames.key_size[row] >= 0
     header = counted_header(raw) if has_header else None
     return Rejected(
         partition=partition,
         offset=int(frames.offset[row]),
         records=1,
+        kind=kind,
         schema_id=schema_id,
         reason=reason,
+        key=_bytes_at(frames, frames.key, frames.key_size, row) if has_key else None,
         raw=raw,
         timestamp=int(frames.timestamp[row]) if header is None else header.time,
         keyed=header is not None,

@@ -14,12 +14,14 @@ before it is read.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from millrace.errors import MillraceError
 from millrace.records import Cursor
+from millrace_warehouse.log.kinds import Kind
 
 KAFKA_RECORD_BYTES = 100
 """Taken for the size of a record of Apache Kafka. Rather small: too many tasks cost less than huge ones."""
@@ -109,8 +111,8 @@ class RangeStats:
     bytes: int = 0
     records: int = 0
     """Data records whose offset lies in the range; counted where batches are unpacked, not by `read_cut`."""
-    rejected: int = 0
-    """Of `records`, those that could not be decoded."""
+    tombstones: int = 0
+    rejected_by_kind: Counter[Kind] = field(default_factory=Counter)
     gaps: list[Gap] = field(default_factory=list)
     first_base: int | None = None
     """Base offset of the first batch read; None when no batch lies in the cut."""
@@ -125,6 +127,10 @@ class RangeStats:
     @classmethod
     def of(cls, cut: Cut) -> RangeStats:
         return cls(cut.range.topic, cut.range.partition, cut.first, cut.last)
+
+    @property
+    def rejected(self) -> int:
+        return self.rejected_by_kind.total()
 
     def saw_times(self, smallest: int, largest: int) -> None:
         """Widen the event times by those of some rows."""
@@ -165,8 +171,9 @@ def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
 
 
 def _add(joined: RangeStats, part: RangeStats) -> None:
-    for name in ("data_batches", "control_batches", "bytes", "records", "rejected"):
+    for name in ("data_batches", "control_batches", "bytes", "records", "tombstones"):
         setattr(joined, name, getattr(joined, name) + getattr(part, name))
+    joined.rejected_by_kind.update(part.rejected_by_kind)
     if joined.first_base is None:
         joined.first_base = part.first_base
     if part.min_time is not None and part.max_time is not None:

@@ -222,7 +222,7 @@ def _find_rows(
 
 def _named(manifest: LoadManifest) -> set[str]:
     beside = (manifest.entries, manifest.sequences_file, manifest.erased_sequences_file)
-    files = [*manifest.files, *manifest.rejected_files, *beside]
+    files = [*manifest.files, *manifest.aside_files, *beside]
     return {file.path for file in files if file is not None}
 
 

@@ -57,7 +57,7 @@ def check_files(
                 check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone", hour=file.hour)
         beside = (manifest.entries, manifest.sequences_file, manifest.erased_sequences_file)
         replaced = _is_replaced(manifest, history)
-        for each in (*manifest.rejected_files, *(file for file in beside if file is not None)):
+        for each in (*manifest.aside_files, *(file for file in beside if file is not None)):
             stated.add(each.path)
             if _is_whole(check, each, sizes.get(each.path)) is None and not (
                 replaced and each.path in expired
@@ -71,7 +71,7 @@ def check_files(
 def _check_unheard(check: Check, history: History, present: Collection[str]) -> None:
     """Report files of replaced editions that may have what an erasure took out while they were made."""
     for manifest in history.manifests.values():
-        files = (*manifest.files, *manifest.rejected_files)
+        files = (*manifest.files, *manifest.aside_files)
         if not _is_replaced(manifest, history) or not any(file.path in present for file in files):
             continue
         if (id_ := unheard_of(check.storage, check.topic, manifest)) is not None:

@@ -6,7 +6,7 @@ of it is there twice is proven within each hour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -25,8 +25,9 @@ from millrace_warehouse.columns import LOAD, TIME
 from millrace_warehouse.history.condition import Condition
 from millrace_warehouse.history.erasures import condition_of, read_done, recorded, taking_bytes
 from millrace_warehouse.history.hours import HOUR_US, hour_of, partition_of
-from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange, StoredFile
 from millrace_warehouse.history.stored import sequences_of
+from millrace_warehouse.load.rejections import BYTES
 from millrace_warehouse.publish.contents import path_in_topic
 from millrace_warehouse.sequences import count_sequences
 from millrace_warehouse.storage import open_file
@@ -65,7 +66,13 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
         check.problem(*_check_partitions(where, manifest, found, len(files) == len(manifest.files)))
         if len(files) == len(manifest.files):
             check.problem(*_check_sequences(check, where, manifest, counts))
-        check.problem(*_check_rejected(check, where, manifest, takers & {*manifest.erasures}))
+        taken_by = takers & {*manifest.erasures}
+        rejected = {part.partition: part.rejected for part in manifest.partitions if part.rejected}
+        tombstones = {part.partition: part.tombstones for part in manifest.partitions if part.tombstones}
+        check.problem(
+            *_check_aside(check, where, "rejected records", manifest.rejected_files, rejected, taken_by),
+            *_check_aside(check, where, "tombstones", manifest.tombstone_files, tombstones, taken_by),
+        )
 
 
 def _read(
@@ -148,34 +155,41 @@ def _check_sequences(
             return
 
 
-def _check_rejected(
-    check: Check, where: str, manifest: LoadManifest, takers: Collection[str]
+def _check_aside(
+    check: Check,
+    where: str,
+    what: str,
+    files: Sequence[StoredFile],
+    stated: Mapping[int, int],
+    takers: Collection[str],
 ) -> Iterator[str]:
-    """The rejected records against the manifest: how many of which partition, and none of the bytes taken."""
-    rejected: dict[int, int] = {}
-    columns = ["partition", "records"]
-    if takers:  # else not read: unpacked they may be gigabytes
-        columns.append("raw")
-    for file in manifest.rejected_files:
+    """The messages without rows against the manifest: how many of which partition, no bytes that were taken.
+
+    Bytes and keys are read only where an erasure has taken them: unpacked they may be gigabytes.
+    """
+    counted: dict[int, int] = {}
+    wanted = {"partition", "records", *(BYTES if takers else ())}
+    for file in files:
         try:
-            with open_file(check.storage, f"{check.topic}/{file.path}") as content:
-                table = pq.read_table(content, columns=columns, partitioning=None)
+            content = open_file(check.storage, f"{check.topic}/{file.path}")
+            with content, pq.ParquetFile(content) as aside:
+                table = aside.read([name for name in aside.schema_arrow.names if name in wanted])
         except FileNotFoundError:
             return  # named with the files
         except _BROKEN as error:
             yield f"{check.topic}/{file.path} cannot be read: {str(error).splitlines()[0]}"
             return
-        if takers and table["raw"].null_count < len(table):
+        there = {*table.column_names}
+        if takers and any(table[name].null_count < len(table) for name in BYTES & there):
             yield (
-                f"{check.topic}/{file.path} has the bytes of records that erasure {min(takers)} takes: erase"
-                " again with the same --where, --rejected and another --id"
+                f"{check.topic}/{file.path} has the bytes or keys of {what} that erasure {min(takers)} takes:"
+                " erase again with the same --where, --rejected and another --id"
             )
-        partitions, records_of = (table[name].to_pylist() for name in ("partition", "records"))
-        for partition, records in zip(partitions, records_of, strict=True):
-            rejected[partition] = rejected.get(partition, 0) + records
-    stated = {part.partition: part.rejected for part in manifest.partitions if part.rejected}
-    if rejected != stated:
-        yield f"{where}: its rejected records are {rejected} by partition, its manifest states {stated}"
+        records = table["records"].to_pylist() if "records" in there else [1] * len(table)
+        for partition, count in zip(table["partition"].to_pylist(), records, strict=True):
+            counted[partition] = counted.get(partition, 0) + count
+    if counted != stated:
+        yield f"{where}: its {what} are {counted} by partition, its manifest states {dict(stated)}"
 
 
 def check_erased(check: Check, head: Head | None, history: History, whole: Mapping[str, DataFile]) -> None:

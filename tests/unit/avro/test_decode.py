@@ -121,7 +121,6 @@ def test_writers_of_several_schemas_fill_one_table() -> None:
 def test_what_cannot_be_decoded_is_set_aside_with_reason_and_bytes() -> None:
     log = MemoryLog()
     bad = [
-        (Message(0, None, None), "no value", None),
         (Message(0, None, b""), "does not begin", None),
         (Message(0, None, b"\0\0\0\1"), "does not begin", None),
         (Message(0, None, b"\1\0\0\0\1xxxx"), "does not begin", None),

@@ -63,7 +63,9 @@ def loaded(topic: str, **changes: Any) -> dict[str, Any]:
         "topic": topic,
         "load": 1,
         "rows": 5,
+        "tombstones": 0,
         "rejected": 0,
+        "rejected_by_kind": {},
         "hours": {"h": 5},
         "gaps": [],
         "notes": [],
@@ -92,10 +94,10 @@ def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dic
 
 
 def test_records_set_aside_end_in_one_line_and_exit_code_1_unless_accepted(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = [loaded("A", load=3, rejected=2)]
+    submitted["answer"] = [loaded("A", load=3, rejected=2, rejected_by_kind={"broken_body": 2})]
     refused = CliRunner().invoke(load, ["A", *LOAD, "--json"])
     assert isinstance(refused.exception, MillraceError)
-    assert "2 in A/rows/0000000003-*/rejected-*.parquet, with reason" in str(refused.exception)
+    assert "2 broken body in A/rows/0000000003-*/rejected-*.parquet, with reason" in str(refused.exception)
     assert "\n" not in str(refused.exception)
     assert json.loads(refused.stdout) == submitted["answer"]
     assert CliRunner().invoke(load, ["A", *LOAD, "--accept-rejected"]).exit_code == 0
@@ -105,12 +107,12 @@ def test_topics_that_failed_and_those_left_out_are_named_beside_the_loaded_ones(
     submitted: dict[str, Any],
 ) -> None:
     failures = [{"topic": "B", "error": "B has no schema"}, {"topic": "C", "error": "C is gone"}]
-    submitted["answer"] = [loaded("A", rejected=1), *failures]
+    submitted["answer"] = [loaded("A", rejected=1, rejected_by_kind={"unknown_schema": 1}), *failures]
     options = ["--topics-matching", ".*", "--registry", "http://u:secret@127.0.0.1:2", "--json"]
     shown = CliRunner().invoke(load, ["A", "B", "C", *LOAD, *options])
     assert isinstance(shown.exception, MillraceError)
     words = str(shown.exception)
-    assert words.startswith("B has no schema; C is gone; loaded, but records could not be decoded: 1 in A/")
+    assert words.startswith("B has no schema; C is gone; loaded, but records could not be decoded: 1 unknown")
     assert "left out: Bare has no schema at http://***@127.0.0.1:2" in shown.stderr
     assert [each["topic"] for each in json.loads(shown.stdout)] == ["A", "B", "C", "Bare"]
 

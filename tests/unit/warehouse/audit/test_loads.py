@@ -32,7 +32,7 @@ from millrace_warehouse.history.layout import (
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, encode
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import load_topic
-from millrace_warehouse.load.rejections import RejectedLimit
+from millrace_warehouse.load.rejections import RejectedLimits
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
@@ -264,7 +264,7 @@ def test_rejected_messages_of_very_many_windows_are_told_in_a_bounded_number_of_
     times = [START + n * 600_000 for n in range(MOST_TOLD + 50)]
     for at in range(0, len(times), 100):
         scene.log.append(0, [Message(time, None, b"text") for time in times[at : at + 100]])
-    scene.load(max_rejected=RejectedLimit(percent=100))
+    scene.load(max_rejected=RejectedLimits.parse("100%"))
     (told,) = tell(scene.storage(), Loads(scene.storage(), TOPIC))
     assert len(told.rejected) == MOST_TOLD + 1
     span = told.rejected[-1]

@@ -212,7 +212,7 @@ def test_bytes_that_came_back_are_named_by_verify(scene: Scene) -> None:
     scene.load_new()
     kept.write_text(record)
     assert scene.problems() == []
-    assert any("the bytes of records that erasure 4711 takes" in each for each in scene.problems(rows=True))
+    assert any("of rejected records that erasure 4711 takes" in each for each in scene.problems(rows=True))
 
 
 def test_verify_and_erase_do_not_read_the_bytes_which_may_be_gigabytes_unpacked(scene: Scene) -> None:

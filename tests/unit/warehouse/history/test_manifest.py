@@ -19,6 +19,7 @@ from millrace_warehouse.history.manifest import (
     ProducerSequences,
     RejectedFile,
     StoredFile,
+    TombstoneFile,
     check_erased,
     check_follows,
     check_hash,
@@ -31,14 +32,17 @@ from millrace_warehouse.log.ranges import Gap
 
 FILE = DataFile(path="rows/a/1.parquet", hour="2015-05-17T10", rows=9, bytes=100, sha256="00")
 BAD_FILE = RejectedFile(path="rows/a/rejected-1.parquet", rows=1, records=1, bytes=100, sha256="00")
+TOMBSTONES = TombstoneFile(path="rows/a/tombstones-1.parquet", rows=2, bytes=100, sha256="00")
 PART = PartitionRange(
     partition=0,
     start=0,
     end=100,
     end_base=120,
-    read=11,
+    read=13,
     written=9,
+    tombstones=2,
     rejected=1,
+    rejected_by_kind={"broken_body": 1},
     filtered=1,
     data_batches=2,
     origin=OriginPartition(cluster="dc1", topic="PageView", topic_id="ab", partition=3),
@@ -59,6 +63,7 @@ def manifest(**changes: Any) -> LoadManifest:
         "partitions": (PART,),
         "files": (FILE,),
         "rejected_files": (BAD_FILE,),
+        "tombstone_files": (TOMBSTONES,),
         "entries": StoredFile(path="rows/a/entries.avro", bytes=9, sha256="00"),
         "sequences": (
             ProducerSequences(server="web1", service="web", instance=1, window=0, ranges=((0, 8),)),
@@ -116,13 +121,15 @@ def test_the_law_closes_on_a_whole_account() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"written": 8}, "11 records read, but 8 written"),
+        ({"written": 8}, "13 records read, but 8 written + 2 tombstones"),
         ({"rejected": 0}, "stand for 1 records"),
+        ({"tombstones": 3}, "the files of tombstones have 2, the partitions state 3"),
+        ({"rejected_by_kind": {"broken_body": 2}}, "1 rejected, by kind {'broken_body': 2}"),
         ({"start": 101}, "before the start"),
-        ({"filtered": 0, "read": 10}, "rows erased by partition are {0: 1}, the partitions state {}"),
+        ({"filtered": 0, "read": 12}, "rows erased by partition are {0: 1}, the partitions state {}"),
         ({"data_batches": 0}, "neither a batch nor a gap"),
         ({"gaps": (Gap(start=90, end=110, reason="expired"),)}, "lies outside"),
-        ({"read": 12, "written": 10}, "the files have 9 rows"),
+        ({"read": 14, "written": 10}, "the files have 9 rows"),
     ],
 )
 def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) -> None:
@@ -133,7 +140,7 @@ def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) 
 
 def test_a_gap_alone_accounts_for_a_range() -> None:
     part = PartitionRange(partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),))
-    nothing = {"files": (), "rejected_files": (), "sequences": (), "erased": ()}
+    nothing = {"files": (), "rejected_files": (), "tombstone_files": (), "sequences": (), "erased": ()}
     assert check_law(manifest(partitions=(part,), **nothing)) == []
 
 
@@ -154,14 +161,16 @@ def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
     assert check_follows(second, None) == ["the first load names one before it that is not there"]
 
 
-def test_a_manifest_of_before_there_were_erasures_keeps_its_hash() -> None:
-    plain = manifest(erases=None, erasures=(), erased=(), erased_sequences=(), erased_sequences_file=None)
+def test_a_manifest_of_before_there_were_erasures_and_tombstones_keeps_its_hash() -> None:
+    part = dataclasses.replace(PART, read=11, tombstones=0, rejected_by_kind={})
+    nothing = {"erases": None, "erasures": (), "erased": (), "erased_sequences": (), "tombstone_files": ()}
+    plain = manifest(**nothing, erased_sequences_file=None, partitions=(part,))
     values = json.loads(encode(plain))
-    for name in ("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file"):
+    for name in (*nothing, "erased_sequences_file"):
         del values[name]
     del values["sha256"]
-    for part in values["partitions"]:
-        assert part.pop("end_epoch") is None
+    for each in values["partitions"]:
+        assert not any(each.pop(name) for name in ("end_epoch", "tombstones", "rejected_by_kind"))
     written = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     before = decode(LoadManifest, json.dumps({**values, "sha256": written}).encode(), "here")
     assert check_hash(before) is None

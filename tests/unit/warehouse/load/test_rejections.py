@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,10 +16,14 @@ from millrace_warehouse.load.rejections import (
     DEFAULT_LIMIT,
     HELD_BYTES,
     OTHER,
+    REJECTED_SCHEMA,
+    AsideFile,
     Reasons,
     RejectedLimit,
-    RejectedRecords,
+    RejectedLimits,
+    rejected_rows,
 )
+from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.messages import Rejected
 from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, rows_of
@@ -39,7 +43,7 @@ def unknown(schema_id: int) -> bytes:
 
 
 def rejected(reason: str, raw: bytes = b"", records: int = 1) -> Rejected:
-    return Rejected(0, 5, records, None, reason, raw, START)
+    return Rejected(0, 5, records, Kind.BROKEN_BODY, None, reason, None, raw, START)
 
 
 def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothing(tmp_path: Path) -> None:
@@ -47,10 +51,9 @@ def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothi
     with pytest.raises(MillraceError) as caught:
         load_topic(load_run(log, tmp_path), TOPIC)
     assert str(caught.value) == (
-        "PageView: 108 of 308 records could not be decoded, allowed are 0.1 % or 100 records:"
-        " 101 times 'schema id 99 is not in the registry',"
-        " 7 times 'the message does not begin with a zero byte and a schema id'; nothing was published:"
-        " mend the registry or the producer, or raise --max-rejected"
+        "PageView: 101 of 308 records have a schema id that the registry does not know, allowed are 0.1 % or"
+        " 100 records: 101 times 'schema id 99 is not in the registry'; nothing was published: register the"
+        " schema, or raise --max-rejected"
     )
     storage = open_storage(str(tmp_path))
     assert (load_numbers(storage, TOPIC), storage.files(f"{TOPIC}/rows")) == ([], [])
@@ -71,7 +74,7 @@ def test_a_failed_load_can_be_run_again_with_a_higher_limit_and_reads_to_the_sam
     with pytest.raises(MillraceError):
         load_topic(load_run(log, tmp_path), TOPIC)
     log.append_events(0, [START])
-    result = load_topic(load_run(log, tmp_path, max_rejected=RejectedLimit(percent=100)), TOPIC)
+    result = load_topic(load_run(log, tmp_path, max_rejected=RejectedLimits.parse("100%")), TOPIC)
     assert (result.rows, result.rejected) == (200, 150)
     files = read_load(open_storage(str(tmp_path)), TOPIC, 1).rejected_files
     assert sum(pq.read_table(tmp_path / TOPIC / file.path).num_rows for file in files) == 150
@@ -110,18 +113,16 @@ def test_reasons_are_bounded_in_number_and_the_most_frequent_come_first() -> Non
 
 
 def test_a_task_holds_no_more_rejected_bytes_than_it_must(tmp_path: Path) -> None:
-    file, raw = RejectedRecords(tmp_path), bytes(1 << 20)
-    tracemalloc.start()
+    file, raw = AsideFile(tmp_path / "rejected.parquet", REJECTED_SCHEMA), bytes(1 << 20)
+    before, peak = pa.total_allocated_bytes(), 0
     for _ in range(100):
-        file.add([rejected("bad", bytes(raw))])
-    (written,) = file.close()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+        file.add(rejected_rows([rejected("bad", bytes(raw))]))
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert file.close()
     assert peak < 4 * HELD_BYTES
-    assert (written.rows, written.records) == (100, 100)
-    assert pq.read_table(written.path).num_rows == 100
+    assert file.rows == pq.read_table(file.path).num_rows == 100
 
 
 def test_a_task_without_rejected_records_writes_no_file(tmp_path: Path) -> None:
-    assert RejectedRecords(tmp_path).close() == []
+    assert not AsideFile(tmp_path / "rejected.parquet", REJECTED_SCHEMA).close()
     assert not list(tmp_path.iterdir())
