@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,13 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
 
 
 def produce(
-    world: World, topic: str, values: list[bytes], codec: str = "none", *, first: int = 0, **more: Any
+    world: World,
+    topic: str,
+    values: Sequence[bytes | None],
+    codec: str = "none",
+    *,
+    first: int = 0,
+    **more: Any,
 ) -> None:
     """Produce with acks=all, a millisecond apart from the `first` one on: all can be read afterwards."""
     producer = Producer(
@@ -269,14 +275,26 @@ def test_in_permissive_mode_what_cannot_be_decoded_is_a_row_of_nulls_with_its_by
         schema_id = registry.lookup(views, PAGE_VIEW)
         assert schema_id is not None
     good = message(schema_id.schema_id, PAGE_VIEW, page_view(1))
-    produce(world, "mixed", [good, b"no prefix", good])
+    produce(world, "mixed", [good, b"no prefix", None, good], key=b"k")
     options = {"registry_subject": views, "mode": "PERMISSIVE"}
     frame = reader(spark, world, "mixed", registry_url=world.registry, **options).load()
     assert frame.columns[-2:] == ["_corrupt_record", "_corrupt_reason"]
     first, bad, last = frame.orderBy("_offset").collect()
     assert (first.url, last.url, first._corrupt_record, last._corrupt_reason) == ("/é/1", "/é/1", None, None)
     assert (bad.url, bad.header, bytes(bad._corrupt_record)) == (None, None, b"no prefix")
-    assert bad._corrupt_reason == "the message does not begin with a zero byte and a schema id"
+    reason = "the message does not begin with a zero byte and a schema id: it looks like plain text"
+    assert (bytes(bad._key), bad._corrupt_reason) == (b"k", reason)
+
+
+def test_a_tombstone_is_no_row_and_fails_no_query(spark: SparkSession, world: World, views: str) -> None:
+    world.topic("deleted", 1)
+    with SchemaRegistryClient(world.registry) as registry:
+        schema_id = registry.lookup(views, PAGE_VIEW)
+        assert schema_id is not None
+    produce(world, "deleted", [message(schema_id.schema_id, PAGE_VIEW, page_view(1)), None])
+    options = {"registry_url": world.registry, "registry_subject": views}
+    assert [row.url for row in reader(spark, world, "deleted", **options).load().collect()] == ["/é/1"]
+    assert [row.value for row in reader(spark, world, "deleted").load().collect()][1] is None
 
 
 def test_columns_follow_the_schema_that_is_named(spark: SparkSession, world: World, views: str) -> None:

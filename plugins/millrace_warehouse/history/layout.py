@@ -8,6 +8,7 @@
     <topic>/rows/<10 digits>-<attempt>/                      what one attempt wrote, under final names
                  <hour>-<task>-<8 hex>.parquet               its rows of one hour of event time, UTC
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
+                 tombstones-<task>-<8 hex>.parquet           its messages without a value
                  entries.avro, sequences.json.gz             for the table, and for `verify`
     <topic>/plans/<run id>.json                              how far a run reads, frozen before it reads
     <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them

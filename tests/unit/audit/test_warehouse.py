@@ -199,6 +199,18 @@ def test_rows_in_no_hours_partition_are_no_matter_of_the_hours_table(story: Stor
     assert (story.apply().verdict(), story.findings()) == ("carried", [])
 
 
+def test_an_hour_with_tombstones_is_carried_and_a_lost_tombstone_is_missing(story: Story) -> None:
+    foreign = [ForeignCount(W, 50, 7)]
+    story.count("dc1", NOBODY, foreign=foreign)
+    story.count("offline", NOBODY, foreign=foreign)
+    story.load(NOBODY, unkeyed=[UnkeyedRows(W, 50, 8)], hours=[HourRows(HOUR, 42)])
+    story.beats()
+    story.publish(NOBODY, unkeyed=[UnkeyedRows(W, 42)])
+    assert (story.apply().verdict(), story.findings()) == ("carried", [])
+    story.load(NOBODY, unkeyed=[UnkeyedRows(W, -1, -1)], source=LoadNumber(1, 2), hours=[HourRows(HOUR, 42)])
+    assert story.apply().findings() == [("missing", "warehouse", 1)]
+
+
 def test_erased_rows_without_a_header_are_not_missing(story: Story) -> None:
     unkeyed(story, loaded=50)
     less = {"unkeyed": [UnkeyedRows(W, -4)], "source": LoadNumber(1, 2)}

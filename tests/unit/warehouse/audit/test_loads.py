@@ -189,9 +189,9 @@ def test_a_manifest_that_was_edited_is_told_nothing_of(
 
 
 def set_aside(scene: Mended) -> None:
-    """Two messages that the first decoder rejects, of which one is no event, and one without a value."""
+    """Two messages that the first decoder rejects, of which one is no event, and one that is empty."""
     scene.log.append(0, [event(0, START), later_event(1, START + HOUR), Message(START, None, b"text")])
-    scene.log.append(1, [Message(START + HOUR, None, None)])
+    scene.log.append(1, [Message(START + HOUR, None, b"")])
     scene.load()
 
 
@@ -204,13 +204,32 @@ def test_rejected_messages_are_told_by_window_as_they_lie_in_the_files(tmp_path:
         (START, START, 1, 0),
         (START + HOUR, START + HOUR, 2, 0),
     ]
-    assert told.rejected[0].reason == "the message does not begin with a zero byte and a schema id"
+    assert told.rejected[0].reason.startswith("the message does not begin with a zero byte and a schema id")
     assert told.hours == [HourRows(START, 1)]
     scene.fixed = True
     reload_topic(scene.reload_run(), TOPIC, [1])
     (again,) = tell(storage, Loads(storage, TOPIC))
     assert [(each.window, each.messages) for each in again.rejected] == [(START, 1), (START + HOUR, 1)]
     assert again.hours == [HourRows(START, 1), HourRows(START + HOUR, 1)]
+
+
+def test_tombstones_are_told_as_messages_without_a_header_that_lie_in_no_hours_partition(
+    tmp_path: Path,
+) -> None:
+    scene = Mended(tmp_path, fixed=True)
+    scene.log.append(0, [event(0, START), Message(START, b"k", None), Message(START + HOUR, b"l", None)])
+    scene.log.append(1, [Message(-(1 << 63), b"m", None)])
+    scene.load()
+    storage = scene.storage()
+    (told,) = tell(storage, Loads(storage, TOPIC))
+    assert (told.rejected, told.hours, told.counts.total) == ([], [HourRows(START, 1)], 1)
+    assert told.unkeyed is not None
+    assert [(each.rows, each.unfiled) for each in told.unkeyed] == [(1, 1)] * 3
+    assert [each.window for each in told.unkeyed][1:] == [START, START + HOUR]
+    (path, _) = sorted((tmp_path / TOPIC).glob("rows/*/tombstones-*.parquet"))
+    path.unlink()
+    found = read_back(storage, read_load(storage, TOPIC, 1))
+    assert [line.rpartition(" is ")[2] for line in found.bad] == ["gone"]
 
 
 def test_a_rejected_event_has_a_header_where_its_schema_begins_with_one(tmp_path: Path) -> None:

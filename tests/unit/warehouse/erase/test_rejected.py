@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
+from millrace.records import Message
 from millrace_warehouse.erase.erasing import EraseResult
 from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.erasures import Erasure, read_done
@@ -24,7 +25,7 @@ from tests.unit.warehouse.erase.scene import (
     Scene,
     holding,
 )
-from tests.unit.warehouse.memory_log import TOPIC
+from tests.unit.warehouse.memory_log import START, TOPIC
 
 
 def named(done: EraseResult) -> list[str]:
@@ -230,3 +231,32 @@ def test_verify_and_erase_do_not_read_the_bytes_which_may_be_gigabytes_unpacked(
     (changed,) = scene.problems(rows=True)
     assert "was changed" in changed
     assert read_without_bytes(path).to_pylist() == [{**record, "raw": None}]
+
+
+def test_keys_of_tombstones_and_rejected_records_are_named_and_taken_with_the_bytes(scene: Scene) -> None:
+    key = NAME.encode()
+
+    def send() -> None:
+        scene.log.append(0, [Message(START, key, None), Message(START, key, b"no event")])
+
+    send()
+    scene.load_new()
+    first = scene.erase(id="4710")
+    assert first.purged is not None
+    (left,) = [left.what for left in first.purged.left if "tombstones" in left.what]
+    assert left.startswith("1 tombstones with their keys in PageView/rows/*/tombstones-*.parquet of load 3")
+    assert len(named(first)) == 1
+    assert len(holding(scene.folder, NAME)) == 2
+    done = scene.erase(id="4711", rejected=True)
+    assert (done.rejected, holding(scene.folder, NAME)) == (2, [])
+    assert done.purged is not None
+    assert not [left for left in done.purged.left if "tombstones" in left.what]
+    send()
+    scene.load_new()
+    assert holding(scene.folder, NAME) == [], "the erasure is in force"
+    for load, edition in ((3, 2), (6, 1)):
+        manifest = layout.read_edition(scene.storage, TOPIC, load, edition)
+        assert (manifest.tombstones, manifest.rejected) == (1, 1)
+    assert scene.problems(rows=True) == []
+    (path,) = scene.topic.glob("rows/0000000006-*/tombstones-*.parquet")
+    assert pq.read_table(path, partitioning=None)["key"].null_count == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,25 @@ def test_the_manifest_counts_each_kind_by_partition_and_rejected_records_keep_th
     assert [(row["partition"], row["timestamp"], row["key"]) for row in gone] == [
         (0, START + 5, b"gone"),
         (1, START, None),
+    ]
+
+
+def test_rejected_records_are_found_by_hour_and_kind_by_sql(tmp_path: Path) -> None:
+    log = mixed()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    again = load_run(log, tmp_path, "again").writing
+    reload_topic(ReloadRun(writing=again, reason="test"), TOPIC, [1])
+    found = sql(
+        tmp_path,
+        "SELECT date_trunc('hour', epoch_ms(timestamp)) AS hour, kind, sum(records) FROM"
+        ' (SELECT DISTINCT ON (partition, "offset") * FROM'
+        " read_parquet('{rows}/*/rejected-*.parquet', union_by_name = true)) GROUP BY ALL",
+    )
+    hour = datetime(2015, 5, 17, 10)
+    assert sorted(found) == [
+        (hour, "broken_body", 1),
+        (hour, "foreign_framing", 1),
+        (hour, "unknown_schema", 1),
     ]
 
 
