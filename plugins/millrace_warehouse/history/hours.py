@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from millrace_audit.reports.counts import FIRST_EVENT_MS
+
 UNFILED = "none"
 """The hour of rows without a time, or with one that no sound clock has shown: kept, counted, never proven."""
 HOUR_US = 3_600_000_000
+FIRST_HOUR = FIRST_EVENT_MS // 3_600_000
+"""The first hour of 2000. Loads file no row in an earlier one; those of versions before did, from 1970 on."""
 
 
 def hour_of(number: int | None) -> str:

@@ -349,8 +349,8 @@ class Publication:
     complete_from: str | None
     """The first hour of the complete ones, None before an hour was complete.
 
-    Begins with the first hour that was published complete, and goes back over complete hours before it. An
-    hour that no sound clock has shown, published as it is, so holds nothing up.
+    Begins with the first hour from 2000 on that was published complete, and goes back over complete hours
+    before it. An hour that no sound clock has shown, published as it is, so holds nothing up.
     """
     complete_until: str | None
     """Every hour in [complete_from, complete_until) is published, complete, and nothing of it waits."""

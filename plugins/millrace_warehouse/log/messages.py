@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from millrace.records.framing import BrokenBatch, Frames, frame_batches
 from millrace.records.row_cursor import Faults, Longs
+from millrace_audit.reports.counts import FIRST_EVENT_MS
 from millrace_audit.reports.event import counted_header, has_header
 from millrace_avro.columns import FixedWidth, Slices
 from millrace_avro.resolution import SCALES
@@ -50,7 +51,12 @@ class _Undecodable:
 
 
 def body_decoder(writer: Record, table: Record) -> BodyDecoder:
-    """By columns where it can, by rows where it must; SchemaError when the two schemas do not fit."""
+    """By columns where it can, by rows where it must; SchemaError when the two schemas do not fit.
+
+    A record of another type does not fit, though it may have all fields of the table.
+    """
+    if writer.name not in (table.name, *table.aliases):
+        raise SchemaError(f"it is the type {writer.name}, the table's is {table.name} and has no such alias")
     if varies_in_shape(writer) or varies_in_shape(table):
         return RowDecoder(writer, table)
     return ColumnDecoder(writer, table)
@@ -63,7 +69,7 @@ class Filing:
     load: int
     """Its number: the column `_load`."""
     file_by_ms: int
-    """Event times at or after it, ms since the epoch, are null in `_time`, as are those before 1970."""
+    """Event times at or after it, ms since the epoch, are null in `_time`, as are those before 2000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,15 +349,18 @@ def _event_times(
 
 
 def filed_times(times: pa.Array, file_by_ms: int) -> pa.Array:
-    """The times that rows are filed by: null before 1970 and from `file_by_ms` on.
+    """The times that rows are filed by: null before 2000 and from `file_by_ms` on.
 
-    A producer's clock may show any time. Of what lies outside, some readers know no date, and an hour far
+    A producer's clock may show any time. An hour of 1970 would be the first one of the table, and an hour far
     ahead would be taken for the newest one.
     """
     span = pc.min_max(times.view(pa.int64()))
     first, last = span["min"].as_py(), span["max"].as_py()
-    if first is None or (first >= 0 and last < file_by_ms * 1000):  # nearly always, and nothing is copied
+    if first is None or (
+        first >= FIRST_EVENT_MS * 1000 and last < file_by_ms * 1000
+    ):  # nearly always, and nothing is copied
         return times.view(TIME.type)
     micros = times.view(pa.int64())
-    sound = pc.and_(pc.greater_equal(micros, 0), pc.less(micros, file_by_ms * 1000))
+    is_late = pc.greater_equal(micros, FIRST_EVENT_MS * 1000)
+    sound = pc.and_(is_late, pc.less(micros, file_by_ms * 1000))
     return pc.if_else(sound, micros, pa.scalar(None, pa.int64())).view(TIME.type)

@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 
 from millrace_audit.answer import Changes
-from millrace_warehouse.history.hours import UNFILED, hour_of, number_of, partition_of, start_of
+from millrace_warehouse.history.hours import FIRST_HOUR, UNFILED, hour_of, number_of, partition_of, start_of
 from millrace_warehouse.history.manifest import UNASKED, Verdict
 from millrace_warehouse.publish.state import COMPLETE, PENDING, State
 
@@ -108,7 +108,8 @@ def _fill(state: State, ask: Ask) -> None:
     last = max([*state.published, *filed], default=0)
     number = state.complete_until
     if number is None:
-        number = min((number for number in filed if _will_be_complete(state, number)), default=last)
+        sound = (number for number in filed if number >= FIRST_HOUR)
+        number = min((number for number in sound if _will_be_complete(state, number)), default=last)
     for _ in range(RECHECKED):
         # Complete as the next publication leaves it: what is chosen now closes gaps, too.
         while number < last and _will_be_complete(state, number):

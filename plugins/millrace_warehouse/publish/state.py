@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from millrace_warehouse.history.hours import UNFILED, hour_of, hours_in, number_of, partition_of, ranges_of
+from millrace_warehouse.history.hours import (
+    FIRST_HOUR,
+    UNFILED,
+    hour_of,
+    hours_in,
+    number_of,
+    partition_of,
+    ranges_of,
+)
 from millrace_warehouse.history.manifest import (
     HourChange,
     LoadManifest,
@@ -40,6 +48,12 @@ def _still_complete(
     if gone:
         reasons.append(f"{gone} rows of load {new.load} were erased by {new.erases}")
     return Verdict(verdict=COMPLETE, reasons=reasons)
+
+
+def _if_sound(hour: str | None) -> int | None:
+    """The number of an hour; None for none, and for one before 2000, behind which nobody fills hours."""
+    number = None if hour is None else number_of(hour)
+    return number if number is None or number >= FIRST_HOUR else None
 
 
 @dataclass(slots=True)
@@ -91,7 +105,7 @@ class State:
             unfiled_published=record.unfiled_published,
             incomplete=hours_in(record.incomplete),
             unpublished={hour: list(loads) for hour, loads in record.unpublished.items()},
-            complete_from=None if record.complete_from is None else number_of(record.complete_from),
+            complete_from=_if_sound(record.complete_from),
             rows=record.rows,
             lost={hour: list(loads) for hour, loads in record.lost.items()},
             judged_through=record.judged_through,
@@ -220,7 +234,8 @@ class State:
     def _complete_from(self) -> int | None:
         first = self.complete_from
         if first is None:
-            return min(self.published - self.incomplete, default=None)
+            complete = self.published - self.incomplete
+            return min((number for number in complete if number >= FIRST_HOUR), default=None)
         while self.is_complete(first) and self.is_complete(first - 1):
             first -= 1
         return first

@@ -14,7 +14,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace.records import Message, batch_crc
 from millrace.records.compression import Codec
-from millrace_audit.reports.counts import SequenceCounts, window_start
+from millrace_audit.reports.counts import FIRST_EVENT_MS, SequenceCounts, window_start
 from millrace_avro.schema import SchemaError
 from millrace_warehouse.columns import LOG_FIELDS, OWN_FIELDS
 from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing
@@ -126,7 +126,7 @@ def test_what_cannot_be_decoded_is_set_aside_with_reason_and_bytes() -> None:
         (Message(0, None, b"\1\0\0\0\1xxxx"), "does not begin", None),
         (message(99, b"xxxx"), "99 is not in the registry", 99),
         (message(0xFFFFFFFF, b"xxxx"), "is not in the registry", 0xFFFFFFFF),
-        (message(3, b"\2"), "schema 3 does not fit the table: header: ", 3),
+        (message(3, b"\2"), "schema 3 does not fit the table: it is the type Other", 3),
         (message(4, b"\0"), "schema 4 is no record", 4),
         (message(1, b""), "past the end", 1),
         (Message(0, None, (view(0).value or b"") + b"\0"), "bytes are left", 1),
@@ -233,8 +233,9 @@ YEAR_1, YEAR_9999 = -62_135_596_800_000, 253_402_300_799_999
     ("time", "filed"),
     [
         (YEAR_1, False),
-        (-1, False),
-        (0, True),
+        (0, False),
+        (FIRST_EVENT_MS - 1, False),
+        (FIRST_EVENT_MS, True),
         (START, True),
         (START + 9, True),
         (START + 10, False),
@@ -260,11 +261,14 @@ def test_a_time_that_no_sound_clock_has_shown_files_no_row_and_loses_none(time: 
 def test_a_row_without_a_header_or_without_a_time_in_it_is_filed_under_no_hour() -> None:
     header = {"type": "record", "name": "H", "fields": [{"name": "time", "type": ["null", MICROS]}]}
     schema = {"type": "record", "name": "R", "fields": [{"name": "header", "type": ["null", header]}]}
-    log, values = MemoryLog(), [{"header": {"time": 5}}, {"header": None}, {"header": {"time": None}}]
+    log, values = (
+        MemoryLog(),
+        [{"header": {"time": 1000 * START}}, {"header": None}, {"header": {"time": None}}],
+    )
     log.append([message(5, encode(schema, value)) for value in values])
-    ((batch,), stats) = decode(log, schema, filing=Filing(1, START), lookup={5: schema}.get)
-    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [5, None, None]
-    assert (stats.min_time, stats.max_time) == (0, 0)
+    ((batch,), stats) = decode(log, schema, filing=Filing(1, START + 1), lookup={5: schema}.get)
+    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [1000 * START, None, None]
+    assert (stats.min_time, stats.max_time) == (START, START)
 
 
 @pytest.mark.parametrize("zone", ["", "local-"])
@@ -274,9 +278,11 @@ def test_every_timestamp_type_of_the_header_files_a_row(zone: str, unit: str) ->
     header = {"type": "record", "name": "H", "fields": [{"name": "time", "type": time}]}
     schema = {"type": "record", "name": "R", "fields": [{"name": "header", "type": header}]}
     log = MemoryLog()
-    log.append([message(5, encode(schema, {"header": {"time": 5}}))])
-    ((batch,), _) = decode(log, schema, filing=Filing(1, START), lookup={5: schema}.get)
-    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [5000 if unit == "millis" else 5]
+    log.append(
+        [message(5, encode(schema, {"header": {"time": START if unit == "millis" else 1000 * START}}))]
+    )
+    ((batch,), _) = decode(log, schema, filing=Filing(1, START + 1), lookup={5: schema}.get)
+    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [1000 * START]
 
 
 def test_a_header_whose_time_is_no_timestamp_leaves_the_records_own() -> None:
@@ -332,3 +338,20 @@ def test_a_row_without_a_whole_header_counts_nowhere() -> None:
     ]
     counts = count_sequences(pa.table({"header": pa.array(rows, header)}))
     assert counts.to_json()[0]["ranges"] == [[1, 2]]
+
+
+def test_a_record_of_another_type_is_no_row_though_it_has_every_field_of_the_table() -> None:
+    fields = [{"name": "id", "type": "long"}]
+    created = {"type": "record", "name": "shop.Created", "fields": fields}
+    schemas: dict[int, Any] = {
+        1: created,
+        2: {**created, "name": "shop.Refunded", "fields": [*fields, {"name": "amount", "type": "long"}]},
+        3: {**created, "name": "billing.Created"},
+    }
+    log = MemoryLog()
+    log.append([message(number, b"\2" * len(schemas[number]["fields"])) for number in schemas])
+    for aliases, rows in (((), 1), (("Refunded",), 2), (("Refunded", "billing.Created"), 3)):
+        batches, stats = decode(log, {**created, "aliases": list(aliases)}, lookup=schemas.get)
+        assert (table_of(batches).num_rows, stats.rejected) == (rows, 3 - rows)
+        for rejected in (each for batch in batches for each in batch.rejected):
+            assert "the table's is shop.Created and has no such alias" in rejected.reason

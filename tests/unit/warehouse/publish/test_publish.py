@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from pyiceberg.catalog import Catalog
 from millrace.errors import MillraceError
 from millrace_warehouse import verbs
 from millrace_warehouse.at import At
-from millrace_warehouse.history.hours import UNFILED
+from millrace_warehouse.history.hours import UNFILED, number_of
 from millrace_warehouse.history.layout import ledger_path, load_path
 from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic
+from millrace_warehouse.publish.state import State
 from millrace_warehouse.storage.verbs import Storage
 from tests.counted import Counted
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
@@ -131,6 +133,21 @@ def test_proven_publishes_what_is_complete_and_names_the_rest(
     assert said == {H11: "incomplete", H12: "unknown", UNFILED: "unknown"}
     assert table_of(catalog).properties["millrace.complete-from"] == H9
     assert table_of(catalog).properties["millrace.complete-until"] == H11
+
+
+def test_an_hour_before_2000_that_a_version_before_has_filed_holds_the_complete_hours_nowhere(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    load(storage, TOPIC, {"1970-01-21T18": 1, H10: 1, H12: 1})
+    everything = {"1970-01-21T18": "complete", H10: "complete", H11: "complete", H12: "complete"}
+    result = publish(verdicts=everything, proven=True)
+    assert [change.hour for change in result.changes] == ["1970-01-21T18", H10, H11, H12]
+    assert table_of(catalog).properties["millrace.complete-from"] == H10
+    assert result.publication is not None
+    state = State.of(dataclasses.replace(result.publication, complete_from="1970-01-21T18"))
+    assert state.complete_from is None, "a table that a version before has published goes on from now"
+    state.settled()
+    assert state.complete_from == number_of(H10)
 
 
 def test_unproven_after_lets_through_what_is_unknown_and_never_what_is_incomplete(
