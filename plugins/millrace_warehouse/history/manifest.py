@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
-from millrace_warehouse.log.kinds import Kind
+from millrace_warehouse.log.kinds import TOMBSTONE, Kind
 from millrace_warehouse.log.ranges import Gap
 
 T = TypeVar("T")
@@ -155,6 +155,16 @@ class ErasedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AsideMessages:
+    """Messages of one hour and one kind that became no rows."""
+
+    hour: str
+    """Hour of the record's time, or of the time in its audit header; UNFILED as for rows."""
+    kind: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadManifest:
     """One load: `loads/<10 digits>.json`, or `editions/<10 digits>.<4 digits>.json`; never changed."""
 
@@ -179,6 +189,8 @@ class LoadManifest:
     files: Sequence[DataFile]
     rejected_files: Sequence[RejectedFile] = ()
     tombstone_files: Sequence[TombstoneFile] = ()
+    aside_by_hour: Sequence[AsideMessages] = ()
+    """Messages that became no rows by hour and kind, ascending; none in manifests of the version before."""
     entries: StoredFile | None = None
     """The Iceberg manifest with an entry for each of the files, None for a load without rows."""
     sequences: Sequence[ProducerSequences] = ()
@@ -303,6 +315,11 @@ class HourChange:
     verdict: Verdict
     added: int
     removed: int
+    aside: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Kind -> messages of the hour that became no rows, in the loads since the hour's change before.
+
+    Negative where a re-load has fewer of them. The sum over an hour's changes is what the hour has.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +363,8 @@ class Publication:
     unfiled_published: bool = False
     unpublished: Mapping[str, Sequence[LoadRows]]
     """Hour, or UNFILED -> the rows of it that wait."""
+    waiting_aside: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    """Hour -> kind -> messages that became no rows, for the hour's next change."""
     complete_from: str | None
     """The first hour of the complete ones, None before an hour was complete.
 
@@ -372,7 +391,7 @@ class Publication:
 _NOT_IN_THE_FIRST_FORM = (
     *("erases", "erasures", "erased", "erased_sequences", "erased_sequences_file"),
     *("rejected", "judged_through"),
-    "tombstone_files",
+    *("tombstone_files", "aside_by_hour", "waiting_aside"),
 )
 _NOT_IN_THE_FIRST_FORM_OF_A_PARTITION = ("end_epoch", "tombstones", "rejected_by_kind")
 Manifest = LoadManifest | Publication
@@ -391,6 +410,9 @@ def content_hash(manifest: Manifest) -> str:
     for name in _NOT_IN_THE_FIRST_FORM:  # a manifest from before these keys keeps its hash
         if not values.get(name, True):
             del values[name]
+    for change in values.get("changes", ()):
+        if not change["aside"]:
+            del change["aside"]
     for part in values.get("partitions", ()):
         for name in _NOT_IN_THE_FIRST_FORM_OF_A_PARTITION:
             if part.get(name, True) in (None, 0, {}):
@@ -501,6 +523,12 @@ def check_law(manifest: LoadManifest) -> list[str]:
         problems.append(
             f"the rejected files stand for {rejected} records, the partitions state {manifest.rejected}"
         )
+    stated = {TOMBSTONE: manifest.tombstones, **manifest.rejected_by_kind}
+    by_hour = Counter(dict.fromkeys(stated, 0))
+    for each in manifest.aside_by_hour:
+        by_hour[each.kind] += each.messages
+    if manifest.aside_by_hour and dict(by_hour) != stated:
+        problems.append(f"messages without rows by hour are {dict(by_hour)}, the partitions state {stated}")
     if tombstones != manifest.tombstones:
         problems.append(
             f"the files of tombstones have {tombstones}, the partitions state {manifest.tombstones}"

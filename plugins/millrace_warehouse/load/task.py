@@ -14,24 +14,28 @@ import socket
 import tempfile
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace_audit.reports.counts import SequenceCounts
+from millrace.records.row_cursor import Longs
+from millrace_audit.reports.counts import FIRST_EVENT_MS, SequenceCounts
 from millrace_warehouse.history.erasures import Erasing
+from millrace_warehouse.history.hours import HOUR_US, UNFILED, hour_of
 from millrace_warehouse.history.manifest import DataFile, RejectedFile, TombstoneFile
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, AsideFile, Reasons, rejected_rows
-from millrace_warehouse.log.kinds import FIRST_BYTES, Kind
+from millrace_warehouse.log.kinds import FIRST_BYTES, TOMBSTONE, Kind
 from millrace_warehouse.log.messages import TOMBSTONES, Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
@@ -83,6 +87,8 @@ class CutResult:
     packed_sequences: bytes
     reasons: Mapping[Kind, Mapping[str, int]]
     """Why records were rejected, and how many, by kind."""
+    aside_by_hour: Mapping[tuple[str, str], int]
+    """Hour and kind -> messages that became no rows."""
     foreign: bytes
     """The first bytes of a message with a foreign framing."""
     erased: Mapping[tuple[str, int, str], int] = field(default_factory=dict)
@@ -106,7 +112,7 @@ Run = Callable[[Sequence[CutTask]], list[CutResult]]
 def write_cut(task: CutTask) -> CutResult:
     """Read, decode and store one cut. May run twice for one cut: every run has file names of its own."""
     stats, counts, reasons = RangeStats.of(task.cut), SequenceCounts(), {kind: Reasons() for kind in Kind}
-    source, foreign = task.source, b""
+    source, foreign, by_hour = task.source, b"", Counter[tuple[str, str]]()
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
@@ -120,9 +126,14 @@ def write_cut(task: CutTask) -> CutResult:
             count_sequences(rows, counts)
             if batch.tombstones is not None:
                 tombstones.add(batch.tombstones)
+                hours = filed_hours(batch.tombstones["timestamp"].to_numpy(), task.filing.file_by_ms)
+                by_hour.update((hour, TOMBSTONE) for hour in hours)
             if batch.rejected:
                 rejected.add(rejected_rows(batch.rejected))
-            for record in batch.rejected:
+            times = np.array([record.timestamp for record in batch.rejected], np.int64)
+            hours = filed_hours(times, task.filing.file_by_ms)
+            for record, hour in zip(batch.rejected, hours, strict=True):
+                by_hour[hour, record.kind.value] += record.records
                 reasons[record.kind].add([(record.reason, record.records)])
                 if record.kind == Kind.FOREIGN_FRAMING:
                     foreign = foreign or record.raw[:FIRST_BYTES]
@@ -146,9 +157,17 @@ def write_cut(task: CutTask) -> CutResult:
         deleted,
         pack_sequences(counts),
         {kind: why.counts for kind, why in reasons.items()},
+        dict(by_hour),
         foreign,
         *erased.result(),
     )
+
+
+def filed_hours(times_ms: Longs, file_by_ms: int) -> list[str]:
+    """The hours of messages that became no rows: UNFILED where a row with that time would be."""
+    sound = (times_ms >= FIRST_EVENT_MS) & (times_ms < file_by_ms)
+    hours = np.where(sound, times_ms // (HOUR_US // 1000), -1).tolist()
+    return [UNFILED if hour < 0 else hour_of(hour) for hour in hours]
 
 
 class _Erased:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from millrace_warehouse.history.entries import write_entries
 from millrace_warehouse.history.erasures import Erasing, to_apply
 from millrace_warehouse.history.layout import rows_folder
 from millrace_warehouse.history.manifest import (
+    AsideMessages,
     DataFile,
     LoadManifest,
     OriginPartition,
@@ -217,11 +219,13 @@ def write_ranges(
     check_stored(writing.storage, draft.topic, folder, stored)
     cuts: dict[int, list[RangeStats]] = {}
     counts, erased, taken = SequenceCounts(), SequenceCounts(), RowsTaken()
+    aside = Counter[tuple[str, str]]()
     for result in results:
         cuts.setdefault(result.stats.partition, []).append(result.stats)
         counts.merge(result.sequences)
         erased.merge(result.erased_sequences)
         taken.update(result.erased)
+        aside.update(result.aside_by_hour)
     partitions = [
         without(_account(writing, part, cuts.get(part.before.partition, [])), taken) for part in parts
     ]
@@ -235,6 +239,10 @@ def write_ranges(
         files=[file for file, _ in files],
         rejected_files=rejected,
         tombstone_files=tombstones,
+        aside_by_hour=[
+            AsideMessages(hour=hour, kind=kind, messages=messages)
+            for (hour, kind), messages in sorted(aside.items())
+        ],
         erases=None,
         erasures=[each.id for each in erasing],
         erased=erased_rows(taken),

@@ -31,6 +31,11 @@ class Kind(StrEnum):
         return self.replace("_", " ")
 
 
+TOMBSTONE = "tombstone"
+ASIDE = (TOMBSTONE, *(kind.value for kind in Kind))
+"""The kinds of messages that become no rows."""
+
+
 def looks_like(value: bytes) -> str:
     """Name the format that the first bytes of a value look like."""
     start = value[:_LOOKED_AT]

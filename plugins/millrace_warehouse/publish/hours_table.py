@@ -7,6 +7,8 @@
     added, removed              long; their sum over an hour is its rows
     loads         list<long>    that the added rows came with
     rejected      long          messages of the hour that loads have set aside; null in rows of before
+    tombstone, foreign_framing, unknown_schema, broken_body
+                                long; messages that became no rows: their sum over an hour is what it has
     created, path, sha256       of the publication's record
     snapshot_id   long          of the table, where the run that wrote the row knew it
 
@@ -34,6 +36,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.layout import Folder, publications_from
 from millrace_warehouse.history.manifest import Publication
+from millrace_warehouse.log.kinds import ASIDE
 from millrace_warehouse.publish.catalog import (
     TableFileGone,
     create_table,
@@ -65,6 +68,7 @@ SCHEMA = Schema(
     NestedField(13, "sha256", StringType()),
     NestedField(14, "snapshot_id", LongType()),
     NestedField(17, REJECTED, LongType()),
+    *(NestedField(18 + number, kind, LongType()) for number, kind in enumerate(ASIDE)),
 )
 
 
@@ -119,9 +123,11 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
             f"the table {'.'.join(identifier)} of catalog {catalog.name} is not the table of hours of"
             f" {topic}: rename one of the two, or use another catalog with --catalog"
         )
-    if REJECTED not in table.schema().column_names:  # the table is older than this column
-        column = NestedField(table.metadata.last_column_id + 1, REJECTED, LongType())
-        table = commit(table, TableChange(schema=Schema(*table.schema().fields, column)))
+    lacking = [name for name in (REJECTED, *ASIDE) if name not in table.schema().column_names]
+    if lacking:  # the table is older than these columns
+        first = table.metadata.last_column_id + 1
+        columns = [NestedField(first + number, name, LongType()) for number, name in enumerate(lacking)]
+        table = commit(table, TableChange(schema=Schema(*table.schema().fields, *columns)))
     return table
 
 
@@ -139,6 +145,7 @@ def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict
             "removed": change.removed,
             "loads": sorted({rows.load for rows in change.loads}),
             REJECTED: record.rejected.get(change.hour, 0),
+            **{kind: change.aside.get(kind, 0) for kind in ASIDE},
             "created": datetime.fromisoformat(record.created),
             "path": path,
             "sha256": record.sha256,

@@ -8,6 +8,7 @@ manifests, no storage, no catalog and no auditor.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -85,6 +86,8 @@ class State:
     complete_from: int | None
     rows: int
     lost: dict[str, list[LoadRows]]
+    aside: dict[str, Counter[str]] = field(default_factory=dict)
+    """Hour -> kind -> messages that became no rows; the hour's next change takes them along."""
     judged_through: str | None = None
     """The auditor's cursor behind which no final verdict has changed."""
     changes: dict[str, PendingChange] = field(default_factory=dict)
@@ -108,6 +111,7 @@ class State:
             complete_from=_if_sound(record.complete_from),
             rows=record.rows,
             lost={hour: list(loads) for hour, loads in record.lost.items()},
+            aside={hour: Counter(kinds) for hour, kinds in record.waiting_aside.items()},
             judged_through=record.judged_through,
         )
 
@@ -140,6 +144,15 @@ class State:
             self.through = Through(load=first.load, sha256=first.sha256, editions=seen)
             for hour, rows in manifest.rows_by_hour().items():
                 self._take(LoadRows(load=first.load, edition=edition, rows=rows), hour, "late")
+            self._count_aside(manifest, 1)
+
+    def _count_aside(self, manifest: LoadManifest, sign: int) -> None:
+        """Add the messages of a load that became no rows, or with -1 take out those of a replaced edition."""
+        for each in manifest.aside_by_hour:
+            kinds = self.aside.setdefault(each.hour, Counter())
+            kinds[each.kind] += sign * each.messages
+            if not any(kinds.values()):
+                del self.aside[each.hour]
 
     def _take(self, rows: LoadRows, hour: str, kind: str) -> None:
         if hour in self.changes or self.is_published(hour):
@@ -180,6 +193,8 @@ class State:
                     del self.unpublished[hour]
             if hour in come:
                 self._take(LoadRows(load=load, edition=new.edition, rows=come[hour]), hour, kind)
+        self._count_aside(old, -1)
+        self._count_aside(new, 1)
         seen = {**self.through.editions, str(load): new.edition}
         self.through = replace(self.through, editions=seen)
 
@@ -225,6 +240,7 @@ class State:
                     verdict=verdict,
                     added=change.added,
                     removed=change.removed,
+                    aside={kind: count for kind, count in self.aside.pop(hour, {}).items() if count},
                 )
             )
         self.changes = {}
@@ -279,6 +295,7 @@ class State:
                 incomplete=ranges_of(self.incomplete),
                 rows=self.rows,
                 lost=self.lost,
+                waiting_aside={hour: dict(kinds) for hour, kinds in self.aside.items()},
                 changes=changes,
                 rejected=rejected or {},
                 judged_through=self.judged_through,

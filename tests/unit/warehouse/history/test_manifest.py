@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from millrace_warehouse.history.manifest import (
+    AsideMessages,
     DataFile,
     ErasedRows,
     LoadManifest,
@@ -64,6 +65,10 @@ def manifest(**changes: Any) -> LoadManifest:
         "files": (FILE,),
         "rejected_files": (BAD_FILE,),
         "tombstone_files": (TOMBSTONES,),
+        "aside_by_hour": (
+            AsideMessages(hour="2015-05-17T10", kind="broken_body", messages=1),
+            AsideMessages(hour="2015-05-17T10", kind="tombstone", messages=2),
+        ),
         "entries": StoredFile(path="rows/a/entries.avro", bytes=9, sha256="00"),
         "sequences": (
             ProducerSequences(server="web1", service="web", instance=1, window=0, ranges=((0, 8),)),
@@ -123,6 +128,7 @@ def test_the_law_closes_on_a_whole_account() -> None:
     [
         ({"written": 8}, "13 records read, but 8 written + 2 tombstones"),
         ({"rejected": 0}, "stand for 1 records"),
+        ({"tombstones": 3, "read": 14}, "messages without rows by hour are {'tombstone': 2,"),
         ({"tombstones": 3}, "the files of tombstones have 2, the partitions state 3"),
         ({"rejected_by_kind": {"broken_body": 2}}, "1 rejected, by kind {'broken_body': 2}"),
         ({"start": 101}, "before the start"),
@@ -140,7 +146,14 @@ def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) 
 
 def test_a_gap_alone_accounts_for_a_range() -> None:
     part = PartitionRange(partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),))
-    nothing = {"files": (), "rejected_files": (), "tombstone_files": (), "sequences": (), "erased": ()}
+    nothing = {
+        "files": (),
+        "rejected_files": (),
+        "tombstone_files": (),
+        "aside_by_hour": (),
+        "sequences": (),
+        "erased": (),
+    }
     assert check_law(manifest(partitions=(part,), **nothing)) == []
 
 
@@ -163,7 +176,8 @@ def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
 
 def test_a_manifest_of_before_there_were_erasures_and_tombstones_keeps_its_hash() -> None:
     part = dataclasses.replace(PART, read=11, tombstones=0, rejected_by_kind={})
-    nothing = {"erases": None, "erasures": (), "erased": (), "erased_sequences": (), "tombstone_files": ()}
+    nothing = {"erases": None, "erasures": (), "erased": (), "erased_sequences": ()}
+    nothing |= {"tombstone_files": (), "aside_by_hour": ()}
     plain = manifest(**nothing, erased_sequences_file=None, partitions=(part,))
     values = json.loads(encode(plain))
     for name in (*nothing, "erased_sequences_file"):

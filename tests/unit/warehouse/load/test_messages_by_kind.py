@@ -12,11 +12,13 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.records import Message
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import load_numbers, read_edition, read_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.rejections import RejectedLimits
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
-from millrace_warehouse.log.kinds import Kind, looks_like
+from millrace_warehouse.log.kinds import ASIDE, TOMBSTONE, Kind, looks_like
+from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.storage import open_storage
 from tests.changes import SCHEMA, batches, broken, changes, key_of
 from tests.published import warehouse
@@ -213,3 +215,34 @@ def test_an_hour_of_tombstones_alone_moves_the_load_on_and_has_no_rows(tmp_path:
     log.append(0, [Message(START + HOUR, b"k", None)])
     result = load_topic(load_run(log, tmp_path), TOPIC)
     assert (result.published, result.rows, result.tombstones, result.hours) == (True, 0, 1, {})
+
+
+def test_the_table_of_hours_counts_each_kind_with_the_hours_changes(tmp_path: Path) -> None:
+    log, ten = mixed(), "2015-05-17T10"
+    with warehouse(tmp_path) as w:
+
+        def changes() -> list[tuple[str, int, int, int, int]]:
+            hours = w.catalog.load_table(hours_identifier(TOPIC)).scan().to_arrow().to_pylist()
+            rows = sorted(hours, key=lambda row: row["publication"])
+            return [(row["kind"], *(row[kind] for kind in ASIDE)) for row in rows]
+
+        load_topic(load_run(log, w.storage), TOPIC)
+        w.publish(ten)
+        assert changes() == [("first", 2, 1, 1, 1)]
+        log.append(0, [Message(START, b"late", None), Message(0, b"of 1970", None)])
+        load_topic(load_run(log, w.storage, "run-2"), TOPIC)
+        assert not w.publish().published, "a tombstone changes no hour"
+        log.append(0, [event(5, START)])
+        load_topic(load_run(log, w.storage, "run-3"), TOPIC)
+        publication = w.publish().publication
+        assert changes()[1:] == [("late", 1, 0, 0, 0)]
+        assert publication is not None
+        assert publication.waiting_aside == {UNFILED: {TOMBSTONE: 1}}
+        log.schemas[99] = SCHEMA
+        again = load_run(log, w.storage, "again").writing
+        reload_topic(ReloadRun(writing=again, reason="test"), TOPIC, [1])
+        log.append(0, [event(6, START)])
+        load_topic(load_run(log, w.storage, "run-4"), TOPIC)
+        w.publish()
+        assert changes()[2:] == [("reload", 0, 0, -1, 1)]
+        assert w.problems(rows=True) == []
