@@ -42,6 +42,8 @@ class TopicPolicy:
     """`--max-rejected` of its loads."""
     accept_rejected: bool = False
     """Whether its loads succeed though they have set records aside."""
+    tombstones_as_rows: bool = False
+    """Whether its loads make a row of nulls of each tombstone; else tombstones lie beside the rows."""
     mirror: bool = False
     """Whether a task of Airflow mirrors it from each origin before it is loaded; else the brokers do."""
     conn_id: str = ""

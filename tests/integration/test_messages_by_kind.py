@@ -37,9 +37,9 @@ def produce(site: TestSite, topic: str, messages: Iterable[Message]) -> None:
     assert producer.flush(WAIT_S) == 0
 
 
-def load(site: TestSite, topic: str, warehouse: Path) -> subprocess.CompletedProcess[str]:
+def load(site: TestSite, topic: str, warehouse: Path, *words: str) -> subprocess.CompletedProcess[str]:
     metrics = ["--metrics-dir", str(warehouse.parent)]
-    return run_millrace("load", topic, *site.load_options(warehouse), *metrics)
+    return run_millrace("load", topic, *site.load_options(warehouse), *metrics, *words)
 
 
 @pytest.mark.slow
@@ -73,5 +73,12 @@ def test_deletes_of_a_topic_of_changes_fail_no_load_and_broken_bodies_do_with_th
     assert (loaded["rows"], loaded["tombstones"], loaded["rejected"]) == (0, 0, 20)
     assert loaded["rejected_by_kind"] == {**NO_KINDS, "broken_body": 20}
     assert f"could not be decoded: 20 broken body in {topic}/rows/0000000002-*/" in failed.stderr
+
+    (tmp_path / "topics.toml").write_text(f'["{topic}"]\ntombstones_as_rows = true\n')
+    produce(site, topic, [Message(START_MS, key_of(1), None)])
+    done = load(site, topic, warehouse, "--topics-file", str(tmp_path / "topics.toml"))
+    assert done.returncode == 0, done.stderr
+    (loaded,) = json.loads(done.stdout)
+    assert (loaded["rows"], loaded["tombstones"]) == (1, 0)
     verified = run_millrace("verify", str(warehouse), "--no-catalog", "--rows", "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace.security.client import of_process
+from millrace.topics_file import NO_POLICY
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_registry.retained import ids_in
 from millrace_registry.subjects import Subjects, ids_of_others, others_in_words
@@ -80,7 +81,7 @@ def _load_one(spark: SparkContext, storage: Storage, request: Load, topic: str) 
 def _load(spark: SparkContext, storage: Storage, request: Load, topic: str) -> LoadResult:
     limits = RejectedLimits.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMITS
     note = _compare_with_auditor(storage, request.auditor, topic)
-    with _writing(spark, storage, request, f"load {topic}") as writing:
+    with _writing(spark, storage, request, "load", topic) as writing:
         run = LoadRun(
             writing=dataclasses.replace(writing, max_rejected=limits, accept_gaps=request.accept_gaps),
             bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
@@ -145,12 +146,14 @@ def reload_loads(spark: SparkContext, request: Reload) -> list[ReloadResult]:
     loads = request.loads or loads_of(storage, request.topic, request.hours)
     if not loads:
         raise MillraceError(f"no load of {request.topic} has rows or rejected records of these hours")
-    with _writing(spark, storage, request, f"reload {request.topic}") as writing:
+    with _writing(spark, storage, request, "reload", request.topic) as writing:
         return reload_topic(ReloadRun(writing=writing, reason=request.reason), request.topic, loads)
 
 
 @contextmanager
-def _writing(spark: SparkContext, storage: Storage, request: Load | Reload, what: str) -> Iterator[Writing]:
+def _writing(
+    spark: SparkContext, storage: Storage, request: Load | Reload, verb: str, topic: str
+) -> Iterator[Writing]:
     """What a run writes with, while its connections are open."""
     # The tasks get the names of the files, which every worker has under the same names.
     connect = partial(ClusterClient, request.bootstrap, security=of_process())
@@ -162,7 +165,8 @@ def _writing(spark: SparkContext, storage: Storage, request: Load | Reload, what
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, storage, registry, Subjects.parse(request.subjects, request.policies), connect),
-            progress=to_stderr(what),
+            progress=to_stderr(f"{verb} {topic}"),
+            tombstones_as_rows=request.policies.get(topic, NO_POLICY).tombstones_as_rows,
         )
         yield writing
 

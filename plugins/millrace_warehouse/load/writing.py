@@ -94,6 +94,8 @@ class Writing:
     progress: Progress
     max_rejected: RejectedLimits = DEFAULT_LIMITS
     """More rejected records of a kind than this, and the load fails."""
+    tombstones_as_rows: bool = False
+    """Make a row of nulls of each tombstone."""
     accept_gaps: bool = False
     """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
 
@@ -294,7 +296,7 @@ def _write(
     erasing: Sequence[Erasing],
 ) -> list[CutResult]:
     ranges = [part.range for part in parts if part.range is not None]
-    filing = Filing(draft.load, draft.file_by_ms)
+    filing = Filing(draft.load, draft.file_by_ms, writing.tombstones_as_rows)
     return writing.run(
         [
             CutTask(

@@ -70,6 +70,8 @@ class Filing:
     """Its number: the column `_load`."""
     file_by_ms: int
     """Event times at or after it, ms since the epoch, are null in `_time`, as are those before 2000."""
+    tombstones_as_rows: bool = False
+    """True if a tombstone becomes a row of nulls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,9 @@ class Decoder:
     def _decode_slice(self, partition: int, frames: Frames, stats: RangeStats) -> Iterator[DecodedBatch]:
         """One batch of tombstones, one of foreign framing, then one for each schema id, by its number."""
         if (frames.value_size < 0).any():
-            tombstones = _tombstones(partition, frames.select(np.flatnonzero(frames.value_size < 0)))
-            stats.tombstones += len(tombstones)
-            yield DecodedBatch(self._empty(), [], tombstones)
+            yield self._decode_tombstones(
+                partition, frames.select(np.flatnonzero(frames.value_size < 0)), stats
+            )
             frames = frames.select(np.flatnonzero(frames.value_size >= 0))
             if not len(frames):
                 return
@@ -159,6 +161,13 @@ class Decoder:
             part = frames.select(np.flatnonzero(ids == schema_id))
             yield self._decode_one_schema(partition, part, schema_id, stats)
 
+    def _decode_tombstones(self, partition: int, frames: Frames, stats: RangeStats) -> DecodedBatch:
+        if self._filing is not None and self._filing.tombstones_as_rows:
+            nulls = [pa.nulls(len(frames), field.type) for field in self._fields]
+            return DecodedBatch(self._rows(partition, frames, None, nulls, stats), [])
+        stats.tombstones += len(frames)
+        return DecodedBatch(self._empty(), [], _tombstones(partition, frames))
+
     def _decode_one_schema(
         self, partition: int, frames: Frames, schema_id: int, stats: RangeStats
     ) -> DecodedBatch:
@@ -175,18 +184,28 @@ class Decoder:
             for row, reason in sorted(faults.reasons.items())
         ]
         good = frames.select(np.flatnonzero(~faults.bad)) if faults else frames
-        log_columns = _log_columns(partition, good, schema_id)
-        times = _event_times(self._fields, columns, log_columns)
-        if self._filing is not None:
-            loads = np.full(len(good), self._filing.load, np.int64)
-            load = FixedWidth(pa.int64(), loads, None).array(len(good), Faults(0))
-            log_columns = [filed_times(times, self._filing.file_by_ms), *log_columns, load]
-        batch = pa.RecordBatch.from_arrays([*columns, *log_columns], schema=self.arrow_schema)
         stats.rejected_by_kind[kind] += len(rejected)
         if len(good):
             stats.schema_ids[schema_id] = stats.schema_ids.get(schema_id, 0) + len(good)
-            _note_times(times, stats)
-        return DecodedBatch(batch, rejected)
+        return DecodedBatch(self._rows(partition, good, schema_id, columns, stats), rejected)
+
+    def _rows(
+        self,
+        partition: int,
+        frames: Frames,
+        schema_id: int | None,
+        columns: Sequence[pa.Array],
+        stats: RangeStats,
+    ) -> pa.RecordBatch:
+        """The rows of some messages, with our own columns behind those of the schema."""
+        log_columns = _log_columns(partition, frames, schema_id)
+        times = _event_times(self._fields, columns, log_columns)
+        _note_times(times, stats)
+        if self._filing is not None:
+            loads = np.full(len(frames), self._filing.load, np.int64)
+            load = FixedWidth(pa.int64(), loads, None).array(len(frames), Faults(0))
+            log_columns = [filed_times(times, self._filing.file_by_ms), *log_columns, load]
+        return pa.RecordBatch.from_arrays([*columns, *log_columns], schema=self.arrow_schema)
 
     def _decoder(self, schema_id: int) -> BodyDecoder | _Undecodable:
         if schema_id not in self._decoders:
@@ -284,7 +303,7 @@ def _rejected(
     )
 
 
-def _log_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Array]:
+def _log_columns(partition: int, frames: Frames, schema_id: int | None) -> list[pa.Array]:
     rows, none = len(frames), Faults(0)
 
     def same(value: int) -> pa.Array:  # an id above 2**31 wraps
@@ -296,7 +315,7 @@ def _log_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Arra
         FixedWidth(pa.int64(), frames.offset, None).array(rows, none),
         timestamps(frames),
         keys(frames),
-        same(schema_id),
+        pa.nulls(rows, pa.int32()) if schema_id is None else same(schema_id),
     ]
 
 

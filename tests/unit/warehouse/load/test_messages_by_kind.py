@@ -12,6 +12,7 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.records import Message
+from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import load_numbers, read_edition, read_load
 from millrace_warehouse.load.load import load_topic
@@ -189,7 +190,30 @@ def test_the_error_for_a_foreign_framing_says_what_the_messages_look_like(tmp_pa
     )
 
 
-def test_tombstones_that_a_load_before_rejected_become_tombstones_in_a_re_load(tmp_path: Path) -> None:
+def test_a_tombstone_is_a_row_of_nulls_where_that_is_asked_for(tmp_path: Path) -> None:
+    log = topic_of_changes(20, 3)
+    result = load_topic(load_run(log, tmp_path, tombstones_as_rows=True), TOPIC)
+    assert (result.rows, result.tombstones, result.rejected) == (23, 0, 0)
+    found = sql(
+        tmp_path,
+        "SELECT decode(_key), before, op, _time = _timestamp FROM read_parquet('{rows}/*/*.parquet')"
+        " WHERE _schema_id IS NULL ORDER BY _offset",
+    )
+    assert found == [(key_of(n).decode(), None, None, True) for n in (17, 18, 19)]
+    with warehouse(tmp_path) as w:
+        assert w.problems(rows=True) == []
+
+
+def test_a_row_of_nulls_in_a_table_of_audited_events_has_no_hour(tmp_path: Path) -> None:
+    result = load_topic(load_run(mixed(), tmp_path, tombstones_as_rows=True), TOPIC)
+    assert result.hours == {"2015-05-17T10": 2, UNFILED: 2}
+    storage = open_storage(str(tmp_path))
+    found = read_back(storage, read_load(storage, TOPIC, 1))
+    assert found.counts.total == 2
+    assert {window: (rows.rows, rows.unfiled) for window, rows in found.unkeyed.items()} == {START: (2, 2)}
+
+
+def test_a_re_load_finds_the_same_tombstones_and_rejected_records_again(tmp_path: Path) -> None:
     log = mixed()
     load_topic(load_run(log, tmp_path), TOPIC)
     storage = open_storage(str(tmp_path))
