@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow.parquet as pq
+
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_warehouse.history import layout
@@ -21,12 +23,14 @@ from millrace_warehouse.history.same_log import check_not_cut, check_same_log
 from millrace_warehouse.history.schemas import dropped_fields
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
+from millrace_warehouse.load.rejections import Reasons
 from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_warehouse.log.kinds import Kind
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 from millrace_warehouse.races import Conflict, retried
+from millrace_warehouse.storage import open_file
 from millrace_warehouse.storage.verbs import Storage
 
 
@@ -204,7 +208,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     record(storage, layout.manifest_path(manifest), manifest)
     layout.remember_newest(storage, manifest)
     progress("recorded")
-    message, notes = f"made load {load}", _dropped_fields(pinned, manifest)
+    message, notes = f"made load {load}", [*_dropped_fields(pinned, manifest), *_reasons(storage, manifest)]
     return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
 
 
@@ -218,6 +222,17 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
         f"{manifest.topic}: its messages have fields that the table has not: {', '.join(sorted(fields))};"
         f" to get them: millrace promote {manifest.topic} --schema-id {max(fields.values())}"
     ]
+
+
+def _reasons(storage: Storage, manifest: LoadManifest) -> list[str]:
+    """A note for the reasons of the rejected records, the most frequent first."""
+    reasons = Reasons()
+    for file in manifest.rejected_files:
+        with open_file(storage, f"{manifest.topic}/{file.path}") as content:
+            table = pq.read_table(content, columns=["reason", "records"], partitioning=None)
+        counts = table.group_by("reason").aggregate([("records", "sum")])
+        reasons.add(zip(counts["reason"].to_pylist(), counts["records_sum"].to_pylist(), strict=True))
+    return [f"{manifest.topic}: rejected: {reasons}"] if reasons.counts else []
 
 
 def _bytes_per_offset(newest: LoadManifest | None) -> float:

@@ -192,7 +192,7 @@ def test_a_carried_hour_is_published_as_proven_where_that_is_enough_and_its_verd
     assert done["complete_until"] == HOURS[2]
     verdict = done["changes"][0]["verdict"]
     assert verdict["verdict"] == "complete"
-    assert verdict["reasons"] == ["carried, which the auditor's --carried calls enough for this topic"]
+    assert verdict["reasons"] == ["carried, which is proof enough for this topic"]
 
 
 def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(

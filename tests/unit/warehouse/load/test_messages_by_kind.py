@@ -65,6 +65,8 @@ def test_deletes_of_a_topic_of_changes_are_tombstones_and_their_keys_are_found_b
 def test_broken_bodies_among_them_are_counted_alone(tmp_path: Path) -> None:
     result = load_topic(load_run(topic_of_changes(1000, 100, bad=20), tmp_path), TOPIC)
     assert (result.rows, result.tombstones, result.rejected) == (1000, 100, 20)
+    (note,) = result.notes
+    assert note.startswith("PageView: rejected: 20 times '")
     assert result.rejected_by_kind == rejected(broken_body=20)
 
 
