@@ -130,13 +130,15 @@ class AsideFile:
     def __init__(self, path: Path, schema: pa.Schema, *, with_bytes: bool = True) -> None:
         self.path, self.rows = path, 0
         self._schema, self._with_bytes = schema, with_bytes
-        self._held: list[pa.RecordBatch] = []
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.Table) -> None:
         self._held.append(rows)
+        self._held_bytes += rows.nbytes
         self.rows += len(rows)
-        if sum(each.nbytes for each in self._held) >= HELD_BYTES:
+        if self._held_bytes >= HELD_BYTES:
             self._write()
 
     def close(self) -> bool:
@@ -150,18 +152,18 @@ class AsideFile:
     def _write(self) -> None:
         if self._writer is None:
             self._writer = pq.ParquetWriter(self.path, self._schema, compression="zstd")
-        table = pa.Table.from_batches(self._held, self._schema)
+        table = pa.concat_tables(self._held)
         self._writer.write_table(table if self._with_bytes else without_bytes(table, self._schema))
-        self._held = []
+        self._held, self._held_bytes = [], 0
 
 
-def rejected_rows(rejected: Sequence[Rejected]) -> pa.RecordBatch:
+def rejected_rows(rejected: Sequence[Rejected]) -> pa.Table:
     """The rows of a file of rejected records."""
     rows = [
         {name: getattr(record, name) for name in REJECTED_SCHEMA.names} | {"schema_id": _wrapped(record)}
         for record in rejected
     ]
-    return pa.RecordBatch.from_pylist(rows, REJECTED_SCHEMA)
+    return pa.Table.from_pylist(rows, REJECTED_SCHEMA)
 
 
 def _wrapped(record: Rejected) -> int | None:

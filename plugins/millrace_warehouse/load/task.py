@@ -125,7 +125,7 @@ def write_cut(task: CutTask) -> CutResult:
             files.add(rows)
             count_sequences(rows, counts)
             if batch.tombstones is not None:
-                tombstones.add(batch.tombstones)
+                tombstones.add(pa.Table.from_batches([batch.tombstones]))
                 hours = filed_hours(batch.tombstones["timestamp"].to_numpy(), task.filing.file_by_ms)
                 by_hour.update((hour, TOMBSTONE) for hour in hours)
             if batch.rejected:

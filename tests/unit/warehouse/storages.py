@@ -149,7 +149,7 @@ def problems(storage: Storage | Path, topic: str) -> list[str]:
         if entry is None or entry.sha256 != manifest.sha256:
             found.append(f"{path} is not as the ledger has it")
         others = (manifest.entries, manifest.sequences_file)
-        for file in [*manifest.files, *manifest.rejected_files, *(file for file in others if file)]:
+        for file in [*manifest.files, *manifest.aside_files, *(file for file in others if file)]:
             content = storage.read(f"{topic}/{file.path}")
             if (len(content), hashlib.sha256(content).hexdigest()) != (file.bytes, file.sha256):
                 found.append(f"{file.path} is not what {path} names")
