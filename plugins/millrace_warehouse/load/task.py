@@ -36,7 +36,7 @@ from millrace_warehouse.history.stored import store
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import REJECTED_SCHEMA, AsideFile, Reasons, rejected_rows
 from millrace_warehouse.log.kinds import FIRST_BYTES, TOMBSTONE, Kind
-from millrace_warehouse.log.messages import TOMBSTONES, Decoder, Filing
+from millrace_warehouse.log.messages import TOMBSTONES, DecodedBatch, Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
 from millrace_warehouse.sequences import count_sequences
@@ -111,32 +111,17 @@ Run = Callable[[Sequence[CutTask]], list[CutResult]]
 
 def write_cut(task: CutTask) -> CutResult:
     """Read, decode and store one cut. May run twice for one cut: every run has file names of its own."""
-    stats, counts, reasons = RangeStats.of(task.cut), SequenceCounts(), {kind: Reasons() for kind in Kind}
-    source, foreign, by_hour = task.source, b"", Counter[tuple[str, str]]()
+    stats, counts, source = RangeStats.of(task.cut), SequenceCounts(), task.source
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     erased = _Erased(task)
     with _scratch() as folder, closing(source.connect()) as client:
         files = HourFiles(folder, f"{task.index:05d}", source.columns)
-        with_bytes = not any(each.rejected for each in task.erasing)
-        rejected = AsideFile(folder / "rejected.parquet", REJECTED_SCHEMA, with_bytes=with_bytes)
-        tombstones = AsideFile(folder / "tombstones.parquet", TOMBSTONES, with_bytes=with_bytes)
+        aside = _Aside(task, folder)
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             rows = erased.kept(batch.rows)
             files.add(rows)
             count_sequences(rows, counts)
-            if batch.tombstones is not None:
-                tombstones.add(pa.Table.from_batches([batch.tombstones]))
-                hours = filed_hours(batch.tombstones["timestamp"].to_numpy(), task.filing.file_by_ms)
-                by_hour.update((hour, TOMBSTONE) for hour in hours)
-            if batch.rejected:
-                rejected.add(rejected_rows(batch.rejected))
-            times = np.array([record.timestamp for record in batch.rejected], np.int64)
-            hours = filed_hours(times, task.filing.file_by_ms)
-            for record, hour in zip(batch.rejected, hours, strict=True):
-                by_hour[hour, record.kind.value] += record.records
-                reasons[record.kind].add([(record.reason, record.records)])
-                if record.kind == Kind.FOREIGN_FRAMING:
-                    foreign = foreign or record.raw[:FIRST_BYTES]
+            aside.add(batch)
         stored = [
             (
                 DataFile(**_store(task, file.path, file.hour), hour=file.hour, rows=file.rows),
@@ -144,30 +129,63 @@ def write_cut(task: CutTask) -> CutResult:
             )
             for file in files.close()
         ]
-        aside, deleted = list[RejectedFile](), list[TombstoneFile]()
-        if rejected.close():
-            described = _store(task, rejected.path, "rejected")
-            aside.append(RejectedFile(**described, rows=rejected.rows, records=stats.rejected))
-        if tombstones.close():
-            deleted.append(TombstoneFile(**_store(task, tombstones.path, "tombstones"), rows=tombstones.rows))
+        rejected, tombstones = aside.stored(stats.rejected)
     return CutResult(
         stats,
         stored,
-        aside,
-        deleted,
+        rejected,
+        tombstones,
         pack_sequences(counts),
-        {kind: why.counts for kind, why in reasons.items()},
-        dict(by_hour),
-        foreign,
+        {kind: reasons.counts for kind, reasons in aside.reasons.items()},
+        aside.by_hour,
+        aside.foreign,
         *erased.result(),
     )
 
 
-def filed_hours(times_ms: Longs, file_by_ms: int) -> list[str]:
-    """The hours of messages that became no rows: UNFILED where a row with that time would be."""
-    sound = (times_ms >= FIRST_EVENT_MS) & (times_ms < file_by_ms)
-    hours = np.where(sound, times_ms // (HOUR_US // 1000), -1).tolist()
-    return [UNFILED if hour < 0 else hour_of(hour) for hour in hours]
+class _Aside:
+    """The messages of a task that became no rows: written into files of their own, and counted."""
+
+    def __init__(self, task: CutTask, folder: Path) -> None:
+        self._task = task
+        with_bytes = not any(each.rejected for each in task.erasing)
+        self._rejected = AsideFile(folder / "rejected.parquet", REJECTED_SCHEMA, with_bytes=with_bytes)
+        self._tombstones = AsideFile(folder / "tombstones.parquet", TOMBSTONES, with_bytes=with_bytes)
+        self.reasons = {kind: Reasons() for kind in Kind}
+        self.by_hour = Counter[tuple[str, str]]()
+        self.foreign = b""
+
+    def add(self, batch: DecodedBatch) -> None:
+        if batch.tombstones is not None:
+            self._tombstones.add(pa.Table.from_batches([batch.tombstones]))
+            hours = self._hours(batch.tombstones["timestamp"].to_numpy())
+            self.by_hour.update((hour, TOMBSTONE) for hour in hours)
+        if not batch.rejected:
+            return
+        self._rejected.add(rejected_rows(batch.rejected))
+        hours = self._hours(np.array([record.timestamp for record in batch.rejected], np.int64))
+        for record, hour in zip(batch.rejected, hours, strict=True):
+            self.by_hour[hour, record.kind.value] += record.records
+            self.reasons[record.kind].add([(record.reason, record.records)])
+            if record.kind == Kind.FOREIGN_FRAMING:
+                self.foreign = self.foreign or record.raw[:FIRST_BYTES]
+
+    def _hours(self, times_ms: Longs) -> list[str]:
+        """The hours of messages: UNFILED where a row with that time would be."""
+        sound = (times_ms >= FIRST_EVENT_MS) & (times_ms < self._task.filing.file_by_ms)
+        numbers = np.where(sound, times_ms // (HOUR_US // 1000), -1).tolist()
+        return [UNFILED if number < 0 else hour_of(number) for number in numbers]
+
+    def stored(self, records: int) -> tuple[list[RejectedFile], list[TombstoneFile]]:
+        """Store the files that there are; the rejected rows stand for so many records."""
+        task, rejected, tombstones = self._task, list[RejectedFile](), list[TombstoneFile]()
+        if self._rejected.close():
+            described = _store(task, self._rejected.path, "rejected")
+            rejected.append(RejectedFile(**described, rows=self._rejected.rows, records=records))
+        if self._tombstones.close():
+            described = _store(task, self._tombstones.path, "tombstones")
+            tombstones.append(TombstoneFile(**described, rows=self._tombstones.rows))
+        return rejected, tombstones
 
 
 class _Erased:
