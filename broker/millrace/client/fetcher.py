@@ -26,7 +26,7 @@ from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition, Parting, decode_response, encode_request
 from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
-from millrace.wire.primitives import MAX_DECODED_ITEMS
+from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 LATEST = -1
 """As a timestamp: the end of what can be read; on Apache Kafka open transactions lie behind it."""
@@ -39,8 +39,8 @@ MAX_UNUSED_SECONDS = 60.0
 
 _FETCH_VERSION = 12
 _LIST_OFFSETS_VERSION = 5
-_LISTED_AT_ONCE = MAX_DECODED_ITEMS // 2
-"""Partitions of one request, each perhaps of a topic of its own: a broker of ours takes no more."""
+_LISTED_AT_ONCE = MIN_ITEM_LIMIT // 2
+"""Partitions of one request, each perhaps of a topic of its own: every broker of ours takes as many."""
 NO_EPOCHS: Mapping[TopicPartition, int] = {}
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 """What an open transaction has written may yet be aborted: it is neither read, nor counted as there, unless

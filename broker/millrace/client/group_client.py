@@ -19,7 +19,7 @@ from millrace.wire.consumer_protocol import decode_assignment
 from millrace.wire.fetch import error_name
 from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey
-from millrace.wire.primitives import MAX_DECODED_ITEMS
+from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 _MOVED = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -137,8 +137,8 @@ class GroupClient:
 
     def _describe(self, broker_id: int, names: list[str]) -> list[messages.DescribedGroup]:
         described: list[messages.DescribedGroup] = []
-        for first in range(0, len(names), MAX_DECODED_ITEMS):  # a broker of ours takes no more at once
-            request = messages.DescribeGroupsRequest(groups=tuple(names[first : first + MAX_DECODED_ITEMS]))
+        for first in range(0, len(names), MIN_ITEM_LIMIT):  # every broker of ours takes as many
+            request = messages.DescribeGroupsRequest(groups=tuple(names[first : first + MIN_ITEM_LIMIT]))
             described += self._client.call(
                 broker_id, ApiKey.DESCRIBE_GROUPS, 4, request, messages.DescribeGroupsResponse
             ).groups

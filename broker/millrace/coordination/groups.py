@@ -110,6 +110,11 @@ class ConsumerRegistry:
     def names(self) -> set[str]:
         return {unquote(name) for name in self._session.children(self._root)}
 
+    def count(self) -> int:
+        """The number of groups, without reading their names."""
+        root = self._session.get(self._root)
+        return 0 if root is None else int(root[1].numChildren)
+
     def groups(self) -> dict[str, GroupKind]:
         nodes = self._session.read_all(self._group(name) for name in self.names())
         return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}

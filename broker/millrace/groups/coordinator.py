@@ -30,6 +30,8 @@ MAX_OFFSET_METADATA = 4096
 """Characters a client may add to an offset; Kafka's limit."""
 QUESTION_THREADS = 2
 """For what members ask before they consume: who coordinates a group, and what it has committed."""
+COUNT_S = 5.0
+"""How often the groups in the cluster are counted."""
 CONSUMER = "consumer"
 """The protocol type of groups of consumers. Kafka's tools show no others."""
 WaitingForList: TypeAlias = Waiting[Mapping[str, ListedGroup]]
@@ -58,12 +60,26 @@ class Groups:
             config, cluster, registry, mailbox, standstills, self._administration
         )
         self._work = self._ownership.work
+        self._registered = 0
+        mailbox.after(0.0, self._count)
+        mailbox.every(COUNT_S, self._count)
         self._listing = False
         self._waiting_for_list: list[WaitingForList] = []
 
     def coordinated(self) -> list[Group]:
         """Every group coordinated here; from any thread."""
         return self._ownership.groups()
+
+    @property
+    def size(self) -> int:
+        """Groups in the cluster, as counted last, and groups and members here: what a request may name."""
+        return self._registered + self._ownership.size
+
+    def _count(self) -> None:
+        def done(count: int) -> None:
+            self._registered = count
+
+        self._questions.ask(self._registry.count, done, lambda _: None)
 
     def check(self) -> None:
         """ZooKeeper is back: see which groups are still coordinated here."""

@@ -133,6 +133,11 @@ class GroupOwnership:
         """Every group that is coordinated here; from any thread."""
         return [held.group for held in list(self._held.values())]
 
+    @property
+    def size(self) -> int:
+        """Groups that are coordinated here, and all their members."""
+        return len(self._held) + self._memory.members
+
     def is_ours(self, name: str) -> bool:
         """True if the choice for a group that nobody coordinates falls on this broker."""
         return coordinator_of(name, self._cluster.brokers) == self._config.broker_id

@@ -156,6 +156,7 @@ class Members:
 
     def enter(self, member: Member) -> None:
         self._members[member.member_id] = member
+        self._memory.members += 1
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
         self._count(member)
@@ -171,6 +172,7 @@ class Members:
     def remove(self, member: Member, code: ErrorCode, *, new_leader: str | None = None) -> None:
         """Let a member go; what waits of it is answered `code`. If it led, nobody or `new_leader` does."""
         del self._members[member.member_id]
+        self._memory.members -= 1
         self._uncount(member)
         if member.instance_id is not None:
             del self._static[member.instance_id]

@@ -54,6 +54,8 @@ class Memory:
     def __init__(self, limit: int = MAX_BYTES) -> None:
         self._limit = limit
         self.used = 0
+        self.members = 0
+        """Members of all groups."""
 
     def add(self, size: int) -> None:
         self.used += size

@@ -10,11 +10,12 @@ replicas.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from millrace.broker.broker import Broker
 from millrace.broker.fetch import PartitionRead, Reads
 from millrace.errors import ErrorCode
-from millrace.handlers.table import Api, Services
+from millrace.handlers.table import Api, Services, close
 from millrace.handlers.topic_ids import TopicIds
 from millrace.security import rights
 from millrace.security.quotas import Kind
@@ -24,6 +25,9 @@ from millrace.wire import fetch
 from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import INT32
+
+MIN_FETCHED_PARTITIONS = 10_000
+"""Topics and partitions that every fetch may name: each takes a microsecond or two of the loop."""
 
 
 def _needs(asked: fetch.FetchRequest) -> list[Need]:
@@ -92,7 +96,7 @@ def _handle(services: Services, request: Request, asked: fetch.FetchRequest, ref
     if refused:
         topics = [topic for topic in asked.topics if rights.topic(topic[0]) not in refused]
         wanted = asked._replace(topics=topics, max_wait=0)
-    waiting = services.broker.fetch(wanted, answer, client.abort)
+    waiting = services.broker.fetch(wanted, answer, partial(close, request))
     if request.parts is None:
         request.abandon = waiting.abandon
 
@@ -114,10 +118,12 @@ FETCH = Api(
     versions=range(4, 18),
     # As v17 but for a tagged field of KRaft's replicas: kafka-replica-verification asks for it unasked.
     private_versions=range(18, 19),
-    decode=lambda request: fetch.decode_request(request.api_version, request.body),
+    decode=lambda request: fetch.decode_request(
+        request.api_version, request.body, max(MIN_FETCHED_PARTITIONS, request.item_limit)
+    ),
     resolve=_resolver(),
     needs=_needs,
     by_item=(ResourceType.TOPIC,),
     handle=_handle,
-    refusal=lambda version, code, _: fetch.encode_error(version, code),
+    refusal=lambda version, code, *_: fetch.encode_error(version, code),
 )

@@ -38,9 +38,10 @@ from millrace.security.rights import (
     open_to_all,
 )
 from millrace.server.request import Request
-from millrace.wire.codec import decode, encode, encode_error
+from millrace.wire.codec import decode_request, encode, encode_error
 from millrace.wire.fields import replace
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
+from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 log = logging.getLogger(__name__)
 _OFFERED, _NEWER = range(5), range(5, 64)
@@ -195,17 +196,17 @@ def _decode(request: Request) -> MetadataRequest:
     """The request; clients send the same short one again and again."""
     if len(request.body) <= _CACHED_REQUEST_BYTES:
         return _decode_short(request.api_version, bytes(request.body))
-    return _decode_any(request.api_version, request.body)
+    return _decode_any(request.api_version, request.body, request.item_limit)
 
 
 @lru_cache(maxsize=_CACHED_ANSWERS)
 def _decode_short(version: int, body: bytes) -> MetadataRequest:
-    return _decode_any(version, body)
+    return _decode_any(version, body, MIN_ITEM_LIMIT)
 
 
-def _decode_any(version: int, body: bytes | memoryview) -> MetadataRequest:
+def _decode_any(version: int, body: bytes | memoryview, item_limit: int) -> MetadataRequest:
     """Return the request without names where an id decides: Java's AdminClient sends "" beside an id."""
-    asked = decode(MetadataRequest, ApiKey.METADATA, version, body)
+    asked = decode_request(MetadataRequest, ApiKey.METADATA, version, body, item_limit)
     named = asked.topics or ()
     if all(topic.topic_id is None for topic in named):
         return asked

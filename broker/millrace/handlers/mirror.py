@@ -19,7 +19,7 @@ from millrace import errors
 from millrace.broker.broker import Broker
 from millrace.broker.partition import Outcomes, Partition
 from millrace.errors import MAX_TEXT_CHARACTERS, BrokerError, ErrorCode, InvalidRequest
-from millrace.handlers.table import Api, Call, Services, outcome_of, send, serves
+from millrace.handlers.table import Api, Call, Services, close, outcome_of, send, serves
 from millrace.mirror import translation
 from millrace.mirror.offset_search import translate
 from millrace.mirror.runs import beginning
@@ -143,7 +143,7 @@ class _Append:
             self._send(self._answer)
 
     def abort(self, reason: str) -> None:
-        self._request.client.abort(reason)
+        close(self._request, reason)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, BrokerError):
@@ -179,7 +179,7 @@ def _handle(services: Services, request: Request, asked: tuple[str, MirrorAppend
     _Append(services, request).start(*asked)
 
 
-def _refusal(version: int, code: ErrorCode, reason: str) -> bytes:
+def _refusal(version: int, code: ErrorCode, reason: str, _asked: object) -> bytes:
     return mirror_append.encode_response(version, MirrorAppended(error=code, message=reason))
 
 

@@ -16,7 +16,7 @@ from operator import itemgetter
 from millrace import errors
 from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
-from millrace.handlers.table import Api, Call, Services, serves
+from millrace.handlers.table import Api, Call, Services, close, serves
 from millrace.security import rights
 from millrace.security.quotas import Kind
 from millrace.security.rights import ANY_TOPIC, CLUSTER, Need, Operation, Refused, ResourceType
@@ -64,7 +64,7 @@ class _Answer:
 
     def abort(self, reason: str) -> None:
         """Close the connection: what became of the batches cannot be said."""
-        self._request.client.abort(reason)
+        close(self._request, reason)
 
     def send(self) -> None:
         """Answer with what became of every batch; acks=0 gets no answer."""
@@ -141,7 +141,7 @@ def _write(topic: str) -> Need:
 
 def handle(services: Services, received: Request, request: produce.ProduceRequest, refused: Refused) -> None:
     """Stage every batch of the request; each is answered for itself."""
-    refusal = _refusal(request, received.api_version)
+    refusal = _refusal(request, received)
     partitions = [number for _, number, _ in request.batches]
     answer = _Answer(
         received, request.acks, request.timeout_ms, [received.correlation_id], request.topics, partitions
@@ -162,9 +162,12 @@ def handle(services: Services, received: Request, request: produce.ProduceReques
         answer.send()
 
 
-def _refusal(request: produce.ProduceRequest, version: int) -> BrokerError | None:
+def _refusal(request: produce.ProduceRequest, received: Request) -> BrokerError | None:
     """Why the request as a whole cannot be served, if so."""
-    if version < 3:
+    items, limit = len(request.topics) + len(request.batches), received.item_limit
+    if items > limit:
+        return errors.InvalidRequest(f"{items} topics and partitions in a request; {limit} are allowed")
+    if received.api_version < 3:
         return errors.UnsupportedVersion("produce with version 3 or later")
     if request.transactional_id is not None:
         return errors.TransactionsNotSupported("transactions are not supported")
@@ -176,11 +179,11 @@ def _refusal(request: produce.ProduceRequest, version: int) -> BrokerError | Non
 PRODUCE = Api(
     key=ApiKey.PRODUCE,
     versions=range(13),
-    decode=lambda request: produce.decode_request(request.api_version, request.body),
+    decode=lambda request: produce.decode_request(request.api_version, request.body, request.item_limit),
     needs=lambda asked: [_write(topic) for topic, _ in asked.topics],
     by_item=(ResourceType.TOPIC,),
     handle=handle,
-    refusal=lambda _version, _code, _reason: None,
+    refusal=lambda *_: None,
     serve_run=serve_run,
 )
 

@@ -58,7 +58,7 @@ APIS = [
         decode=lambda request: request.body,
         needs=_needs,
         handle=_fetch,
-        refusal=lambda _version, code, _reason: INT16.pack(code) + INT32.pack(0),
+        refusal=lambda _version, code, _reason, _asked: INT16.pack(code) + INT32.pack(0),
     ),
     Api(
         key=ApiKey.REPLICA_ACK,
@@ -66,6 +66,6 @@ APIS = [
         decode=lambda request: request.body,
         needs=_needs,
         handle=_ack,
-        refusal=lambda _version, _code, _reason: None,
+        refusal=lambda *_: None,
     ),
 ]

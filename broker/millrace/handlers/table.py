@@ -30,6 +30,7 @@ from millrace.coordination.quotas import QuotaStore
 from millrace.coordination.users import Users
 from millrace.errors import MAX_TEXT_CHARACTERS, BrokerError, ErrorCode
 from millrace.groups import Groups
+from millrace.handlers.item_bound import ItemBound
 from millrace.mirror.states import MirrorStates
 from millrace.security import rights
 from millrace.security.journal import Asker
@@ -37,14 +38,16 @@ from millrace.security.login import LoginThread
 from millrace.security.quotas import Kind
 from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
 from millrace.server.request import NOTHING, REQUEST_BYTES, Client, Request, throttle_ms
-from millrace.wire.codec import decode, encode, encode_error, is_flexible
+from millrace.wire.codec import decode_request, encode, encode_error, is_flexible
 from millrace.wire.fields import fields_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
 from millrace.wire.messages import ApiKey, api_of
-from millrace.wire.primitives import RequestTooLarge
+from millrace.wire.primitives import MIN_ITEM_LIMIT, RequestTooLarge, TooManyItems
 
 log = logging.getLogger(__name__)
 _COPYING = frozenset({ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK})
+MAX_LOGGED_CHARACTERS = 100
+"""Of a client's name, which it chooses."""
 M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -96,33 +99,32 @@ class Api(Generic[A]):
     type refuses the whole request."""
     handle: Callable[[Services, Request, A, Refused], None]
     """Answers the request, at once or later, or raises BrokerError."""
-    refusal: Callable[[int, ErrorCode, str], bytes | None]
-    """The body of a response, at a version, that says only the code and, if it can, the reason; None where
-    no response of that version can say the code."""
+    refusal: Callable[[int, ErrorCode, str, object], bytes | None]
+    """The body of a response, at a version, that says only the code and, if it can, the reason, and of a
+    request whose items are refused one by one, each of them; None where no response of that version can say
+    the code."""
     serve_run: Callable[[Services, Client, RequestFramer], Request | None] | None = None
     """Serves many requests that come next in a client's bytes as one; None when they are not of that kind."""
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Answer with the error; close the connection where no answer can say it."""
-        name = f"{self.key.name.lower()} v{request.api_version} of {request.client.address}"
         if isinstance(error, RequestTooLarge):
             request.failed(error.code)
-            request.client.abort(str(error))
+            close(request, str(error))
         elif isinstance(error, BrokerError):
-            log.debug("refused %s: %s", name, error)
-            self.refuse(request, error.code, str(error))
+            log.debug("refused %s: %s", named(request), error)
+            self.refuse(
+                request, error.code, str(error), error.request if isinstance(error, TooManyItems) else None
+            )
         else:
-            log.error("%s failed", name, exc_info=error)
+            log.error("%s failed", named(request), exc_info=error)
             self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
-    def refuse(self, request: Request, code: ErrorCode, reason: str = "") -> None:
-        body = self.refusal(request.api_version, code, reason)
+    def refuse(self, request: Request, code: ErrorCode, reason: str = "", asked: object = None) -> None:
+        body = self.refusal(request.api_version, code, reason, asked)
         if body is None:  # Kafka closes the connection, too
             request.failed(code)
-            name = f"{self.key.name.lower()} v{request.api_version}"
-            request.client.abort(
-                f"{name} is refused with {code.name}: {reason}" if reason else f"{name} failed"
-            )
+            close(request, f"refused with {code.name}: {reason}" if reason else "it failed")
         else:
             send(request, body, [code])
 
@@ -242,7 +244,9 @@ def serves(
             key=key,
             versions=told,
             private_versions=hidden,
-            decode=lambda received: decode(request, key, received.api_version, received.body),
+            decode=lambda received: decode_request(
+                request, key, received.api_version, received.body, received.item_limit
+            ),
             needs=needs,
             by_item=by_item,
             handle=handle,
@@ -272,6 +276,7 @@ class Handlers:
 
     def __init__(self, services: Services, apis: Sequence[Api[Any]]) -> None:
         self._services = services
+        self._bound = ItemBound(services.broker, services.groups)
         self._apis = {
             (int(api.key), version): api for api in apis for version in (*api.versions, *api.private_versions)
         }
@@ -291,18 +296,19 @@ class Handlers:
         api_key, version, correlation_id, body = parse_header(frame)
         api = self._apis.get((api_key, version))
         if api is None:
-            request = Request(client, api_key, version, correlation_id, NOTHING)
+            request = Request(client, api_key, version, correlation_id, NOTHING, frame)
             request.failed(ErrorCode.UNSUPPORTED_VERSION)
-            client.abort(f"it asks for API {api_key} v{version}, which ApiVersions does not offer")
+            close(request, "ApiVersions does not offer it")
             return request
-        request = Request(client, api_key, version, correlation_id, frame[body:])
-        request.frame = frame
+        request = Request(client, api_key, version, correlation_id, frame[body:], frame)
         if client.access is NOBODY and (reason := _too_early(client, api)):
-            client.abort(reason)
+            close(request, reason)
             return request
         if client.spare and not (api.key in _COPYING or api.needs is rights.open_to_all):
-            client.abort("there are too many connections, so this one is for brokers (max_connections)")
+            close(request, "there are too many connections, so this one is for brokers (max_connections)")
             return request
+        if len(frame) > MIN_ITEM_LIMIT:  # a shorter one cannot have more
+            request.item_limit = self._bound.item_limit()
         if api_key >= 2:  # Produce (0) and Fetch (1) need not know the client's name
             request.client_id = client_id(frame)
         if is_flexible(api_key, version):
@@ -325,7 +331,7 @@ class Handlers:
 def _too_early(client: Client, api: Api[Any]) -> str | None:
     """Why a request cannot be served before a login, if so."""
     if api.needs is not rights.open_to_all:
-        return f"it asks for {api.key.name} before it has logged in"
+        return "it has not logged in"
     if client.login is None or not client.login.may_ask():
         return "it asks too much before it has logged in"
     return None
@@ -360,8 +366,21 @@ def write_down(request: Request, needs: Sequence[Need], refused: Refused) -> Non
 def asker(request: Request) -> Asker:
     client = request.client
     api = ApiKey(request.api_key).name
-    named = request.client_id or client_id(request.frame)
-    return Asker(client.access.principal, client.address, client.listener_name, api, named)
+    name = request.client_id or client_id(request.frame)
+    return Asker(client.access.principal, client.address, client.listener_name, api, name)
+
+
+def named(request: Request) -> str:
+    """A request for the log: its API and version, and who sent it."""
+    key, client = request.api_key, request.client
+    api = ApiKey(key).name if key in set(ApiKey) else f"API {key}"
+    name = (request.client_id or client_id(request.frame))[:MAX_LOGGED_CHARACTERS]
+    return f"{api} v{request.api_version} of client {name!r}, principal {client.access.principal!r}"
+
+
+def close(request: Request, reason: str) -> None:
+    """Close the connection of a request that has no answer, and log why."""
+    request.client.abort(f"{named(request)}: {reason}")
 
 
 def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:

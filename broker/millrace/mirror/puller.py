@@ -46,7 +46,7 @@ from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
-from millrace.wire.primitives import MAX_DECODED_ITEMS
+from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ APPEND_TIMEOUT_SECONDS = 60.0
 STOP_CHECK_SECONDS = 0.2
 MUCH_BYTES = ANSWER_BYTES // 8
 """An answer this large is followed at once by the next."""
-NEWS_AT_ONCE = MAX_DECODED_ITEMS // 2
+NEWS_AT_ONCE = MIN_ITEM_LIMIT // 2
 """Partitions with news that are taken out of one answer: a broker is asked for the ids of no more topics."""
 PACE_SECONDS = 50e-6
 """For each partition asked for, unless there is much to copy: asking for thousands must not fill a core."""

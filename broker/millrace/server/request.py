@@ -18,6 +18,7 @@ from millrace.security.login import Login
 from millrace.security.quotas import Kind
 from millrace.security.rights import Access
 from millrace.wire.messages import ApiKey
+from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
@@ -92,6 +93,8 @@ class Request:
     correlation_id: int
     body: memoryview
     frame: memoryview = NOTHING
+    item_limit: int = MIN_ITEM_LIMIT
+    """Items in its lists that are served; of more each is refused."""
     client_id: str = ""
     """How the client calls itself; not read for Produce and Fetch."""
     count: int = 1

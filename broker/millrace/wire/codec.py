@@ -15,29 +15,55 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
-from millrace.wire import primitives
 from millrace.wire.fields import FIXED_SIZE, Field, fields_of
 from millrace.wire.messages import ApiKey
-from millrace.wire.primitives import INT8, INT32, Reader, RequestTooLarge, Writer
+from millrace.wire.primitives import (
+    INT8,
+    INT32,
+    MIN_ITEM_LIMIT,
+    REFUSED_ITEMS,
+    Reader,
+    RequestTooLarge,
+    TooManyItems,
+    Writer,
+)
+from millrace.wire.refusal import EMPTY, refuse_each
 
 M = TypeVar("M")
-MAX_DECODED_BYTES = 1 << 20
-"""Most bytes of a request that is decoded here, which Produce is not. Honest requests are smaller."""
-_EMPTY: dict[str, object] = {"array": (), "string": "", "data": b"", "uuid": None}
+MAX_ITEM_BYTES = 5 << 10
+"""Bytes of a request for each item that it may have: the longest metadata of an offset, and names."""
 _FLEXIBLE_SINCE = {int(key): key.flexible_since for key in ApiKey}
 
 
 def decode(message: type[M], api_key: int, version: int, body: Buffer, *, items: int = sys.maxsize) -> M:
     """The message in `body` (header already taken off); InvalidRequest when it does not fit the schema.
 
-    RequestTooLarge when its lists have more than `items` items; of a request the limit is always the same.
+    RequestTooLarge when its lists have more than `items` items.
     """
-    if message.__name__.endswith("Request"):
-        if len(body) > MAX_DECODED_BYTES:
-            raise RequestTooLarge(f"{_name(api_key)} with {len(body)} bytes; {MAX_DECODED_BYTES} are allowed")
-        items = primitives.MAX_DECODED_ITEMS
     # Bytes are cut faster than a view is, and the copy is small: Produce is not decoded here.
     reader = Reader(bytes(body), items=items, flexible=is_flexible(api_key, version))
+    return _read(message, api_key, version, reader)
+
+
+def decode_request(
+    message: type[M], api_key: int, version: int, body: Buffer, item_limit: int = MIN_ITEM_LIMIT
+) -> M:
+    """The request in `body`, as `decode` reads it.
+
+    TooManyItems, which holds the request, when its lists have more than `item_limit` items; RequestTooLarge
+    when they have more than are read, or the request has more bytes than such items can have.
+    """
+    if len(body) > (allowed := item_limit * MAX_ITEM_BYTES):
+        raise RequestTooLarge(f"a request of {len(body)} bytes; {allowed} are allowed")
+    most = item_limit + REFUSED_ITEMS
+    reader = Reader(bytes(body), items=most, flexible=is_flexible(api_key, version))
+    request = _read(message, api_key, version, reader)
+    if (items := most - reader.items) > item_limit:
+        raise TooManyItems(request, items, item_limit)
+    return request
+
+
+def _read(message: type[M], api_key: int, version: int, reader: Reader[bytes]) -> M:
     try:
         return cast(M, _message(cast(Hashable, message), api_key, version).read(reader))
     except (ValueError, IndexError, struct.error) as error:
@@ -50,17 +76,22 @@ def encode(message: object, api_key: int, version: int) -> bytes:
 
 
 def encode_error(
-    response: type, api_key: int, version: int, code: ErrorCode, reason: str = ""
+    response: type, api_key: int, version: int, code: ErrorCode, reason: str = "", asked: object = None
 ) -> bytes | None:
-    """A response that says only `code` and, if it can, `reason`; its lists are empty.
+    """A response that says only `code` and, if it can, `reason`.
 
-    None where it has no field of its own for the code: with empty lists it would say that all went well.
+    With the request `asked` each of its items has the code, in a response that lists them. Otherwise the
+    lists are empty, and the code is in a field of its own. None where there is no such field: the response
+    would say that all went well.
     """
+    refused = None if asked is None else refuse_each(response, asked, api_key, version, code, reason)
+    if refused is not None:
+        return encode(refused, api_key, version)
     fields = fields_of(response)
     if "error_code" not in fields or not fields["error_code"].is_in(api_key, version):
         return None
     values: dict[str, Any] = {
-        name: _EMPTY.get(field.kind, 0) for name, field in fields.items() if field.required
+        name: EMPTY.get(field.kind, 0) for name, field in fields.items() if field.required
     }
     values["error_code"] = code
     for name in {"error_message", "message"} & fields.keys() if reason else ():

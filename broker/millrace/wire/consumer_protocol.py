@@ -14,11 +14,12 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
 from millrace.wire.fields import Message, array, data, i16, i32, string
 from millrace.wire.messages import ApiKey
-from millrace.wire.primitives import MAX_DECODED_ITEMS
 
 STREAMS_PROTOCOL = "millrace-streams"
 """Stands for an assignor's name where a group of Millrace's own consumers is described."""
 
+MAX_SUBSCRIBED_TOPICS = 20_000
+"""Most topics in all subscriptions of one consumer that are looked into: 10 ms of the loop."""
 MAX_SUBSCRIPTIONS = 10
 """Most different subscriptions of one consumer that are looked into. Clients send one topic list for each
 assignor that they support."""
@@ -64,7 +65,7 @@ def decode_subscriptions(subscriptions: Collection[bytes]) -> frozenset[str] | N
         return None
     try:
         for subscription in subscriptions:
-            left = MAX_DECODED_ITEMS - len(topics)
+            left = MAX_SUBSCRIBED_TOPICS - len(topics)
             topics += decode(_Subscription, ApiKey.JOIN_GROUP, 0, subscription, items=left).topics
     except InvalidRequest:
         return None

@@ -51,8 +51,6 @@ _PARTITION_4, _PARTITION_5 = struct.Struct(">ihqqii"), struct.Struct(">ihqqqii")
 _PARTITION_11, _PARTITION_12 = struct.Struct(">ihqqqiii"), struct.Struct(">ihqqqBi")
 _HEAD_4, _HEAD_7 = bytes(4), bytes(10)
 _ABORTED = struct.Struct(">qq")
-MAX_FETCHED_PARTITIONS = 10_000
-"""Most topics and partitions of one fetch: each takes a microsecond or two of the event loop."""
 
 
 class Sized(Protocol):
@@ -134,11 +132,11 @@ def encode_request(
 
 
 @reads("fetch request")
-def decode_request(version: int, body: memoryview) -> FetchRequest:
-    """The request in `body`; InvalidRequest when its lengths do not fit or it is for too many partitions."""
+def decode_request(version: int, body: memoryview, item_limit: int) -> FetchRequest:
+    """The request in `body`; InvalidRequest when its lengths do not fit or it names more items."""
     if version >= _FLEXIBLE:
-        return _decode_flexible(version, body)
-    reader, room = Reader(body), MAX_FETCHED_PARTITIONS
+        return _decode_flexible(version, body, item_limit)
+    reader, room = Reader(body), item_limit
     layout = _WANTED_9 if version >= 9 else _WANTED_5 if version >= 5 else _WANTED_4
     _, max_wait, min_bytes, max_bytes, _ = reader.unpack(_REQUEST)
     if version >= 7:
@@ -148,7 +146,7 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
         topic, count = reader.text(), reader.number(INT32)
         room -= 1 + count
         if room < 0:
-            raise InvalidRequest(f"a fetch request for over {MAX_FETCHED_PARTITIONS} partitions")
+            raise InvalidRequest(f"a fetch request for over {item_limit} partitions")
         wanted = layout.iter_unpack(reader.part(count * layout.size))
         if version >= 9:
             topics.append((topic, [(one[0], one[2], one[4], one[1], -1) for one in wanted]))
@@ -158,7 +156,7 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
     if version >= 7:
         forgotten = reader.number(INT32)
         if forgotten > room:
-            raise InvalidRequest(f"a fetch request for over {MAX_FETCHED_PARTITIONS} partitions")
+            raise InvalidRequest(f"a fetch request for over {item_limit} partitions")
         for _ in range(forgotten):
             reader.part(max(0, reader.number(INT16)))
             reader.part(4 * max(0, reader.number(INT32)))
@@ -167,8 +165,8 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
     return FetchRequest(max_wait, min_bytes, max_bytes, topics)
 
 
-def _decode_flexible(version: int, body: memoryview) -> FetchRequest:
-    reader = Reader(body, items=MAX_FETCHED_PARTITIONS, flexible=True)
+def _decode_flexible(version: int, body: memoryview, item_limit: int) -> FetchRequest:
+    reader = Reader(body, items=item_limit, flexible=True)
     if version >= _NO_REPLICA_ID:
         max_wait, min_bytes, max_bytes, _ = reader.unpack(_REQUEST_15)
     else:

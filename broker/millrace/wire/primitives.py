@@ -21,17 +21,27 @@ INT8 = struct.Struct(">b")
 INT16 = struct.Struct(">h")
 INT32 = struct.Struct(">i")
 INT64 = struct.Struct(">q")
-MAX_DECODED_ITEMS = 2_000
-"""Most items in all lists of a request. Each takes up to 8 us of the event loop, its answer included: 1,000
-topics of one partition each fit, and cost less than 20 ms."""
+MIN_ITEM_LIMIT = 2_000
+"""Items that a request to any cluster may have in all its lists. Each takes up to 8 us of the event loop, its
+answer included: less than 20 ms for all of them."""
 MAX_STRING_BYTES = 0x7FFF
 """Of a string in every version, as in Kafka: flexible ones have no other bound."""
+REFUSED_ITEMS = 4_000
+"""A request of up to this many items more than are served is still read, to refuse each of them."""
 _MAX_VARINT_BITS = 35
 _NO_UUID = bytes(16)
 
 
 class RequestTooLarge(InvalidRequest):
-    """More than a broker takes of one request. Not every response has a place to say so."""
+    """More than a broker reads of one request: its connection is closed."""
+
+
+class TooManyItems(InvalidRequest):
+    """More items than a broker serves in one request: each of them is refused."""
+
+    def __init__(self, request: object, items: int, limit: int) -> None:
+        super().__init__(f"{items} items in a request; {limit} are allowed")
+        self.request = request
 
 
 def reads(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -103,7 +113,7 @@ class Reader(Generic[B]):
         """A list's number of items, unless it is more than are allowed or than can be there."""
         self.items -= items
         if self.items < 0:
-            raise RequestTooLarge(f"a request of more than {MAX_DECODED_ITEMS} items in its lists")
+            raise RequestTooLarge("too many items in the lists of a request")
         if not 0 <= items <= len(self.encoded) - self.position:
             raise ValueError(f"{items} items are stated, {len(self.encoded) - self.position} bytes are there")
         return items

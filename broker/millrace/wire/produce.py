@@ -23,11 +23,12 @@ from typing import NamedTuple, TypeAlias
 
 from millrace.records.header import crc32c
 from millrace.records.runs import scan
-from millrace.wire import primitives
 from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import (
     INT16,
     INT32,
+    MIN_ITEM_LIMIT,
+    REFUSED_ITEMS,
     Reader,
     RequestTooLarge,
     compact_length,
@@ -85,10 +86,14 @@ class ProducedPartition(NamedTuple):
 
 
 @reads("produce request")
-def decode_request(version: int, body: memoryview) -> ProduceRequest:
-    """The request in `body`; InvalidRequest when its lengths do not fit or it is for too many partitions."""
+def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LIMIT) -> ProduceRequest:
+    """The request in `body`; InvalidRequest when its lengths do not fit.
+
+    RequestTooLarge for more topics and partitions than are read to refuse each of them.
+    """
+    most = item_limit + REFUSED_ITEMS
     if version >= _FLEXIBLE:
-        return _decode_flexible(body)
+        return _decode_flexible(body, most)
     # Without a Reader: every request that the network cut in two comes here.
     transactional_id, position = None, 0
     if version >= 3:
@@ -104,7 +109,7 @@ def decode_request(version: int, body: memoryview) -> ProduceRequest:
         position = start + size
         (count,) = INT32.unpack_from(body, position)
         items += 1 + count
-        if size < 0 or count < 0 or items > primitives.MAX_DECODED_ITEMS:
+        if size < 0 or count < 0 or items > most:
             raise RequestTooLarge(f"a produce request for {items} topics and partitions")
         name = str(body[start:position], "utf-8")
         topics.append((name, count))
@@ -119,8 +124,8 @@ def decode_request(version: int, body: memoryview) -> ProduceRequest:
     return ProduceRequest(transactional_id, acks, timeout_ms, topics, batches)
 
 
-def _decode_flexible(body: memoryview) -> ProduceRequest:
-    reader = Reader(body, items=primitives.MAX_DECODED_ITEMS, flexible=True)
+def _decode_flexible(body: memoryview, most: int) -> ProduceRequest:
+    reader = Reader(body, items=most, flexible=True)
     transactional_id = reader.string()
     acks, timeout_ms = reader.unpack(_ACKS_AND_TIMEOUT)
     topics, batches = [], []

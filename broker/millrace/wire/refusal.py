@@ -1,0 +1,101 @@
+"""Responses that refuse each item of a request, made from the classes of both alone.
+
+Kafka's responses repeat the request's list, and most have a field for an error in each item only. An item of
+the response copies the fields that have a name in the item of the request; a number or a text that is an item
+by itself becomes the field that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+from millrace.errors import ErrorCode
+from millrace.wire.fields import Field, fields_of
+
+EMPTY: dict[str, object] = {"array": (), "string": "", "data": b"", "uuid": None}
+"""Values of fields that must be there and have nothing to say; of numbers it is 0."""
+_REASONS = ("error_message", "message")
+_Refuse: TypeAlias = Callable[[Any], Any]
+
+
+def refuse_each(
+    response: Any, request: Any, api_key: int, version: int, code: ErrorCode, reason: str
+) -> Any | None:
+    """A `response` with the error in each item of the request's list; None where one has no such list."""
+    refuse = _of_list(response, cast(Hashable, type(request)), api_key, version, code, reason)
+    return None if refuse is None else refuse(request)
+
+
+@lru_cache(maxsize=64)
+def _of_list(
+    response: Any, request: Any, api_key: int, version: int, code: ErrorCode, reason: str
+) -> _Refuse | None:
+    """What refuses each item of the one list of `request`, a message or an item of one."""
+    answered = next((name for name, field in _present(response, api_key, version) if _has_error(field)), None)
+    asked = next((name for name, field in _present(request, api_key, version) if field.kind == "array"), None)
+    if answered is None or asked is None:
+        return None
+    item, wanted = fields_of(response)[answered].item, fields_of(request)[asked].item
+    refuse_item = _of_item(item, wanted, api_key, version, code, reason)
+    copy = _copying(response, request, version, {})
+    if refuse_item is None or copy is None:
+        return None
+
+    def refuse(message: Any) -> Any:
+        items = getattr(message, asked)
+        return (
+            copy(message)._replace(**{answered: tuple([refuse_item(one) for one in items])})
+            if items
+            else None
+        )
+
+    return refuse
+
+
+def _of_item(
+    item: Any, wanted: Any, api_key: int, version: int, code: ErrorCode, reason: str
+) -> _Refuse | None:
+    present = dict(_present(item, api_key, version))
+    if "error_code" in present:
+        said = {"error_code": code, **{name: reason for name in _REASONS if name in present}}
+        return _copying(item, wanted, version, said)
+    return _of_list(item, wanted, api_key, version, code, reason)
+
+
+def _copying(cls: Any, source: Any, version: int, said: dict[str, object]) -> _Refuse | None:
+    """What makes a `cls` that says `said` and what a `source` says too; None if it needs more than that."""
+    known = fields_of(source) if hasattr(source, "declared") else {}
+    names, values, copied = list(known), list[object](), list[tuple[int, int | None, bool]]()
+    for index, (name, field) in enumerate(fields_of(cls).items()):
+        values.append(said.get(name, EMPTY.get(field.kind, 0) if field.required else field.default))
+        if name in known and (known[name].kind, known[name].item) == (field.kind, field.item):
+            copied.append((index, names.index(name), field.kind == "string" and version < field.null_since))
+        elif name not in said and field.required and field.kind != "array":
+            if known:
+                return None
+            copied.append((index, None, False))
+
+    def copy(one: Any) -> Any:
+        made = values.copy()
+        for index, at, never_null in copied:
+            value = one if at is None else one[at]
+            made[index] = "" if value is None and never_null else value
+        return tuple.__new__(cls, made)
+
+    return copy
+
+
+def _present(message: Any, api_key: int, version: int) -> list[tuple[str, Field]]:
+    if not hasattr(message, "declared"):
+        return []
+    return [(name, field) for name, field in fields_of(message).items() if field.is_in(api_key, version)]
+
+
+def _has_error(field: Field) -> bool:
+    """True for a list whose items, or items of whose lists, have an error."""
+    if field.kind != "array" or not hasattr(field.item, "declared"):
+        return False
+    fields = fields_of(field.item)  # type: ignore[arg-type]  # it is a class of messages
+    return "error_code" in fields or any(map(_has_error, fields.values()))

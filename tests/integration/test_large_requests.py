@@ -1,0 +1,157 @@
+"""Requests that name everything a cluster has are served; requests for more get an error for each item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from millrace.coordination.groups import CommittedOffset, encode_offset
+from millrace.coordination.session import Session
+from millrace.errors import ErrorCode
+from millrace.wire import group_messages as gm
+from millrace.wire.codec import decode, encode
+from millrace.wire.fields import Topic
+from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse, TopicPartitions
+from tests.compat.brokers import RunningBroker, start_broker
+from tests.integration.faults.wire import Wire
+from tests.support import Process, wait_until
+
+CLUSTER = "large-requests"
+TOPICS, PARTITIONS, GROUPS = ("wide-0", "wide-1"), range(1_000), 2_500
+LATEST = -1
+OF_EACH = {ErrorCode.NONE}
+
+
+@pytest.fixture(scope="module")
+def broker(
+    start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> RunningBroker:
+    """A broker with two topics of 1,000 partitions."""
+    started = start_broker(start_for_module, zookeeper, tmp_path_factory.mktemp("broker"), CLUSTER)
+    for topic in TOPICS:
+        started.create_topic(topic, len(PARTITIONS))
+    return started
+
+
+@pytest.fixture
+def wire(broker: RunningBroker) -> Iterator[Wire]:
+    with Wire(broker.bootstrap, timeout_s=60) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def groups(broker: RunningBroker, zookeeper: str) -> list[str]:
+    """Groups that have committed once, written as a coordinator leaves them."""
+    names = [f"console-consumer-{number:05d}" for number in range(GROUPS)]
+    with broker.client() as client:
+        topic_id = client.topic(TOPICS[0]).topic_id
+    offset = encode_offset(CommittedOffset(offset=7, time_ms=0, topic_id=topic_id))
+    with closing(Session.connect(zookeeper)) as session:
+        session.call(session.client.ensure_path_async, f"/{CLUSTER}/consumers")
+        for name in names:
+            path = f"/{CLUSTER}/consumers/{name}"
+            nodes = {path: b'{"kind": "classic"}', f"{path}/ids": b"", f"{path}/owners": b""}
+            nodes |= {f"{path}/offsets": b"", f"{path}/offsets/{TOPICS[0]}": b""}
+            nodes |= {f"{path}/offsets/{TOPICS[0]}/0": offset}
+            change = session.client.transaction()
+            for node, data in nodes.items():
+                change.create(node, data)
+            last = change.commit_async()
+        last.get(timeout=60)
+    return names
+
+
+def ask(wire: Wire, key: ApiKey, version: int, request: object, response: type[Any]) -> Any:
+    """Send a request of a version without flexible headers, and decode the answer."""
+    return decode(response, key, version, wire.ask(key, version, encode(request, key, version)))
+
+
+def list_offsets(wire: Wire, topics: tuple[str, ...], partitions: range) -> ListOffsetsResponse:
+    """Ask for the latest offsets."""
+    Partition = ListOffsetsRequest.Partition
+    wanted = tuple(Partition(partition_index=number, timestamp=LATEST) for number in partitions)
+    request = ListOffsetsRequest(topics=tuple(Topic(name=name, partitions=wanted) for name in topics))
+    answer = ask(wire, ApiKey.LIST_OFFSETS, 5, request, ListOffsetsResponse)
+    assert [topic.name for topic in answer.topics] == [*topics]
+    assert all([p.partition_index for p in topic.partitions] == [*partitions] for topic in answer.topics)
+    return answer
+
+
+def codes(topics: tuple[Topic[Any], ...]) -> set[int]:
+    """The error codes of all partitions."""
+    return {partition.error_code for topic in topics for partition in topic.partitions}
+
+
+def test_one_request_lists_the_offsets_of_every_partition(wire: Wire) -> None:
+    assert codes(list_offsets(wire, TOPICS, PARTITIONS).topics) == OF_EACH
+
+
+def test_one_group_commits_and_reads_back_offsets_of_every_partition(wire: Wire) -> None:
+    Partition = gm.OffsetCommitRequest.Partition
+    offsets = tuple(Partition(partition_index=n, committed_offset=n) for n in PARTITIONS)
+    commit = gm.OffsetCommitRequest(
+        group_id="everything", topics=tuple(Topic(name=name, partitions=offsets) for name in TOPICS)
+    )
+    committed = ask(wire, ApiKey.OFFSET_COMMIT, 7, commit, gm.OffsetCommitResponse)
+    assert codes(committed.topics) == OF_EACH
+    wanted = tuple(TopicPartitions(name=name, partition_indexes=tuple(PARTITIONS)) for name in TOPICS)
+    fetch = gm.OffsetFetchRequest(group_id="everything", topics=wanted)
+    fetched = ask(wire, ApiKey.OFFSET_FETCH, 5, fetch, gm.OffsetFetchResponse)
+    assert codes(fetched.topics) == OF_EACH
+    found = {(t.name, p.partition_index): p.committed_offset for t in fetched.topics for p in t.partitions}
+    assert found == {(name, number): number for name in TOPICS for number in PARTITIONS}
+
+
+def test_one_request_describes_every_group(wire: Wire, groups: list[str]) -> None:
+    request = gm.DescribeGroupsRequest(groups=tuple(groups))
+    answer = ask(wire, ApiKey.DESCRIBE_GROUPS, 4, request, gm.DescribeGroupsResponse)
+    assert [group.group_id for group in answer.groups] == groups
+    assert {(group.error_code, group.group_state) for group in answer.groups} == {(0, "Empty")}
+
+
+def test_one_request_reads_the_offsets_of_every_group(broker: RunningBroker, groups: list[str]) -> None:
+    key, version = ApiKey.OFFSET_FETCH, 8
+    Group = gm.OffsetFetchRequest.Group
+    request = gm.OffsetFetchRequest(groups=tuple(Group(group_id=name, topics=None) for name in groups))
+    with broker.client(timeout_s=60) as client:
+        raw = client.ask(1, key, version, encode(request, key, version))
+    answer = decode(gm.OffsetFetchResponse, key, version, raw)
+    found = {
+        group.group_id: [p.committed_offset for topic in group.topics for p in topic.partitions]
+        for group in answer.groups
+    }
+    assert found == {name: [7] for name in groups}
+
+
+def test_one_request_finds_the_coordinator_of_every_group(broker: RunningBroker, groups: list[str]) -> None:
+    key, version = ApiKey.FIND_COORDINATOR, 4
+    request = gm.FindCoordinatorRequest(coordinator_keys=tuple(groups))
+    with broker.client(timeout_s=60) as client:
+        raw = client.ask(1, key, version, encode(request, key, version))
+    answer = decode(gm.FindCoordinatorResponse, key, version, raw)
+    assert {(one.node_id, one.error_code) for one in answer.coordinators} == {(1, 0)}
+    assert [one.key for one in answer.coordinators] == groups
+
+
+def test_each_item_of_a_request_for_more_than_there_is_gets_an_error(wire: Wire) -> None:
+    answer = list_offsets(wire, ("made-up",), range(12_000))
+    assert codes(answer.topics) == {ErrorCode.INVALID_REQUEST}
+    assert codes(list_offsets(wire, TOPICS, PARTITIONS).topics) == OF_EACH, "the connection is still open"
+
+
+def test_the_log_names_the_client_whose_request_closes_its_connection(
+    broker: RunningBroker, wire: Wire
+) -> None:
+    with pytest.raises(ConnectionError):
+        list_offsets(wire, ("made-up",), range(100_000))
+
+    def named() -> bool:
+        lines = [line for line in broker.process.output.splitlines() if "closed the connection" in line]
+        return any(
+            all(word in line for word in ("LIST_OFFSETS v5", "'test'", "User:ANONYMOUS")) for line in lines
+        )
+
+    wait_until("the log names API, version, client id and principal", named)
