@@ -126,8 +126,8 @@ def test_offsets_are_created_changed_read_and_forgotten(lives: tuple[Life, Life]
     assert others.offsets("g") == everything
     assert ours.offsets("g", [("clicks", 1), ("clicks", 9), ("nothing", 0)]) == {("clicks", 1): at(12)}
     assert ours.offsets("unknown") == {}
-    assert ours.committed("g", ["clicks", "nothing"]) == {("clicks", 0), ("clicks", 1)}
-    assert ours.committed("unknown", ["clicks"]) == set()
+    assert ours.committed({"g": ["clicks", "nothing"]}) == {"g": {("clicks", 0), ("clicks", 1)}}
+    assert ours.committed({"unknown": ["clicks"]}) == {}
     lives[1].session.client.delete(f"{ours._group('g')}/offsets/clicks/1")
     ours.commit("g", {("clicks", 1): at(13)})  # gone, though it was there when last seen
     assert others.offsets("g") == {**everything, ("clicks", 1): at(13)}

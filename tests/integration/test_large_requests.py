@@ -74,7 +74,7 @@ def list_offsets(wire: Wire, topics: tuple[str, ...], partitions: range) -> List
     Partition = ListOffsetsRequest.Partition
     wanted = tuple(Partition(partition_index=number, timestamp=LATEST) for number in partitions)
     request = ListOffsetsRequest(topics=tuple(Topic(name=name, partitions=wanted) for name in topics))
-    answer = ask(wire, ApiKey.LIST_OFFSETS, 5, request, ListOffsetsResponse)
+    answer: ListOffsetsResponse = ask(wire, ApiKey.LIST_OFFSETS, 5, request, ListOffsetsResponse)
     assert [topic.name for topic in answer.topics] == [*topics]
     assert all([p.partition_index for p in topic.partitions] == [*partitions] for topic in answer.topics)
     return answer

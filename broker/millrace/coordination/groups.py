@@ -116,8 +116,17 @@ class ConsumerRegistry:
         return 0 if root is None else int(root[1].numChildren)
 
     def groups(self) -> dict[str, GroupKind]:
-        nodes = self._session.read_all(self._group(name) for name in self.names())
+        return self.kinds(self.names())
+
+    def kinds(self, groups: Iterable[str]) -> dict[str, GroupKind]:
+        """The kinds of those of the groups that are there; asked for all at once."""
+        nodes = self._session.read_all(map(self._group, self._among(groups)))
         return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}
+
+    def _among(self, groups: Iterable[str]) -> set[str]:
+        """The groups to ask for: of more names than there are groups, only those that are there."""
+        asked = set(groups)
+        return asked & self.names() if len(asked) > 1 and self.count() < len(asked) else asked
 
     def kind(self, group: str) -> GroupKind | None:
         node = self._session.get(self._group(group))
@@ -177,15 +186,29 @@ class ConsumerRegistry:
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
         """What is committed, of these partitions or of all; see also `current_offsets`."""
-        directory = f"{self._group(group)}/offsets"
-        paths = self._leaves(directory) if partitions is None else _nodes(directory, partitions)
+        return self.offsets_of({group: partitions}).get(group, {})
+
+    def offsets_of(
+        self, groups: Mapping[str, Iterable[TopicPartition] | None]
+    ) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+        """What each of the groups that are there has committed, as `offsets`; asked for all at once."""
+        asked = {f"{self._group(group)}/offsets": groups[group] for group in self._among(groups)}
+        paths = self._leaves({directory: None for directory, named in asked.items() if named is None})
+        paths += [path for directory, named in asked.items() for path in _nodes(directory, named or ())]
         nodes = self._session.read_all(paths)
         self._seen.update(nodes)
-        return {partition_of(path): decode_offset(data) for path, (data, _) in nodes.items()}
+        offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        for path, (data, _) in nodes.items():
+            offsets.setdefault(_group_of(path), {})[partition_of(path)] = decode_offset(data)
+        return offsets
 
-    def committed(self, group: str, topics: Collection[str]) -> set[TopicPartition]:
-        """The partitions of these topics of which something is committed."""
-        return set(map(partition_of, self._leaves(f"{self._group(group)}/offsets", topics)))
+    def committed(self, groups: Mapping[str, Collection[str]]) -> dict[str, set[TopicPartition]]:
+        """The partitions of these topics of which each group has committed something."""
+        named = {f"{self._group(group)}/offsets": groups[group] for group in self._among(groups)}
+        committed: dict[str, set[TopicPartition]] = {}
+        for path in self._leaves(named):
+            committed.setdefault(_group_of(path), set()).add(partition_of(path))
+        return committed
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
@@ -299,14 +322,8 @@ class ConsumerRegistry:
         return self.coordinators([group]).get(group)
 
     def coordinators(self, groups: Iterable[str]) -> dict[str, int]:
-        """Group -> broker, of those that somebody coordinates; asked for all at once.
-
-        Of more names than there are groups, most of them made up, only the groups are asked for.
-        """
-        asked = set(groups)
-        if len(asked) > 1 and (root := self._session.get(self._root)) and root[1].numChildren < len(asked):
-            asked &= self.names()
-        nodes = {f"{self._group(group)}/coordinator": group for group in asked}
+        """Group -> broker, of those that somebody coordinates; asked for all at once."""
+        nodes = {f"{self._group(group)}/coordinator": group for group in self._among(groups)}
         return {nodes[path]: int(data) for path, (data, _) in self._session.read_all(nodes).items()}
 
     def resign(self, group: str, fence: Fence) -> None:
@@ -375,7 +392,7 @@ class ConsumerRegistry:
 
     def owners(self, group: str) -> dict[TopicPartition, str]:
         """Partition -> the stream that reads it."""
-        nodes = self._session.read_all(self._leaves(f"{self._group(group)}/owners"))
+        nodes = self._session.read_all(self._leaves({f"{self._group(group)}/owners": None}))
         return {partition_of(path): data.decode() for path, (data, _) in nodes.items()}
 
     # Nodes
@@ -390,13 +407,15 @@ class ConsumerRegistry:
         below = [node for name in self._session.children(path) for node in self._tree(f"{path}/{name}")]
         return [*below, path]
 
-    def _leaves(self, directory: str, topics: Collection[str] | None = None) -> list[str]:
-        """The nodes of all partitions of these topics, or of all, in a directory of a group."""
-        names = set(self._session.children(directory))
-        if topics is not None:
-            names &= set(map(node_name, topics))
-        topics = [f"{directory}/{name}" for name in sorted(names)]
-        return [f"{topic}/{partition}" for topic in topics for partition in self._session.children(topic)]
+    def _leaves(self, directories: Mapping[str, Collection[str] | None]) -> list[str]:
+        """The nodes of all partitions of these topics, or of all, in directories of groups."""
+        wanted: list[str] = []
+        for directory, names in self._session.children_of(directories).items():
+            topics = directories[directory]
+            chosen = set(names) if topics is None else set(map(node_name, topics))
+            wanted += [f"{directory}/{name}" for name in names if name in chosen]
+        below = self._session.children_of(wanted)
+        return [f"{topic}/{partition}" for topic in below for partition in below[topic]]
 
     def _delete_all(self, paths: Iterable[str], fence: Fence | None) -> bool:
         def delete(change: TransactionRequest, part: Iterable[str]) -> None:
@@ -480,6 +499,11 @@ def name_of(path: str) -> str:
 def partition_of(path: str) -> TopicPartition:
     topic, _, partition = path.rpartition("/")
     return name_of(topic), int(partition)
+
+
+def _group_of(path: str) -> str:
+    """The group whose offset or owner of a partition is at `path`."""
+    return name_of(path.rsplit("/", 3)[0])
 
 
 def encode_member(member: StreamsMember) -> bytes:

@@ -148,6 +148,11 @@ class Session:
         except NoNodeError:
             return []
 
+    def children_of(self, paths: Iterable[str]) -> dict[str, list[str]]:
+        """The sorted names of the children of each node that is there, asked for all at once."""
+        found = self._ask_all(self.client.get_children_async, paths)
+        return {path: sorted(names) for path, names in found.items()}
+
     def tree(self, path: str) -> Iterator[str]:
         """The paths of a node that is there and of all below it."""
         yield path

@@ -64,7 +64,7 @@ class Commits:
             return
         self._memory.add(size - _size({p: o for p, o in self._offsets.items() if p in offsets}))
         self._offsets.update(offsets)
-        self._waiting.append(Waiting(self._mailbox, answer, answer))
+        self._waiting.append(Waiting(self._mailbox, answer, answer, items=len(offsets)))
         if not self.busy:
             self._write_all()
 

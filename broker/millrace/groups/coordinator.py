@@ -197,35 +197,41 @@ class Groups:
     ) -> None:
         """What each group has committed, of the partitions that are named or of all; any broker can say it.
 
-        One question for all groups: a request may name 2,000 of them.
+        One question for all groups: a request may name thousands.
         """
         wrong = {name: ErrorCode.INVALID_GROUP_ID for name in asked if not is_group_name(name)}
         names = asked.keys() - wrong.keys()
 
         def look_up() -> dict[str, Offsets]:
-            there = names & self._registry.names() if len(names) > 1 else names
-            committed = {name: self._committed(name, asked[name]) if name in there else {} for name in names}
+            committed = self._registry.offsets_of(self._to_read({name: asked[name] for name in names}))
             # What this broker knows of topics may be old.
             ids = self._cluster.topic_ids({topic for offsets in committed.values() for topic, _ in offsets})
-            return {name: group_registry.current_offsets(found, ids) for name, found in committed.items()}
+            return {name: group_registry.current_offsets(committed.get(name, {}), ids) for name in names}
 
         def failed(code: ErrorCode) -> None:
             done({**wrong, **dict.fromkeys(names, code)})
 
         if names:
-            self._questions.ask(look_up, lambda found: done({**wrong, **found}), failed)
+            self._questions.ask(look_up, lambda found: done({**wrong, **found}), failed, items=len(names))
         else:
             done(wrong)
 
-    def _committed(self, name: str, partitions: Collection[TopicPartition] | None) -> Offsets:
-        """In a thread: what one group has committed, of topics that there are and of others."""
-        asked = None
-        if partitions is not None:
-            asked = {one for one in partitions if self._exists(one)}
-            # A request may name any number of others: only what the group has committed of them is read.
-            if others := set(partitions) - asked:
-                asked |= others & self._registry.committed(name, {topic for topic, _ in others})
-        return self._registry.offsets(name, asked)
+    def _to_read(
+        self, asked: Mapping[str, Collection[TopicPartition] | None]
+    ) -> dict[str, set[TopicPartition] | None]:
+        """In a thread: those of the partitions of which each group may have committed something."""
+        read: dict[str, set[TopicPartition] | None] = {}
+        others: dict[str, set[TopicPartition]] = {}
+        for name, partitions in asked.items():
+            read[name] = None if partitions is None else set(filter(self._exists, partitions))
+            if missing := set(partitions or ()) - (read[name] or set()):
+                others[name] = missing
+        # A request may name any number of others: only what the group has committed of them is read.
+        if others:
+            topics = {name: {topic for topic, _ in missing} for name, missing in others.items()}
+            for name, committed in self._registry.committed(topics).items():
+                read[name] = (read[name] or set()) | others[name] & committed
+        return read
 
     def delete_offsets(
         self, name: str, partitions: Collection[TopicPartition], done: Callable[[Codes], None], failed: Failed
@@ -263,68 +269,73 @@ class Groups:
         self, names: Collection[str], done: Callable[[Mapping[str, DescribedGroup | ErrorCode]], None]
     ) -> None:
         """How each group is; NOT_COORDINATOR for one of which only another broker can say it."""
-        self._ask_about_each(names, self._describe, _dead, done)
+        known: dict[str, DescribedGroup | ErrorCode] = {}
+        for name in names:
+            if (group := self.held(name)) is not None:
+                known[name] = group.describe()
+            elif not is_group_name(name):
+                known[name] = ErrorCode.INVALID_GROUP_ID
+        others = set(names) - known.keys()
+
+        def failed(code: ErrorCode) -> None:
+            done({**known, **dict.fromkeys(others, code)})
+
+        if others:
+            self._administration.ask(
+                lambda: self._look_at(others),
+                lambda found: done({**known, **found}),
+                failed,
+                items=len(others),
+            )
+        else:
+            done(known)
 
     def delete_groups(self, names: Collection[str], done: Callable[[Mapping[str, ErrorCode]], None]) -> None:
-        """Forget those of the groups that have no members, and their offsets; one code for each."""
-        self._ask_about_each(names, self._delete, lambda _: ErrorCode.GROUP_ID_NOT_FOUND, done)
+        """Forget those of the groups that have no members, and their offsets; one code for each.
 
-    def _ask_about_each(
-        self,
-        names: Collection[str],
-        ask: Callable[[str, Callable[[T | ErrorCode], None]], None],
-        unknown: Callable[[str], T | ErrorCode],
-        done: Callable[[Mapping[str, T | ErrorCode]], None],
-    ) -> None:
-        """Collect for each name the result of `ask`, or of `unknown` for a group that nobody has.
-
-        Which those are takes one look at ZooKeeper, however many are named.
+        Which of many are there takes one look at ZooKeeper.
         """
-        results: dict[str, T | ErrorCode] = {}
+        results: dict[str, ErrorCode] = {}
         elsewhere = {name for name in names if is_group_name(name) and self.held(name) is None}
 
-        def note(name: str, result: T | ErrorCode) -> None:
-            results[name] = result
+        def note(name: str, code: ErrorCode) -> None:
+            results[name] = code
             if len(results) == len(names):
                 done(results)
 
-        def ask_all(missing: Collection[str]) -> None:
+        def delete_all(missing: Collection[str]) -> None:
             for name in names:
                 if name in missing:
-                    note(name, unknown(name))
+                    note(name, ErrorCode.GROUP_ID_NOT_FOUND)
                 else:
-                    ask(name, partial(note, name))
+                    self._delete(name, partial(note, name))
 
         if not names:
             done(results)
         elif len(elsewhere) > 1:
             self._administration.ask(
                 lambda: elsewhere - self._registry.names(),
-                ask_all,
+                delete_all,
                 lambda code: done(dict.fromkeys(names, code)),
             )
         else:
-            ask_all(())
+            delete_all(())
 
-    def _describe(self, name: str, answer: Callable[[DescribedGroup | ErrorCode], None]) -> None:
-        group = self.held(name)
-        if group is not None:
-            answer(group.describe())
-        else:
-            self._ask(name, lambda: self._look_at(name), answer, answer)
+    def _look_at(self, names: Collection[str]) -> dict[str, DescribedGroup | ErrorCode]:
+        """In a thread: groups that are not coordinated here; NOT_COORDINATOR for those that are elsewhere."""
+        kinds = self._registry.kinds(names)
+        holders = self._registry.coordinators(kinds)
 
-    def _look_at(self, name: str) -> DescribedGroup | ErrorCode:
-        """In a thread: a group that is not coordinated here; NOT_COORDINATOR when it is elsewhere."""
-        kind = self._registry.kind(name)
-        if kind is None:
-            return _dead(name)
-        if kind is group_registry.GroupKind.STREAMS:
-            return self._look_at_streams(name)
-        if self._registry.coordinator(name) not in (None, self._broker_id):
-            return ErrorCode.NOT_COORDINATOR
-        return DescribedGroup(
-            error_code=ErrorCode.NONE, group_id=name, group_state=State.EMPTY, protocol_type=CONSUMER
-        )
+        def described(name: str) -> DescribedGroup | ErrorCode:
+            if name not in kinds:
+                return _described(name, State.DEAD)
+            if kinds[name] is group_registry.GroupKind.STREAMS:
+                return self._look_at_streams(name)
+            if holders.get(name, self._broker_id) != self._broker_id:
+                return ErrorCode.NOT_COORDINATOR
+            return _described(name, State.EMPTY, CONSUMER)
+
+        return {name: described(name) for name in names}
 
     def _look_at_streams(self, name: str) -> DescribedGroup:
         """In a thread: a group of Millrace's own consumers, which partitions each of them owns included."""
@@ -415,8 +426,10 @@ class Groups:
         return self._registry.coordinate(name, self._broker_id) if ours else None
 
 
-def _dead(name: str) -> DescribedGroup:
-    return DescribedGroup(error_code=ErrorCode.NONE, group_id=name, group_state=State.DEAD)
+def _described(name: str, state: State, protocol_type: str = "") -> DescribedGroup:
+    return DescribedGroup(
+        error_code=ErrorCode.NONE, group_id=name, group_state=state, protocol_type=protocol_type
+    )
 
 
 def _listed(name: str, state: State, protocol_type: str) -> ListedGroup:

@@ -23,17 +23,24 @@ Failed: TypeAlias = Callable[[ErrorCode], None]
 WAIT_S = 5.0
 """How long a client waits for ZooKeeper before it has to ask again: a third of what the cluster's own calls
 are given. Clients give up on a request after 30 s and more, but consume nothing while they wait."""
+ITEM_S = 0.002
+"""A client that asks for many offsets or groups waits this long for each of them."""
+MAX_WAIT_S = 25.0
+"""But no longer than this: clients give up after 30 s."""
 MAX_QUEUED = 2_000
 """Pieces of work; a client that asks again every 100 ms while ZooKeeper is away must not pile them up."""
 
 
 class Waiting(Generic[T]):
-    """Somebody who waits for an outcome, but no longer than WAIT_S."""
+    """A client that waits for an outcome: for WAIT_S, and longer if it asks for many items."""
 
-    def __init__(self, mailbox: Mailbox, done: Callable[[T], None], failed: Failed) -> None:
+    def __init__(
+        self, mailbox: Mailbox, done: Callable[[T], None], failed: Failed, *, items: int = 1
+    ) -> None:
         self.open = True
         self._done, self._failed = done, failed
-        self._timer = mailbox.after(WAIT_S, lambda: self.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        wait_s = min(max(WAIT_S, items * ITEM_S), MAX_WAIT_S)
+        self._timer = mailbox.after(wait_s, lambda: self.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     def succeed(self, result: T) -> None:
         if self._close():
@@ -82,9 +89,11 @@ class Work:
         future = self._pool.submit(in_thread)
         self._under_way.add(future)
 
-    def ask(self, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
-        """As `run`, but `failed` hears of it after WAIT_S; a question nobody waits for is not asked."""
-        waiting = Waiting(self._mailbox, done, failed)
+    def ask(
+        self, question: Callable[[], T], done: Callable[[T], None], failed: Failed, *, items: int = 1
+    ) -> None:
+        """As `run`, but a client waits as `Waiting` does; a question nobody waits for is not asked."""
+        waiting = Waiting(self._mailbox, done, failed, items=items)
 
         def work() -> T:
             if not waiting.open:

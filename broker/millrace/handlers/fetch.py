@@ -26,9 +26,6 @@ from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import INT32
 
-MIN_FETCHED_PARTITIONS = 10_000
-"""Topics and partitions that every fetch may name: each takes a microsecond or two of the loop."""
-
 
 def _needs(asked: fetch.FetchRequest) -> list[Need]:
     return [Need(Operation.READ, rights.topic(name)) for name, _ in asked.topics if name or not asked.ids]
@@ -119,7 +116,7 @@ FETCH = Api(
     # As v17 but for a tagged field of KRaft's replicas: kafka-replica-verification asks for it unasked.
     private_versions=range(18, 19),
     decode=lambda request: fetch.decode_request(
-        request.api_version, request.body, max(MIN_FETCHED_PARTITIONS, request.item_limit)
+        request.api_version, request.body, max(fetch.MIN_ITEM_LIMIT, request.item_limit)
     ),
     resolve=_resolver(),
     needs=_needs,

@@ -117,7 +117,7 @@ class Api(Generic[A]):
                 request, error.code, str(error), error.request if isinstance(error, TooManyItems) else None
             )
         else:
-            log.error("%s failed", named(request), exc_info=error)
+            log.error("%s at %s failed", named(request), request.client.address, exc_info=error)
             self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def refuse(self, request: Request, code: ErrorCode, reason: str = "", asked: object = None) -> None:

@@ -25,7 +25,10 @@ def refuse_each(
 ) -> Any | None:
     """A `response` with the error in each item of the request's list; None where one has no such list."""
     refuse = _of_list(response, cast(Hashable, type(request)), api_key, version, code, reason)
-    return None if refuse is None else refuse(request)
+    if refuse is None:
+        return None
+    refused = refuse(request)
+    return refused if any(isinstance(value, tuple) and value for value in refused) else None
 
 
 @lru_cache(maxsize=64)
@@ -39,17 +42,13 @@ def _of_list(
         return None
     item, wanted = fields_of(response)[answered].item, fields_of(request)[asked].item
     refuse_item = _of_item(item, wanted, api_key, version, code, reason)
-    copy = _copying(response, request, version, {})
+    copy = _copying(response, request, version, {"error_code": ErrorCode.NONE})
     if refuse_item is None or copy is None:
         return None
 
     def refuse(message: Any) -> Any:
-        items = getattr(message, asked)
-        return (
-            copy(message)._replace(**{answered: tuple([refuse_item(one) for one in items])})
-            if items
-            else None
-        )
+        items = tuple([refuse_item(one) for one in getattr(message, asked) or ()])
+        return copy(message)._replace(**{answered: items})
 
     return refuse
 

@@ -13,6 +13,7 @@ import struct
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from kio.index import load_request_schema, load_response_schema
@@ -107,8 +108,9 @@ class AskingClient:
 
 
 def handlers_of(broker: Broker, apis: list[Api[Any]] | None = None) -> Handlers:
-    """Without groups: nothing may be asked of them."""
-    return Handlers(Services(broker, typing.cast(Groups, None), MirrorStates()), apis or all_apis())
+    """Without groups: nothing may be asked of them but how many there are."""
+    groups = typing.cast(Groups, SimpleNamespace(size=0))
+    return Handlers(Services(broker, groups, MirrorStates()), apis or all_apis())
 
 
 def request_body(api_key: int, version: int, values: Values) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import struct
 import uuid
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ from millrace.errors import ErrorCode
 from millrace.handlers import all_apis
 from millrace.handlers.table import Api
 from millrace.records import Message, build_batch
+from millrace.server.request import Request
 from millrace.wire.messages import ApiKey
+from millrace.wire.primitives import TooManyItems
+from tests.attack.requests import body_of
 from tests.unit.broker.asking import (
     AskingClient,
     ChangingCluster,
@@ -275,7 +279,7 @@ def test_a_client_newer_than_the_broker_learns_what_the_broker_speaks(running: R
     ids=lambda part: getattr(getattr(part, "key", part), "name", str(part)),
 )
 def test_an_error_is_said_or_the_connection_closed_never_an_empty_answer(api: Api[Any], version: int) -> None:
-    body = api.refusal(version, ErrorCode.INVALID_PARTITIONS, "")
+    body = api.refusal(version, ErrorCode.INVALID_PARTITIONS, "", None)
     schema = load_response_schema(api.key, version)
     has_place = "error_code" in {field.name for field in dataclasses.fields(schema)}
     assert (body is not None) == has_place, "else the connection is closed"
@@ -286,3 +290,54 @@ def test_an_error_is_said_or_the_connection_closed_never_an_empty_answer(api: Ap
     assert getattr(entity, "error_code", None) == ErrorCode.INVALID_PARTITIONS
     values = [getattr(entity, field.name) for field in dataclasses.fields(entity)]
     assert [value for value in values if isinstance(value, tuple) and value] == []
+
+
+REFUSED_AS_A_WHOLE = {
+    *(ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS),
+    *(ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.LIST_CONFIG_RESOURCES, ApiKey.DESCRIBE_CLIENT_QUOTAS),
+    *(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.DESCRIBE_LOG_DIRS),
+}
+"""What has a list and an error of its own alone."""
+NOT_ANSWERED = {
+    *((ApiKey.DESCRIBE_LOG_DIRS, 1), (ApiKey.DESCRIBE_LOG_DIRS, 2)),
+    (ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0),
+}
+
+
+def _codes(entity: Any) -> list[int]:
+    """Every error code of an entity and of the items of its lists."""
+    own = [int(entity.error_code)] if hasattr(entity, "error_code") else []
+    values = [getattr(entity, field.name) for field in dataclasses.fields(entity)]
+    items = [item for value in values if isinstance(value, tuple) for item in value]
+    return own + [code for item in items if dataclasses.is_dataclass(item) for code in _codes(item)]
+
+
+@pytest.mark.parametrize(
+    ("api", "version"),
+    [
+        (api, version)
+        for api in all_apis()
+        for version in api.versions
+        if (api.key, version) not in {*UNKNOWN_TO_KIO, *NOT_ANSWERED}
+        if api.key not in {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.API_VERSIONS}
+    ],
+    ids=lambda part: getattr(getattr(part, "key", part), "name", str(part)),
+)
+def test_each_of_too_many_items_is_refused(api: Api[Any], version: int) -> None:
+    """A client understands an error where it looks for the outcome of what it has asked for."""
+    schema, told = load_response_schema(api.key, version), list[int]()
+    for seed in range(10):  # a topic that is drawn may have no partitions
+        body = body_of(api.key, version, random.Random(seed), 3)
+        request = Request(AskingClient(), api.key, version, 1, memoryview(body), item_limit=2)
+        try:
+            api.decode(request)
+            return  # it has no list at this version
+        except TooManyItems as error:
+            answer = api.refusal(version, error.code, str(error), error.request)
+        assert answer is not None
+        entity, size = entity_reader(schema)(answer, 0)
+        assert size == len(answer)
+        codes = [code for code in _codes(entity) if code]
+        assert set(codes) <= {ErrorCode.INVALID_REQUEST}
+        told.append(len(codes))
+    assert max(told) >= (1 if api.key in REFUSED_AS_A_WHOLE else 3)

@@ -28,7 +28,7 @@ from millrace.wire.codec import decode, encode, is_flexible
 from millrace.wire.fetch import encode_request
 from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
-from millrace.wire.primitives import MAX_DECODED_ITEMS
+from millrace.wire.primitives import MIN_ITEM_LIMIT, REFUSED_ITEMS
 from millrace.wire.replica import ReplicaAckRequest, encode_ack
 from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import topic
@@ -300,9 +300,9 @@ def test_an_api_or_version_that_is_not_offered_closes_the_connection(
     assert request.parts is None
 
 
-def test_a_request_of_too_many_items_closes_its_connection(broker: Broker) -> None:
+def test_a_request_of_more_items_than_are_read_closes_its_connection(broker: Broker) -> None:
     client = AskingClient()
-    body = struct.pack(">i", MAX_DECODED_ITEMS + 1) + bytes(100_000)
+    body = struct.pack(">i", MIN_ITEM_LIMIT + REFUSED_ITEMS + 1) + bytes(100_000)
     request = handlers_of(broker).handle(client, memoryview(frame(ApiKey.METADATA, 1, body)))
     assert client.closed
     assert request.parts is None  # an answer with an empty list would say that there is nothing

@@ -947,8 +947,8 @@ def test_an_api_that_lists_without_asking_what_its_client_may_see_is_refused(
         return ListGroupsResponse(error_code=0, groups=(secret,))
 
     services: Any = SimpleNamespace()
-    handlers = Handlers((secured.broker, services, services), [forgetful])  # type: ignore[arg-type]
+    handlers = Handlers(Services(secured.broker, services, services), [forgetful])
     with caplog.at_level(logging.ERROR):
         answer = ask(secured, ApiKey.LIST_GROUPS, 4, {}, EVERYTHING, handlers)
     assert (answer.error_code, answer.groups) == (ErrorCode.UNKNOWN_SERVER_ERROR, ())
-    assert "list_groups v4 of 127.0.0.1:1 failed" in caplog.text
+    assert "LIST_GROUPS v4 of client '', principal 'User:ANONYMOUS' at 127.0.0.1:1 failed" in caplog.text

@@ -65,6 +65,13 @@ class MemoryRegistry:
         self._ask()
         return {name: entry.kind for name, entry in self.entries.items()}
 
+    def count(self) -> int:
+        return len(self.entries)
+
+    def kinds(self, groups: Iterable[str]) -> dict[str, GroupKind]:
+        self._ask()
+        return {name: self.entries[name].kind for name in groups if name in self.entries}
+
     def kind(self, group: str) -> GroupKind | None:
         self._ask()
         return self.entries[group].kind if group in self.entries else None
@@ -118,10 +125,20 @@ class MemoryRegistry:
         found = self.entries[group].offsets if group in self.entries else {}
         return {place: found[place] for place in (found if asked is None else asked) if place in found}
 
-    def committed(self, group: str, topics: Iterable[str]) -> set[TopicPartition]:
+    def offsets_of(
+        self, groups: Mapping[str, Iterable[TopicPartition] | None]
+    ) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+        return {
+            group: self.offsets(group, places) for group, places in groups.items() if group in self.entries
+        }
+
+    def committed(self, groups: Mapping[str, Iterable[str]]) -> dict[str, set[TopicPartition]]:
         self._ask()
-        found = self.entries[group].offsets if group in self.entries else {}
-        return {place for place in found if place[0] in topics}
+        return {
+            group: {place for place in self.entries[group].offsets if place[0] in topics}
+            for group, topics in groups.items()
+            if group in self.entries
+        }
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None

@@ -11,11 +11,10 @@ import pytest
 from kio.serial import entity_reader
 
 from millrace.errors import InvalidRequest
-from millrace.wire import primitives
-from millrace.wire.codec import MAX_DECODED_BYTES, decode
+from millrace.wire.codec import MAX_ITEM_BYTES, decode, decode_request
 from millrace.wire.group_messages import JoinGroupRequest, ListGroupsRequest
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, MetadataRequest, MetadataResponse
-from millrace.wire.primitives import MAX_DECODED_ITEMS, RequestTooLarge
+from millrace.wire.primitives import MIN_ITEM_LIMIT, REFUSED_ITEMS, RequestTooLarge, TooManyItems
 from tests.attack.requests import body_of
 from tests.unit.wire.test_messages import CASES, Case
 
@@ -31,36 +30,42 @@ def items(entity: Any) -> int:
 
 
 @pytest.mark.parametrize("case", REQUESTS, ids=lambda case: f"{case.cls.__name__}-v{case.version}")
-def test_every_item_of_every_list_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_item_of_every_list_counts(case: Case) -> None:
     rng = random.Random(case.api_key)
     for length in (0, 3, 300):
         body = body_of(case.api_key, case.version, rng, length)
         whole = items(entity_reader(case.entity)(body, 0)[0])
-        monkeypatch.setattr(primitives, "MAX_DECODED_ITEMS", whole)
-        decode(case.cls, case.api_key, case.version, body)
-        if whole:
-            monkeypatch.setattr(primitives, "MAX_DECODED_ITEMS", whole - 1)
-            with pytest.raises(RequestTooLarge, match=f"more than {whole - 1} items"):
-                decode(case.cls, case.api_key, case.version, body)
+        asked = decode_request(case.cls, case.api_key, case.version, body, whole or 1)
+        if whole > 1:
+            with pytest.raises(TooManyItems, match=f"{whole} items .*; {whole - 1} are allowed") as raised:
+                decode_request(case.cls, case.api_key, case.version, body, whole - 1)
+            assert raised.value.request == asked
 
 
 def test_many_small_lists_are_too_many_together() -> None:
     topic = b"\0\1t" + struct.pack(">i", 2) + bytes(2 * 16)
     head = struct.pack(">ib", -1, 0)
-    allowed = MAX_DECODED_ITEMS // 3
-    decode(ListOffsetsRequest, 2, 5, head + struct.pack(">i", allowed) + topic * allowed)
+
+    def decoded(topics: int) -> None:
+        decode_request(ListOffsetsRequest, 2, 5, head + struct.pack(">i", topics) + topic * topics)
+
+    allowed, read = MIN_ITEM_LIMIT // 3, (MIN_ITEM_LIMIT + REFUSED_ITEMS) // 3
+    decoded(allowed)
+    for topics in (allowed + 1, read):
+        with pytest.raises(TooManyItems):
+            decoded(topics)
     with pytest.raises(RequestTooLarge):
-        decode(ListOffsetsRequest, 2, 5, head + struct.pack(">i", allowed + 1) + topic * (allowed + 1))
+        decoded(read + 1)
 
 
-@pytest.mark.parametrize("items", [MAX_DECODED_ITEMS + 1, 100_000, (1 << 31) - 1])
+@pytest.mark.parametrize("items", [MIN_ITEM_LIMIT + REFUSED_ITEMS + 1, 100_000, (1 << 31) - 1])
 def test_a_length_alone_makes_no_items(items: int) -> None:
-    body = struct.pack(">i", items) + bytes(MAX_DECODED_BYTES - 4)
-    with pytest.raises(RequestTooLarge, match="more than 2000 items in its lists"):
-        decode(MetadataRequest, ApiKey.METADATA, 4, body)
+    body = struct.pack(">i", items) + bytes(1_000_000)
+    with pytest.raises(RequestTooLarge, match="too many items in the lists"):
+        decode_request(MetadataRequest, ApiKey.METADATA, 4, body)
     head = b"\0\1g" + struct.pack(">ii", 1, 1) + b"\0\0\xff\xff\0\0"
     with pytest.raises(RequestTooLarge):
-        decode(JoinGroupRequest, ApiKey.JOIN_GROUP, 5, head + struct.pack(">i", items) + bytes(1000))
+        decode_request(JoinGroupRequest, ApiKey.JOIN_GROUP, 5, head + struct.pack(">i", items) + bytes(1000))
 
 
 def test_a_response_cannot_state_more_items_than_it_has_bytes() -> None:
@@ -70,19 +75,19 @@ def test_a_response_cannot_state_more_items_than_it_has_bytes() -> None:
 
 
 def test_a_request_that_is_too_large_is_not_looked_at() -> None:
-    with pytest.raises(RequestTooLarge, match=r"metadata with \d+ bytes; 1048576 are allowed"):
-        decode(MetadataRequest, ApiKey.METADATA, 4, memoryview(bytes(MAX_DECODED_BYTES + 1)))
+    with pytest.raises(RequestTooLarge, match=r"a request of \d+ bytes; 51200 are allowed"):
+        decode_request(MetadataRequest, ApiKey.METADATA, 4, memoryview(bytes(10 * MAX_ITEM_BYTES + 1)), 10)
 
 
 def test_tagged_fields_are_skipped_and_count_as_items() -> None:
     tagged = b"\5\2ab"
-    body = b"\1" + bytes([MAX_DECODED_ITEMS & 0x7F | 0x80, MAX_DECODED_ITEMS >> 7])
-    assert decode(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, body + tagged * MAX_DECODED_ITEMS)
-    body = b"\1" + bytes([(MAX_DECODED_ITEMS + 1) & 0x7F | 0x80, MAX_DECODED_ITEMS >> 7])
-    with pytest.raises(RequestTooLarge):
-        decode(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, body + tagged * (MAX_DECODED_ITEMS + 1))
+    body = b"\1" + bytes([MIN_ITEM_LIMIT & 0x7F | 0x80, MIN_ITEM_LIMIT >> 7])
+    assert decode_request(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, body + tagged * MIN_ITEM_LIMIT)
+    body = b"\1" + bytes([(MIN_ITEM_LIMIT + 1) & 0x7F | 0x80, MIN_ITEM_LIMIT >> 7])
+    with pytest.raises(TooManyItems):
+        decode_request(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, body + tagged * (MIN_ITEM_LIMIT + 1))
 
 
 def test_a_number_without_end_is_not_read_to_its_end() -> None:
     with pytest.raises(InvalidRequest, match="a number of more than 35 bits"):
-        decode(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, b"\xff" * MAX_DECODED_BYTES)
+        decode(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, b"\xff" * 1_000_000)

@@ -353,9 +353,10 @@ def test_an_error_of_the_whole_fetch_is_raised_by_name() -> None:
         fetch.decode_response(struct.pack(">ihibb", 0, 35, 0, 1, 0))
 
 
-@pytest.mark.parametrize(("topics", "refused"), [(fetch.MAX_FETCHED_PARTITIONS, False), (10_001, True)])
+@pytest.mark.parametrize(("topics", "refused"), [(fetch.MIN_ITEM_LIMIT, False), (10_001, True)])
 def test_a_fetch_forgets_a_bounded_number_of_topics(topics: int, refused: bool) -> None:
     nothing = struct.pack(">iiiibiii", -1, 0, 0, 0, 1, 0, -1, 0)
     body = memoryview(nothing + struct.pack(">i", topics) + bytes(6 * topics) + bytes(2))
     with pytest.raises(InvalidRequest, match="over 10000") if refused else contextlib.nullcontext():
         assert fetch.decode_request(11, body).topics == []
+    assert fetch.decode_request(11, body, 10_001).topics == []
