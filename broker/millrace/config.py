@@ -438,6 +438,9 @@ class BrokerConfig(ClientLimits):
     share one rebalance; 0 starts with the first."""
     group_max_size: int = 1_000
     """Members of one group."""
+    offsets_retention_minutes: int | None = 7 * 24 * 60
+    """Delete what a group without members has committed, this long after its last member left or, where it
+    never had any, after the commit. None keeps it for ever."""
     log: LogConfig = field(default_factory=LogConfig)
     mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
     """Origin clusters by name."""

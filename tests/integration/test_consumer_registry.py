@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -33,6 +34,7 @@ from tests.support import WAIT_S, wait_until
 
 ID = UUID(int=7)
 MEMBER = StreamsMember(topics={"clicks": 2}, host="here")
+LONG_AFTER_MS = 1e15
 STRANGE = ("a/b", ".", "..", "grüße 你好", "%2F", "\x00\n", "x" * 500)
 
 
@@ -133,6 +135,69 @@ def test_offsets_are_created_changed_read_and_forgotten(lives: tuple[Life, Life]
     assert others.offsets("g") == {**everything, ("clicks", 1): at(13)}
     with pytest.raises(UnknownGroup):
         ours.commit("unknown", {("clicks", 0): at(1)})
+
+
+def test_offsets_expire_with_the_group_that_has_no_others(registry: ConsumerRegistry) -> None:
+    for name in ("unused", "coordinated"):
+        registry.claim(name, GroupKind.CLASSIC)
+        registry.commit(name, {("clicks", 0): at(1), ("views", 3): at(2)})
+    registry.coordinate("coordinated", 1)
+    read = registry.register("read", "c1", MEMBER)
+    registry.commit("read", {("clicks", 0): at(1)})
+    names = ["unused", "coordinated", "read", "nobody's"]
+    assert registry.expire_offsets(names, 0.0) == {}
+    assert registry.expire_offsets(names, LONG_AFTER_MS) == {"unused": 2}
+    assert registry.names() == {"coordinated", "read"}
+    assert len(registry.offsets("coordinated")) == 2, "it may have members"
+    assert registry.offsets("read"), "it has a consumer"
+    registry.unregister("read", read)
+    assert registry.expire_offsets(names, LONG_AFTER_MS) == {"read": 1}
+
+
+def test_only_offsets_that_are_over_expire(registry: ConsumerRegistry) -> None:
+    registry.claim("g", GroupKind.CLASSIC)
+    registry.commit("g", {("clicks", 0): at(1)})
+    first = _written_ms(registry, "g", "clicks/0")
+    while _written_ms(registry, "g", "views/3") <= first:  # ZooKeeper's clock shows milliseconds
+        registry.commit("g", {("views", 3): at(2)})
+    assert registry.expire_offsets(["g"], first + 1) == {"g": 1}
+    assert registry.offsets("g") == {("views", 3): at(2)}
+
+
+def test_offsets_of_a_group_whose_members_have_just_left_are_kept(registry: ConsumerRegistry) -> None:
+    registry.claim("g", GroupKind.CLASSIC)
+    registry.commit("g", {("clicks", 0): at(1)})
+    committed = _written_ms(registry, "g", "clicks/0")
+    registry.keep_offsets("g")
+    while _written_ms(registry, "g") <= committed:
+        registry.keep_offsets("g")
+    assert registry.expire_offsets(["g"], committed + 1) == {}
+    assert registry.expire_offsets(["g"], LONG_AFTER_MS) == {"g": 1}
+
+
+def test_offsets_of_a_group_that_is_taken_over_meanwhile_do_not_expire(
+    lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.CLASSIC)
+    ours.commit("g", {("clicks", 0): at(1)})
+    delete = ours._delete_unused
+
+    def taken_over_before(*arguments: Any) -> bool:
+        fence = others.coordinate("g", 1)
+        others.resign("g", fence)
+        return delete(*arguments)
+
+    monkeypatch.setattr(ours, "_delete_unused", taken_over_before)
+    assert ours.expire_offsets(["g"], LONG_AFTER_MS) == {}
+    assert ours.offsets("g") == {("clicks", 0): at(1)}
+
+
+def _written_ms(registry: ConsumerRegistry, group: str, offset: str = "") -> int:
+    """When ZooKeeper has an offset's node, or the one of all offsets, as written last; 0 for none."""
+    path = f"{registry._group(group)}/offsets/{offset}".rstrip("/")
+    found = registry._session.get(path)
+    return 0 if found is None else int(found[1].mtime)
 
 
 def test_what_is_too_large_for_one_transaction_is_written_in_several(registry: ConsumerRegistry) -> None:

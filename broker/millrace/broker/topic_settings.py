@@ -200,6 +200,7 @@ BROKER_SETTINGS: Mapping[str, str] = {
     "group.max.session.timeout.ms": "group_max_session_timeout_ms",
     "group.initial.rebalance.delay.ms": "group_initial_rebalance_delay_ms",
     "group.max.size": "group_max_size",
+    "offsets.retention.minutes": "offsets_retention_minutes",
     "zookeeper.connect": "zookeeper",
     "zookeeper.session.timeout.ms": "session_timeout_ms",
 }

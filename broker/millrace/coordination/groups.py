@@ -243,6 +243,65 @@ class ConsumerRegistry:
                 return
         raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
 
+    def keep_offsets(self, group: str) -> None:
+        """Have the offsets of a group count as used now: it has members, or its last one has just left."""
+        with suppress(NoNodeError):
+            self._call(self._client.set_async, f"{self._group(group)}/offsets", b"")
+
+    def expire_offsets(self, groups: Collection[str], before_ms: float) -> dict[str, int]:
+        """Delete offsets not used since then, of the groups without members, and groups that have none left.
+
+        Return the number of deleted offsets by group. Of a group with consumers of Millrace's own the offsets
+        count as used now.
+        """
+        paths = {self._group(group): group for group in groups}
+        nodes = self._session.read_all(paths)
+        coordinated = self.coordinators(groups)
+        consumers = self._session.children_of(f"{path}/ids" for path in paths)
+        unused = [
+            path for path in nodes if paths[path] not in coordinated and not consumers.get(f"{path}/ids")
+        ]
+        for path in nodes:
+            if consumers.get(f"{path}/ids"):
+                self.keep_offsets(paths[path])
+        directories = self._session.read_all(f"{path}/offsets" for path in unused)
+        offsets: dict[str, dict[str, int]] = {}  # group -> node of an offset that is over -> its version
+        left = set[str]()
+        for path, (data, stat) in self._session.read_all(self._leaves(dict.fromkeys(directories))).items():
+            group_path = path.rsplit("/", 3)[0]
+            directory = directories[f"{group_path}/offsets"][1]
+            used_ms = directory.mtime if directory.version else 0  # it is written by `keep_offsets` alone
+            if max(used_ms, stat.mtime, decode_offset(data).time_ms) < before_ms:
+                offsets.setdefault(group_path, {})[path] = stat.version
+            else:
+                left.add(group_path)
+        expired: dict[str, int] = {}
+        for path in unused:
+            over, (kind, stat) = offsets.get(path, {}), nodes[path]
+            if not self._delete_unused(path, stat.version, over):
+                continue
+            if over:
+                expired[paths[path]] = len(over)
+            if path not in left and (over or _decode_kind(kind) is GroupKind.CLASSIC):
+                with suppress(errors.UnknownGroup, errors.GroupNotEmpty, errors.NotCoordinator):
+                    self.delete_group(paths[path])
+        return expired
+
+    def _delete_unused(self, group_path: str, version: int, offsets: Mapping[str, int]) -> bool:
+        """Delete offsets of these versions; False when the group has been used since they were read."""
+        ids = f"{group_path}/ids"
+
+        def delete(change: TransactionRequest, part: Iterable[str]) -> None:
+            change.check(group_path, version)  # a new coordinator writes it
+            change.delete(ids)  # fails if a consumer is below it
+            change.create(ids)
+            for path in part:
+                change.delete(path, offsets[path])
+
+        self._seen.difference_update(offsets)
+        parts = _in_parts(dict.fromkeys(offsets, b"")) if offsets else ()
+        return all(self._transact(partial(delete, part=part)) is not None for part in parts)
+
     def _encoded(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> Iterator[dict[str, bytes]]:

@@ -57,7 +57,7 @@ class Groups:
         self._mailbox = mailbox
         self._questions, self._administration = Work(mailbox, QUESTION_THREADS), Work(mailbox, 1)
         self._ownership = GroupOwnership(
-            config, cluster, registry, mailbox, standstills, self._administration
+            config, cluster, registry, mailbox, standstills, self._administration, wall_clock
         )
         self._work = self._ownership.work
         self._registered = 0

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from functools import partial
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry, Fence, GroupKind
-from millrace.errors import ErrorCode, GroupNotEmpty, NotCoordinator, UnknownGroup
+from millrace.errors import ErrorCode, NotCoordinator, UnknownGroup
 from millrace.groups.commits import Commits
 from millrace.groups.group import Group
 from millrace.groups.timing import Memory
@@ -36,7 +37,11 @@ IDLE_S = 10.0
 taken over and given up again with every commit."""
 FIRST_TIDY_S = 60.0
 TIDY_S = 3600.0
-"""When to look for what killed coordinators have left; it is little, and reading all groups is not."""
+"""When to look for offsets that are over, and for what killed coordinators have left; sooner if offsets are
+kept for less than four times as long."""
+MIN_TIDY_S = 60.0
+TIDIED_AT_ONCE = 100
+"""Groups that are looked at before what administrators ask gets its turn."""
 MAX_NAME = 1_000
 """Characters of a group's name: it is part of a node's name in ZooKeeper."""
 CLAIMS = 5
@@ -114,17 +119,22 @@ class GroupOwnership:
         mailbox: Mailbox,
         standstills: Callable[[], int],
         administration: Work,
+        wall_clock: Callable[[], float],
     ) -> None:
         self.work = Work(mailbox, THREADS)
         self._config, self._cluster, self._registry = config, cluster, registry
         self._mailbox, self._memory = mailbox, Memory()
-        self._administration = administration
+        self._administration, self._wall_clock = administration, wall_clock
         self._held: dict[str, CoordinatedGroup] = {}
         self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
         self._leaving: set[str] = set()
         self._count_standstills, self._standstills = standstills, standstills()
         mailbox.every(SWEEP_S, self._sweep)
-        mailbox.after(FIRST_TIDY_S, self._tidy)
+        retention = config.offsets_retention_minutes
+        self._retention_ms = math.inf if retention is None else retention * 60_000
+        tidy_s = max(MIN_TIDY_S, min(TIDY_S, self._retention_ms / 4_000))
+        mailbox.after(FIRST_TIDY_S, partial(self._tidy, math.inf))  # members may not be back yet
+        mailbox.every(tidy_s, lambda: self._tidy(self._retention_ms))
 
     def get(self, name: str) -> CoordinatedGroup | None:
         return self._held.get(name)
@@ -268,7 +278,11 @@ class GroupOwnership:
     def _resign(self, name: str) -> None:
         """Give the group up, and leave nothing behind of one that has never committed anything."""
 
+        had_members = self._held[name].group.generation > 0
+
         def tidy(fence: Fence) -> None:
+            if had_members:
+                self._registry.keep_offsets(name)
             if self._registry.offsets(name):
                 self._registry.resign(name, fence)
             else:
@@ -276,20 +290,37 @@ class GroupOwnership:
 
         self.give_up(name, tidy, lambda _: None)
 
-    def _tidy(self) -> None:
-        """Delete the groups of our share that a killed coordinator left behind without offsets."""
-        self._mailbox.after(TIDY_S, self._tidy)  # first: the rest may raise
-        held = set(self._held)
+    def _tidy(self, retention_ms: float) -> None:
+        """Delete offsets not used for that long, and groups without any, of this broker's share.
 
-        def work() -> None:
-            for name, kind in self._registry.groups().items():
-                if kind is not GroupKind.CLASSIC or name in held or not self.is_ours(name):
-                    continue
-                if self._registry.coordinator(name) is None and not self._registry.offsets(name):
-                    with suppress(UnknownGroup, GroupNotEmpty, NotCoordinator):
-                        self._registry.delete_group(name)
+        ZooKeeper's clock and this broker's must both show it. Offsets of groups with members are used.
+        """
+        held, with_members = set(self._held), [name for name, one in self._held.items() if not one.idle]
 
-        self._administration.run(work, lambda _: None, lambda _: None)
+        def begin() -> tuple[list[str], float]:
+            for name in with_members:
+                self._registry.keep_offsets(name)
+            now_ms = 1000 * min(self._cluster.zookeeper_time(), self._wall_clock())
+            names = [
+                name for name in sorted(self._registry.names()) if name not in held and self.is_ours(name)
+            ]
+            return names, now_ms - retention_ms
+
+        def go_on(names: list[str], before_ms: float) -> None:
+            now, later = names[:TIDIED_AT_ONCE], names[TIDIED_AT_ONCE:]
+            if now:
+                self._administration.run(
+                    partial(self._registry.expire_offsets, now, before_ms),
+                    lambda expired: done(expired, later, before_ms),
+                    lambda _: None,
+                )
+
+        def done(expired: Mapping[str, int], later: list[str], before_ms: float) -> None:
+            for name, count in expired.items():
+                log.info("group %r: %d offsets have expired", name, count)
+            go_on(later, before_ms)
+
+        self._administration.run(begin, lambda found: go_on(*found), lambda _: None)
 
     def close(self) -> None:
         """Give up every group, so that others take over at once."""

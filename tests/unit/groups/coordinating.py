@@ -31,10 +31,15 @@ class Cluster:
     topics: dict[str, TopicState]
     written: dict[str, TopicState] | None = None
     """What ZooKeeper has of topics, while brokers do not know it yet."""
+    zookeeper_s: float = 1e12
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
         topics = self.topics if self.written is None else self.written
         return {name: topics[name].topic_id for name in names if name in topics}
+
+    def zookeeper_time(self) -> float:
+        """ZooKeeper's clock: far ahead, so that the brokers' own decide."""
+        return self.zookeeper_s
 
 
 @dataclass
@@ -54,13 +59,13 @@ class Broker:
         self.now = 100.0
         self.mailbox = Mailbox(lambda: self.now)
         config = BrokerConfig(broker_id=broker_id, cluster="test", group_initial_rebalance_delay_ms=0)
-        self.standstills = 0
+        self.standstills, self.wall_s = 0, 5.0
         self.groups = Groups(
             config,
             cluster,  # type: ignore[arg-type]
             registry,  # type: ignore[arg-type]
             self.mailbox,
-            wall_clock=lambda: 5.0,
+            wall_clock=lambda: self.wall_s,
             standstills=lambda: self.standstills,
         )
 

@@ -31,6 +31,8 @@ class Entry:
     owners: dict[TopicPartition, str] = field(default_factory=dict)
     coordinator: int | None = None
     version: int = 0
+    kept: int = 0
+    """How often its offsets were kept."""
 
 
 class MemoryRegistry:
@@ -148,6 +150,25 @@ class MemoryRegistry:
             raise NotCoordinator("fenced")
         self.entries[group].offsets |= offsets
         self.commits.append(dict(offsets))
+
+    def keep_offsets(self, group: str) -> None:
+        self._ask()
+        self.entries[group].kept += 1
+
+    def expire_offsets(self, groups: Iterable[str], before_ms: float) -> dict[str, int]:
+        self._ask()
+        expired: dict[str, int] = {}
+        for group in groups:
+            entry = self.entries[group]
+            if entry.coordinator is None and not entry.members:
+                over = [place for place, offset in entry.offsets.items() if offset.time_ms < before_ms]
+                for place in over:
+                    del entry.offsets[place]
+                if over:
+                    expired[group] = len(over)
+                if not entry.offsets and entry.kind is GroupKind.CLASSIC:
+                    del self.entries[group]
+        return expired
 
     def delete_group(self, group: str, *, fence: Fence | None = None) -> None:
         self._ask()

@@ -7,8 +7,9 @@ import pytest
 from millrace.coordination.groups import GroupKind, StreamsMember
 from millrace.errors import ErrorCode
 from millrace.groups import Group, State
-from millrace.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S, coordinator_of
+from millrace.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S, TIDY_S, coordinator_of
 from millrace.groups.work import MAX_QUEUED, WAIT_S
+from millrace.wire.group_messages import LeaveGroupRequest
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, name_for
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
@@ -17,6 +18,7 @@ NOT_AVAILABLE = ErrorCode.COORDINATOR_NOT_AVAILABLE
 MINE, THEIRS = name_for(1), name_for(2)
 SESSION_S = 30.0
 """Of a member that `Broker.stable` makes."""
+RETENTION_S = 7 * 24 * 3600.0
 
 
 # The choice
@@ -154,6 +156,55 @@ def test_what_a_killed_coordinator_left_of_groups_without_offsets_is_deleted_by_
     one.passes(5)
     one.until("ours is gone", lambda: MINE not in registry.entries)
     assert sorted(registry.entries) == sorted([*kept, THEIRS, streams])
+
+
+def test_offsets_of_a_group_without_members_expire_after_the_retention(
+    one: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    late = name_for(1, 1)
+    one.commit(MINE)
+    one.wall_s += TIDY_S
+    one.commit(late)
+    one.passes(IDLE_S + 3)
+    one.until("nobody coordinates them", lambda: {e.coordinator for e in registry.entries.values()} == {None})
+    one.wall_s = 5.0 + RETENTION_S - 1
+    one.passes(TIDY_S)
+    assert sorted(registry.entries) == sorted([MINE, late])
+    one.wall_s += 2
+    cluster.zookeeper_s = one.wall_s - 2
+    one.passes(TIDY_S)
+    assert sorted(registry.entries) == sorted([MINE, late]), "a broker's clock alone says nothing"
+    cluster.zookeeper_s += 2
+    one.passes(TIDY_S)
+    one.until("the older one is gone", lambda: [*registry.entries] == [late])
+
+
+def test_offsets_of_a_group_with_members_are_kept_and_count_as_used(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.commit(MINE)
+    one.stable(MINE)
+    one.wall_s += 2 * RETENTION_S
+    used = one.groups.held(MINE)
+    assert used is not None
+    for member in used.members:
+        member.session.cancel()
+    one.passes(2 * TIDY_S)
+    one.until("kept", lambda: registry.entries[MINE].kept)
+    assert registry.entries[MINE].offsets
+
+
+def test_a_coordinator_that_gives_a_group_up_says_when_its_last_member_left(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    commits_only = name_for(1, 1)
+    one.commit(commits_only)
+    group, member = one.stable(MINE)
+    one.commit(MINE, **member)
+    group.leave(LeaveGroupRequest.Member(member_id=member["member_id"]))
+    one.passes(IDLE_S + 3)
+    one.until("nobody coordinates them", lambda: {e.coordinator for e in registry.entries.values()} == {None})
+    assert {name: entry.kept for name, entry in registry.entries.items()} == {MINE: 1, commits_only: 0}
 
 
 def test_a_group_that_is_deleted_while_it_is_taken_over_is_claimed_again(
