@@ -51,6 +51,7 @@ from millrace.wire.messages import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
+from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
 _MANY_GROUPS = 8
@@ -71,7 +72,7 @@ _BY_TOPIC_AND_GROUP = (ResourceType.TOPIC, ResourceType.GROUP)
 )
 def list_offsets(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse | None:
     times = (partition.timestamp for topic in call.request.topics for partition in topic.partitions)
-    if any(time >= 0 or time == _MAX_TIMESTAMP for time in times):
+    if call.is_large or any(time >= 0 or time == _MAX_TIMESTAMP for time in times):
         call.answer_from(Broker.in_look_up_thread, partial(_look_up, call))
         return None
     return _look_up(call)
@@ -133,7 +134,14 @@ def _offset_at(log: PartitionLog, timestamp: int) -> tuple[int, int]:
     needs=lambda asked: [Need(Operation.DESCRIBE, rights.topic(topic.topic)) for topic in asked.topics],
     by_item=_BY_TOPIC,
 )
-def offset_for_leader_epoch(call: Call[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
+def offset_for_leader_epoch(call: Call[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse | None:
+    if call.is_large:
+        call.answer_from(Broker.in_look_up_thread, partial(_look_up_epochs, call))
+        return None
+    return _look_up_epochs(call)
+
+
+def _look_up_epochs(call: Call[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
     def look_up(
         topic: str, wanted: OffsetForLeaderEpochRequest.Topic.Partition
     ) -> OffsetForLeaderEpochResponse.Topic.Partition:
@@ -233,12 +241,18 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
         committed = [offsets for offsets in found.values() if not isinstance(offsets, ErrorCode)]
         topics = {topic for offsets in committed for topic, _ in offsets}
         shown = call.only(Operation.DESCRIBE, ResourceType.TOPIC, topics)
-        told = tuple(_told(call, name, wanted[name], found[name], shown) for name in wanted)
-        if many:
-            call.answer(messages.OffsetFetchResponse(groups=told))
-        else:
+
+        def response() -> messages.OffsetFetchResponse:
+            told = tuple(_told(call, name, wanted[name], found[name], shown) for name in wanted)
+            if many:
+                return messages.OffsetFetchResponse(groups=told)
             (one,) = told
-            call.answer(messages.OffsetFetchResponse(error_code=one.error_code, topics=one.topics))
+            return messages.OffsetFetchResponse(error_code=one.error_code, topics=one.topics)
+
+        if call.is_large or sum(map(len, committed)) > MIN_ITEM_LIMIT:
+            call.answer_from(Broker.in_look_up_thread, response)
+        else:
+            call.answer(response())
 
     call.groups.offsets(asked, answer)
 

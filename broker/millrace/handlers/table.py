@@ -39,7 +39,7 @@ from millrace.security.quotas import Kind
 from millrace.security.rights import NOBODY, NOTHING_REFUSED, Need, Operation, Refused, Resource, ResourceType
 from millrace.server.request import NOTHING, REQUEST_BYTES, Client, Request, throttle_ms
 from millrace.wire.codec import decode_request, encode, encode_error, is_flexible
-from millrace.wire.fields import fields_of
+from millrace.wire.fields import fields_of, items_in
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
 from millrace.wire.messages import ApiKey, api_of
 from millrace.wire.primitives import MIN_ITEM_LIMIT, RequestTooLarge, TooManyItems
@@ -146,6 +146,11 @@ class Call(Generic[M]):
         """What the request names and its client may not use, of the types that the API answers `by_item`."""
         self._api, self._lists = api, lists
 
+    @property
+    def is_large(self) -> bool:
+        """True for a request of so many items that a thread must serve it, a slice of the loop at a time."""
+        return items_in(self.request, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT
+
     def check(self, resource: Resource) -> None:
         """Raise what the client is answered if it may not use a resource that the API answers `by_item`."""
         if resource in self.refused:
@@ -163,11 +168,15 @@ class Call(Generic[M]):
         return frozenset(name for name in names if access.allows(Need(operation, Resource(type_, name))))
 
     def answer(self, response: object) -> None:
+        """Send the response; a thread writes a large one, a slice of the loop at a time."""
         try:
             if self._lists:
                 raise RuntimeError(
                     "it would list names without having asked which of them its client may see"
                 )
+            if items_in(response, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT:
+                self.answer_from(Broker.in_look_up_thread, lambda: response)
+                return
             answer = self._encode(response)
         except Exception as error:
             self._api.fail(self.received, error)

@@ -132,5 +132,16 @@ def fields_of(message: type) -> dict[str, Field]:
     return cast(dict[str, Field], message.declared)  # type: ignore[attr-defined]
 
 
+def items_in(message: object, most: int) -> int:
+    """The number of items in all lists of a message; beyond `most` they are not counted to their end."""
+    count = 0
+    for value in cast("tuple[object, ...]", message):
+        if isinstance(value, tuple):
+            count += 1 + items_in(value, most - count)
+            if count > most:
+                break
+    return count
+
+
 def replace(message: M, **changes: Any) -> M:
     return cast(M, cast(Any, message)._replace(**changes))
