@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import WAIT_S, Process
@@ -92,10 +92,11 @@ def test_a_kafka_python_consumer_reads_and_commits_two_thousand_partitions(broke
 def test_an_administrator_lists_the_offsets_of_a_thousand_topics(broker: RunningBroker) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     names = [f"small-{number}" for number in range(SMALL_TOPICS)]
-    new = [confluent_kafka.admin.NewTopic(name, 1, 1) for name in names]
+    new = [NewTopic(name, 1, 1) for name in names]
     for at in range(0, len(new), 50):
         for made in admin.create_topics(new[at : at + 50]).values():
             made.result(WAIT_S)
-    asked = {confluent_kafka.TopicPartition(name, 0): OffsetSpec.latest() for name in names}
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {confluent_kafka.TopicPartition(name, 0): latest for name in names}
     listed = admin.list_offsets(asked, request_timeout=60)
     assert {future.result(WAIT_S).offset for future in listed.values()} == {0}

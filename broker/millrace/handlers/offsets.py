@@ -10,13 +10,15 @@ OffsetForLeaderEpoch tells where the batches of a leader's epoch end, never abov
 whose position lies behind that has read what is not in this log. A log that no batch of the epoch or a later
 one can be in answers -1, as Kafka's brokers do.
 
-A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. Offsets are kept
-until they are deleted: the retention time that OffsetCommit v2 to v4 ask for is not looked at. Any broker
-answers OffsetFetch, because the offsets are in ZooKeeper; a group of any kind is shown, from v2 on without
-topics everything it has committed; from v8 on for many groups at once (KIP-709). An offset of a topic that
-was deleted, or deleted and created anew, counts as not committed; so does a negative one, by which kafkajs
-resets a group. Member epochs (KIP-848) and `require_stable` mean nothing here. OffsetDelete keeps offsets of
-topics that a member of the group reads at present.
+A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. Offsets expire as
+the broker is set: the retention time that OffsetCommit v2 to v4 ask for is not looked at. Any broker answers
+OffsetFetch, because the offsets are in ZooKeeper; a group of any kind is shown, from v2 on without topics
+everything it has committed; from v8 on for many groups at once (KIP-709). An offset of a topic that was
+deleted, or deleted and created anew, counts as not committed; so does a negative one, by which kafkajs resets
+a group. Member epochs (KIP-848) and `require_stable` mean nothing here. OffsetDelete keeps offsets of topics
+that a member of the group reads at present.
+
+A thread serves a request for thousands of partitions and writes its answer.
 """
 
 from __future__ import annotations
