@@ -313,7 +313,7 @@ class Replicas:
 
     def _settle(self, one: StoredReplica) -> None:
         """Do what the replica's role has become; to be called after everything that may change it."""
-        if one.log.refusal is not None:
+        if one.log.refusal is not None and self._is_stored(one):  # else it is deleted on purpose
             self._maybe_give_up(one)
         replica, partition = one.replica, one.partition
         if not replica.has_seen_newer:
