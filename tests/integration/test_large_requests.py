@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
+from kio.index import load_response_schema
+from kio.serial import entity_reader
 
 from millrace.coordination.groups import CommittedOffset, encode_offset
 from millrace.coordination.session import Session
 from millrace.errors import ErrorCode
+from millrace.records import Message, build_batch
 from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
 from millrace.wire.fields import Topic
@@ -134,6 +138,24 @@ def test_one_request_finds_the_coordinator_of_every_group(broker: RunningBroker,
     answer = decode(gm.FindCoordinatorResponse, key, version, raw)
     assert {(one.node_id, one.error_code) for one in answer.coordinators} == {(1, 0)}
     assert [one.key for one in answer.coordinators] == groups
+
+
+@pytest.mark.parametrize(
+    ("topics", "partitions", "code"),
+    [(TOPICS, PARTITIONS, ErrorCode.NONE), (("made-up",), range(12_000), ErrorCode.INVALID_REQUEST)],
+)
+def test_one_request_produces_to_every_partition_and_to_no_more(
+    wire: Wire, topics: tuple[str, ...], partitions: range, code: ErrorCode
+) -> None:
+    records = build_batch([Message(0, None, b"v")])
+    batches = b"".join(struct.pack(">ii", number, len(records)) + records for number in partitions)
+    body = struct.pack(">hhii", -1, 1, 30_000, len(topics))
+    for topic in topics:
+        body += struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">i", len(partitions)) + batches
+    schema: Any = load_response_schema(ApiKey.PRODUCE, 7)
+    answer, _ = entity_reader(schema)(wire.ask(ApiKey.PRODUCE, 7, body), 0)
+    codes = [one.error_code for topic in answer.responses for one in topic.partition_responses]
+    assert codes == [code] * len(topics) * len(partitions)
 
 
 def test_each_item_of_a_request_for_more_than_there_is_gets_an_error(wire: Wire) -> None:

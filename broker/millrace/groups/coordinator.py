@@ -100,20 +100,20 @@ class Groups:
         wrong = {name: ErrorCode.INVALID_GROUP_ID for name in names if not is_group_name(name)}
         others = set(names) - held.keys() - wrong.keys()
 
-        def broker_of(name: str, holders: Mapping[str, int]) -> int | ErrorCode:
-            broker = holders.get(name, coordinator_of(name, self._cluster.brokers))
-            if broker is None or broker not in self._cluster.brokers:
-                return ErrorCode.COORDINATOR_NOT_AVAILABLE  # the holder is dead, its session not over yet
-            return broker
+        def look_up() -> dict[str, int | ErrorCode]:
+            holders, brokers = self._registry.coordinators(others), self._cluster.brokers
+            chosen = {name: holders.get(name, coordinator_of(name, brokers)) for name in others}
+            away = ErrorCode.COORDINATOR_NOT_AVAILABLE  # the holder is dead, its session not over yet
+            return {name: away if one is None or one not in brokers else one for name, one in chosen.items()}
 
-        def answer(holders: Mapping[str, int]) -> None:
-            done({**held, **wrong, **{name: broker_of(name, holders) for name in others}})
+        def answer(found: Mapping[str, int | ErrorCode]) -> None:
+            done({**held, **wrong, **found})
 
         def failed(code: ErrorCode) -> None:
-            done({**held, **wrong, **dict.fromkeys(others, code)})
+            answer(dict.fromkeys(others, code))
 
         if others:
-            self._questions.ask(lambda: self._registry.coordinators(others), answer, failed)
+            self._questions.ask(look_up, answer, failed, items=len(others))
         else:
             answer({})
 
@@ -143,7 +143,7 @@ class Groups:
                 check_topics(self._cluster, offsets)
                 self._registry.rewind(request.group_id, offsets)
 
-            self._work.ask(write, lambda _: done(ErrorCode.NONE), done)
+            self._work.ask(write, lambda _: done(ErrorCode.NONE), done, items=len(offsets))
 
         def failed(code: ErrorCode) -> None:
             anonymous = not request.member_id and request.generation_id_or_member_epoch < 0
@@ -255,13 +255,21 @@ class Groups:
         if held is not None and not held.group.idle and held.group.state is not State.STABLE:
             failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)  # Java asks again after this one only
         else:
-            self._ask(name, delete, lambda _: done(codes), failed)
+            self._ask(name, delete, lambda _: done(codes), failed, items=len(codes))
 
     # Administration
 
-    def _ask(self, name: str, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
+    def _ask(
+        self,
+        name: str,
+        question: Callable[[], T],
+        done: Callable[[T], None],
+        failed: Failed,
+        *,
+        items: int = 1,
+    ) -> None:
         if is_group_name(name):
-            self._administration.ask(question, done, failed)
+            self._administration.ask(question, done, failed, items=items)
         else:
             failed(ErrorCode.INVALID_GROUP_ID)
 

@@ -260,10 +260,11 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
 
 
 def _wanted(group: Group) -> list[TopicPartition] | None:
-    """The partitions that are asked about; None for all that the group has committed."""
+    """The partitions that are asked about, once each; None for all that the group has committed."""
     if group.topics is None:
         return None
-    return [(topic.name, number) for topic in group.topics for number in topic.partition_indexes]
+    named = ((topic.name, number) for topic in group.topics for number in topic.partition_indexes)
+    return list(dict.fromkeys(named))
 
 
 def _told(

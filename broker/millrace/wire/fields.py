@@ -135,11 +135,14 @@ def fields_of(message: type) -> dict[str, Field]:
 def items_in(message: object, most: int) -> int:
     """The number of items in all lists of a message; beyond `most` they are not counted to their end."""
     count = 0
-    for value in cast("tuple[object, ...]", message):
-        if isinstance(value, tuple):
-            count += 1 + items_in(value, most - count)
-            if count > most:
-                break
+    for values in cast("tuple[object, ...]", message):
+        if isinstance(values, tuple):
+            count += len(values)
+            for item in values:
+                if count > most:
+                    return count
+                if isinstance(item, tuple):
+                    count += items_in(item, most - count)
     return count
 
 

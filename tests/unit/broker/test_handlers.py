@@ -30,6 +30,7 @@ from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MIN_ITEM_LIMIT, REFUSED_ITEMS
 from millrace.wire.replica import ReplicaAckRequest, encode_ack
+from tests.support import wait_until
 from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import topic
 
@@ -298,6 +299,24 @@ def test_an_api_or_version_that_is_not_offered_closes_the_connection(
     request = handlers_of(broker).handle(client, memoryview(frame(api_key, version, b"")))
     assert client.closed
     assert request.parts is None
+
+
+@pytest.mark.parametrize(("partitions", "at_once"), [(MIN_ITEM_LIMIT - 1, True), (MIN_ITEM_LIMIT, False)])
+def test_a_thread_serves_a_request_of_thousands_of_items(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, partitions: int, at_once: bool
+) -> None:
+    """The loop goes on meanwhile: threads give it up after less than a millisecond."""
+    monkeypatch.setattr("millrace.handlers.item_bound.FACTOR", 10_000)
+    wanted = struct.pack(">iiq", 0, -1, -1) * partitions
+    body = struct.pack(">ibih", -1, 0, 1, 1) + b"t" + struct.pack(">i", partitions) + wanted
+    request = handlers_of(broker).handle(AskingClient(), memoryview(frame(ApiKey.LIST_OFFSETS, 5, body)))
+    assert (request.parts is not None) == at_once
+
+    def is_answered() -> bool:
+        broker.mailbox.run()
+        return request.parts is not None
+
+    wait_until("an answer", is_answered)
 
 
 def test_a_request_of_more_items_than_are_read_closes_its_connection(broker: Broker) -> None:
