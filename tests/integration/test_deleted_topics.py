@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -28,5 +29,5 @@ def test_a_topic_that_is_deleted_while_its_replicas_begin_to_copy_is_no_error(
         return not [path for path in cluster.directory(broker_id).iterdir() if path.name.startswith("short-")]
 
     for broker_id, broker in cluster.brokers.items():
-        wait_until(f"broker {broker_id} has no logs of them", lambda number=broker_id: is_empty(number))
+        wait_until(f"broker {broker_id} has no logs of them", partial(is_empty, broker_id))
         assert " ERROR " not in broker.process.output
