@@ -452,6 +452,8 @@ class BrokerConfig(ClientLimits):
             raise ConfigError(f"broker_id is {self.broker_id}: it is at most {MAX_BROKER_ID}")
         if self.default_replicas < 1:
             raise ConfigError("default_replicas must be at least 1")
+        if self.offsets_retention_minutes == 0:
+            raise ConfigError("offsets_retention_minutes must be at least 1; -1 keeps offsets for ever")
         rate = self.replica_catch_up_bytes_per_second
         if rate is not None and rate < MIN_BYTES_PER_SECOND:
             raise ConfigError(

@@ -56,7 +56,8 @@ _NAMES = [
 ]
 _INTEGERS = [0, 0, 0, 1, 1, 2, -1, -2, 100]
 _BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
-LONG_LISTS = (1_000, 10_000)
+LONG_LISTS = (1_000, 3_000, 10_000)
+"""Lists that are served, refused item by item, and not read to their end."""
 HIGHEST_VERSION = 17
 ALIKE = {(int(ApiKey.FETCH), 18): 17}
 """What is served and kio does not know, and the version whose bytes it has."""
