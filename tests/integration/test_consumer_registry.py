@@ -168,9 +168,9 @@ def test_offsets_of_a_group_whose_members_have_just_left_are_kept(registry: Cons
     registry.claim("g", GroupKind.CLASSIC)
     registry.commit("g", {("clicks", 0): at(1)})
     committed = _written_ms(registry, "g", "clicks/0")
-    registry.keep_offsets("g")
+    registry.keep_offsets(["g"])
     while _written_ms(registry, "g") <= committed:
-        registry.keep_offsets("g")
+        registry.keep_offsets(["g"])
     assert registry.expire_offsets(["g"], committed + 1) == {}
     assert registry.expire_offsets(["g"], LONG_AFTER_MS) == {"g": 1}
 

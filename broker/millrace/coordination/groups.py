@@ -243,10 +243,9 @@ class ConsumerRegistry:
                 return
         raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
 
-    def keep_offsets(self, group: str) -> None:
-        """Have the offsets of a group count as used now: it has members, or its last one has just left."""
-        with suppress(NoNodeError):
-            self._call(self._client.set_async, f"{self._group(group)}/offsets", b"")
+    def keep_offsets(self, groups: Iterable[str]) -> None:
+        """Have the offsets of groups count as used now: they have members, or the last one has just left."""
+        self._session.touch_all(f"{self._group(group)}/offsets" for group in groups)
 
     def expire_offsets(self, groups: Collection[str], before_ms: float) -> dict[str, int]:
         """Delete offsets not used since then, of the groups without members, and groups that have none left.
@@ -261,9 +260,7 @@ class ConsumerRegistry:
         unused = [
             path for path in nodes if paths[path] not in coordinated and not consumers.get(f"{path}/ids")
         ]
-        for path in nodes:
-            if consumers.get(f"{path}/ids"):
-                self.keep_offsets(paths[path])
+        self.keep_offsets(paths[path] for path in nodes if consumers.get(f"{path}/ids"))
         directories = self._session.read_all(f"{path}/offsets" for path in unused)
         offsets: dict[str, dict[str, int]] = {}  # group -> node of an offset that is over -> its version
         left = set[str]()

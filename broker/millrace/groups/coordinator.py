@@ -212,7 +212,8 @@ class Groups:
             done({**wrong, **dict.fromkeys(names, code)})
 
         if names:
-            self._questions.ask(look_up, lambda found: done({**wrong, **found}), failed, items=len(names))
+            items = sum(len(asked[name] or [name]) for name in names)
+            self._questions.ask(look_up, lambda found: done({**wrong, **found}), failed, items=items)
         else:
             done(wrong)
 

@@ -282,7 +282,7 @@ class GroupOwnership:
 
         def tidy(fence: Fence) -> None:
             if had_members:
-                self._registry.keep_offsets(name)
+                self._registry.keep_offsets([name])
             if self._registry.offsets(name):
                 self._registry.resign(name, fence)
             else:
@@ -295,27 +295,27 @@ class GroupOwnership:
 
         ZooKeeper's clock and this broker's must both show it. Offsets of groups with members are used.
         """
-        held, with_members = set(self._held), [name for name, one in self._held.items() if not one.idle]
+        held = dict(self._held)
+        with_members = {name for name, group in held.items() if not group.idle}
 
         def begin() -> tuple[list[str], float]:
-            for name in with_members:
-                self._registry.keep_offsets(name)
             now_ms = 1000 * min(self._cluster.zookeeper_time(), self._wall_clock())
-            names = [
-                name for name in sorted(self._registry.names()) if name not in held and self.is_ours(name)
-            ]
-            return names, now_ms - retention_ms
+            ours = [name for name in self._registry.names() if name not in held and self.is_ours(name)]
+            return sorted([*ours, *with_members]), now_ms - retention_ms
+
+        def tidy(names: list[str], before_ms: float) -> dict[str, int]:
+            self._registry.keep_offsets(name for name in names if name in with_members)
+            return self._registry.expire_offsets(
+                [name for name in names if name not in with_members], before_ms
+            )
 
         def go_on(names: list[str], before_ms: float) -> None:
             now, later = names[:TIDIED_AT_ONCE], names[TIDIED_AT_ONCE:]
             if now:
-                self._administration.run(
-                    partial(self._registry.expire_offsets, now, before_ms),
-                    lambda expired: done(expired, later, before_ms),
-                    lambda _: None,
-                )
+                work, then = partial(tidy, now, before_ms), partial(done, later, before_ms)
+                self._administration.run(work, then, lambda _: None)
 
-        def done(expired: Mapping[str, int], later: list[str], before_ms: float) -> None:
+        def done(later: list[str], before_ms: float, expired: Mapping[str, int]) -> None:
             for name, count in expired.items():
                 log.info("group %r: %d offsets have expired", name, count)
             go_on(later, before_ms)

@@ -23,7 +23,7 @@ _Refuse: TypeAlias = Callable[[Any], Any]
 def refuse_each(
     response: Any, request: Any, api_key: int, version: int, code: ErrorCode, reason: str
 ) -> Any | None:
-    """A `response` with the error in each item of the request's list; None where one has no such list."""
+    """Return a `response` with the error in each item of the request's list; None if there is no such list."""
     refuse = _of_list(response, cast(Hashable, type(request)), api_key, version, code, reason)
     if refuse is None:
         return None
@@ -35,7 +35,7 @@ def refuse_each(
 def _of_list(
     response: Any, request: Any, api_key: int, version: int, code: ErrorCode, reason: str
 ) -> _Refuse | None:
-    """What refuses each item of the one list of `request`, a message or an item of one."""
+    """Return a function that refuses each item of the one list of a `request`, or of an item of a request."""
     answered = next((name for name, field in _present(response, api_key, version) if _has_error(field)), None)
     asked = next((name for name, field in _present(request, api_key, version) if field.kind == "array"), None)
     if answered is None or asked is None:
@@ -64,7 +64,7 @@ def _of_item(
 
 
 def _copying(cls: Any, source: Any, version: int, said: dict[str, object]) -> _Refuse | None:
-    """What makes a `cls` that says `said` and what a `source` says too; None if it needs more than that."""
+    """Return a function that makes a `cls` of a `source`, with the values `said`; None if `cls` needs more."""
     known = fields_of(source) if hasattr(source, "declared") else {}
     names, values, copied = list(known), list[object](), list[tuple[int, int | None, bool]]()
     for index, (name, field) in enumerate(fields_of(cls).items()):

@@ -151,9 +151,10 @@ class MemoryRegistry:
         self.entries[group].offsets |= offsets
         self.commits.append(dict(offsets))
 
-    def keep_offsets(self, group: str) -> None:
+    def keep_offsets(self, groups: Iterable[str]) -> None:
         self._ask()
-        self.entries[group].kept += 1
+        for group in groups:
+            self.entries[group].kept += 1
 
     def expire_offsets(self, groups: Iterable[str], before_ms: float) -> dict[str, int]:
         self._ask()
