@@ -109,6 +109,14 @@ def test_one_group_commits_and_reads_back_offsets_of_every_partition(wire: Wire)
     assert found == {(name, number): number for name in TOPICS for number in PARTITIONS}
 
 
+def test_a_partition_that_a_request_names_often_is_answered_once(wire: Wire, groups: list[str]) -> None:
+    """Each may have committed 4,096 characters of metadata: a small request must not get a huge answer."""
+    wanted = (TopicPartitions(name=TOPICS[0], partition_indexes=(0,) * 1_000),)
+    fetch = gm.OffsetFetchRequest(group_id=groups[0], topics=wanted)
+    fetched = ask(wire, ApiKey.OFFSET_FETCH, 5, fetch, gm.OffsetFetchResponse)
+    assert [p.committed_offset for topic in fetched.topics for p in topic.partitions] == [7]
+
+
 def test_one_request_describes_every_group(wire: Wire, groups: list[str]) -> None:
     request = gm.DescribeGroupsRequest(groups=tuple(groups))
     answer = ask(wire, ApiKey.DESCRIBE_GROUPS, 4, request, gm.DescribeGroupsResponse)

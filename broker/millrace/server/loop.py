@@ -496,7 +496,7 @@ class Server:
                 if late or not framer.waiting:
                     break
         except FrameRefused as error:
-            connection.abort(str(error))
+            connection.abort(f"principal {connection.access.principal!r}: {error}")
         framer.release()
         if connection.closed:
             return

@@ -23,7 +23,7 @@ _Refuse: TypeAlias = Callable[[Any], Any]
 def refuse_each(
     response: Any, request: Any, api_key: int, version: int, code: ErrorCode, reason: str
 ) -> Any | None:
-    """Return a `response` with the error in each item of the request's list; None if there is no such list."""
+    """Return a `response` with the error in each item of the request's list; None if it has no such list."""
     refuse = _of_list(response, cast(Hashable, type(request)), api_key, version, code, reason)
     if refuse is None:
         return None
@@ -64,7 +64,7 @@ def _of_item(
 
 
 def _copying(cls: Any, source: Any, version: int, said: dict[str, object]) -> _Refuse | None:
-    """Return a function that makes a `cls` of a `source`, with the values `said`; None if `cls` needs more."""
+    """Return a function that makes a `cls` of a `source` and `said`; None if they are not enough."""
     known = fields_of(source) if hasattr(source, "declared") else {}
     names, values, copied = list(known), list[object](), list[tuple[int, int | None, bool]]()
     for index, (name, field) in enumerate(fields_of(cls).items()):
