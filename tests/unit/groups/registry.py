@@ -160,8 +160,8 @@ class MemoryRegistry:
         self._ask()
         expired: dict[str, int] = {}
         for group in groups:
-            entry = self.entries[group]
-            if entry.coordinator is None and not entry.members:
+            entry = self.entries.get(group)
+            if entry is not None and entry.coordinator is None and not entry.members:
                 over = [place for place, offset in entry.offsets.items() if offset.time_ms < before_ms]
                 for place in over:
                     del entry.offsets[place]
