@@ -6,6 +6,7 @@ than it was told does not pass.
 
 from __future__ import annotations
 
+import secrets
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -84,7 +85,9 @@ def start_one(start: Callable[..., Process], zookeeper: str, tmp_path: Any) -> C
             "group_initial_rebalance_delay_ms": 0,
             "group_min_session_timeout_ms": 500,
         }
-        return Broker(start_broker(start, zookeeper, tmp_path, f"compat-{name}", **settings), metrics)
+        # A cluster of its own: topics of another test, whose disk is gone, would have no leader.
+        cluster = f"compat-{name}-{secrets.token_hex(3)}"
+        return Broker(start_broker(start, zookeeper, tmp_path, cluster, **settings), metrics)
 
     return started
 
