@@ -186,11 +186,15 @@ class Service:
             assert time.monotonic() < deadline, f"{self.log.name} is not ready: {self.output[-3000:]}"
             time.sleep(0.05)
 
+    def wait(self) -> int:
+        """The exit code of a process that ends by itself."""
+        return self._process.wait(START_S)
+
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, and wait; the exit code."""
         if self.running:
             self._process.send_signal(number)
-        return self._process.wait(START_S)
+        return self.wait()
 
 
 def why_not() -> str:

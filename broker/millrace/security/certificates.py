@@ -7,6 +7,7 @@ sockets.
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import stat
 import threading
@@ -26,7 +27,7 @@ _VERIFY = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.C
 
 
 def read_secret(path: str, what: str) -> str:
-    """The first line of a file that only its owner may read; ConfigError says what is wrong with it."""
+    """The first line of a file that `check_secret` accepts; ConfigError says what is wrong with it."""
     check_secret(path, what)
     try:
         return Path(path).read_text().partition("\n")[0]
@@ -35,12 +36,16 @@ def read_secret(path: str, what: str) -> str:
 
 
 def check_secret(path: str, what: str) -> None:
-    """ConfigError unless the file is there and only its owner may read it."""
+    """ConfigError unless the file is there and only its owner may read it.
+
+    The group may read a file of root's that this process reads as another user: so Kubernetes mounts Secrets.
+    """
     try:
-        mode = Path(path).stat().st_mode
+        found = Path(path).stat()
     except OSError as error:
         raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from None
-    if stat.S_IMODE(mode) & 0o077:
+    others = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
+    if stat.S_IMODE(found.st_mode) & others:
         raise ConfigError(f"{what} {path} can be read by others: chmod 600 {path}")
 
 

@@ -45,6 +45,19 @@ topologySpreadConstraints:
         {{- include "millrace.labels" . | nindent 8 }}
 {{- end }}
 
+{{/* The component's Secret, in place of nothing: a pod without it does not start. */}}
+{{- define "millrace.security" -}}
+- { name: security, secret: { secretName: {{ .root.Release.Name }}-{{ .component }}, defaultMode: 0440 } }
+{{- end }}
+
+{{/* Who a process is to brokers, ZooKeeper and the registry. */}}
+{{- define "millrace.client" -}}
+- { name: MILLRACE_CLIENT, value: /security/client.toml }
+- { name: SSL_CERT_FILE, value: /security/ca.pem }
+- name: MILLRACE_REGISTRY
+  valueFrom: { secretKeyRef: { name: {{ .root.Release.Name }}-{{ .component }}, key: registry } }
+{{- end }}
+
 {{- define "millrace.bootstrap" -}}
 {{ .Release.Name }}-bootstrap.{{ .Release.Namespace }}.svc:9092
 {{- end }}
@@ -81,8 +94,9 @@ spec:
         - name: {{ .component }}
           image: {{ include "millrace.image" .root }}
           {{- include "millrace.containerSecurity" .root | nindent 10 }}
-          args: {{ toJson (concat (list .component "--listen" (printf "0.0.0.0:%d" (int .port))) .args) }}
+          args: {{ toJson (concat (list .component "--listen" (printf "0.0.0.0:%d" (int .port)) "--access" "/security/access.toml" "--certificate" "/security/certificate.pem") .args) }}
           env:
+            {{- .environment | nindent 12 }}
             - name: MILLRACE_{{ upper .component }}_DATABASE_URL
               {{- if .values.databaseUrlSecret }}
               valueFrom: { secretKeyRef: { name: {{ .values.databaseUrlSecret }}, key: url } }
@@ -92,13 +106,15 @@ spec:
           ports:
             - { name: http, containerPort: {{ .port }} }
           startupProbe: { tcpSocket: { port: http }, periodSeconds: 2, failureThreshold: 90 }
-          readinessProbe: { httpGet: { path: {{ .path }}, port: http }, periodSeconds: 10, timeoutSeconds: 5 }
+          readinessProbe: { {{ .ready }}, periodSeconds: 10, timeoutSeconds: 5 }
           livenessProbe: { tcpSocket: { port: http }, periodSeconds: 20, timeoutSeconds: 5 }
           resources: {{ toJson .root.Values.service.resources }}
           volumeMounts:
             - { name: data, mountPath: /data }
+            - { name: security, mountPath: /security, readOnly: true }
             - { name: tmp, mountPath: /tmp }
       volumes:
+        {{- include "millrace.security" . | nindent 8 }}
         - { name: tmp, emptyDir: {} }
         {{- if .values.databaseUrlSecret }}
         - { name: data, emptyDir: {} }
