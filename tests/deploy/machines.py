@@ -17,7 +17,14 @@ from pathlib import Path
 
 from millrace.coordination.embedded import JAVA_OPTIONS, find_jars, find_java
 from tests.support import START_S, start_for_the_test_run
-from tests.unit.deploy.files import DEPLOY, environment, exec_start, installed, state_directories
+from tests.unit.deploy.files import (
+    DEPLOY,
+    environment,
+    exec_start,
+    installed,
+    make_secrets,
+    state_directories,
+)
 
 _ENTER = """
 mount -t overlay overlay -o "ro,lowerdir=$1/etc:/etc" /etc
@@ -76,6 +83,8 @@ class Machine:
 
     def __init__(self, space: str, folder: Path, hosts: str) -> None:
         self._space, self.folder = space, folder
+        self.variables: dict[str, str] = {}
+        """What commands typed here have in their environment; services have it of their files."""
         self._services: dict[str, Service] = {}
         for path in ("etc/millrace", "var/lib/millrace", "opt/millrace/bin", "srv/warehouse"):
             (folder / path).mkdir(parents=True)
@@ -98,7 +107,13 @@ class Machine:
     def run(self, *command: str, stdin: str | None = None) -> str:
         """What a command prints that must succeed here."""
         result = subprocess.run(
-            self._enter(*command), input=stdin, capture_output=True, text=True, timeout=START_S, check=False
+            self._enter(*command),
+            env={**os.environ, **self.variables},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
         )
         assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
         return result.stdout
@@ -109,15 +124,17 @@ class Machine:
 
     def in_background(self, *command: str, log: str) -> Service:
         """Start a command, its output in a file of the machine's folder."""
-        self._services[log] = Service(self._enter(*command), {}, self.folder / log)
+        self._services[log] = Service(self._enter(*command), self.variables, self.folder / log)
         return self._services[log]
 
-    def get(self, url: str) -> str:
-        """The body of an answer of 200."""
+    def get(self, url: str, token: str = "") -> str:
+        """The body of an answer of 200 to who shows this token."""
         code = (
-            "import sys, urllib.request as web; print(web.urlopen(sys.argv[1], timeout=10).read().decode())"
+            "import sys, urllib.request as web; asked = web.Request(sys.argv[1],"
+            " headers={'Authorization': 'Bearer ' + sys.argv[2]} if sys.argv[2] else {});"
+            " print(web.urlopen(asked, timeout=10).read().decode())"
         )
-        return self.run(sys.executable, "-c", code, url)
+        return self.run(sys.executable, "-c", code, url, token)
 
     def start(self, unit: str) -> Service:
         """Start what a unit says, with its file of variables, as systemd does."""
@@ -125,7 +142,8 @@ class Machine:
         variables: dict[str, str] = {}
         if command[-1] == "$MILLRACE_OPTIONS":
             name = unit.removeprefix("millrace-")
-            variables = environment((self.folder / f"etc/millrace/{name}.env").read_text())
+            files = (f"etc/millrace/{name}.env", "etc/millrace/security/secrets.env")
+            variables = environment("".join((self.folder / file).read_text() for file in files))
             command = [*command[:-1], *variables["MILLRACE_OPTIONS"].split()]
         for state in state_directories(unit):
             (self.folder / state.lstrip("/")).mkdir(exist_ok=True)
@@ -214,20 +232,20 @@ def _ip(*words: str) -> None:
 
 
 def two_datacenters() -> dict[str, str]:
-    """Machine -> address of docs/deployment.md, and a machine of a service in dc1."""
-    return {row.machine: row.address for row in installed()} | {"shop": "10.1.0.9"}
+    """Machine -> address of docs/deployment.md, one of a service in dc1, and an operator's."""
+    return {row.machine: row.address for row in installed()} | {"shop": "10.1.0.9", "operator": "10.9.0.9"}
 
 
 def install_all(machines: Mapping[str, Machine]) -> None:
-    """Every file of docs/deployment.md where it belongs, with certificates."""
+    """Every file of docs/deployment.md where it belongs, with what each machine proves itself with."""
     for row in installed():
         machines[row.machine].install(row.source, row.target)
     machines["shop"].install(DEPLOY / "datacenters/dc1/agent.env", "/etc/millrace/agent.env")
-    authority = machines["shop"].folder / "srv/authority"
-    brokers = [name for name in machines if name.startswith("dc")]
-    names = [f"{name}.example.com" for name in brokers]
-    script = DEPLOY / "datacenters/certificates.sh"
-    subprocess.run([script, authority, *names, "shop"], check=True, capture_output=True, timeout=60)
-    for name in brokers:
-        for file in (f"{name}.example.com.pem", f"{name}.example.com.key", "ca.pem"):
-            machines[name].install(authority / file, f"/etc/millrace/tls/{file}")
+    operator = machines["operator"]
+    secrets = make_secrets(operator.folder / "srv/secrets", "shop")
+    for name, machine in machines.items():
+        if name != "operator":
+            shutil.copytree(secrets / name, machine.folder / "etc/millrace/security")
+    # An operator types commands where the folder is, in /srv/secrets.
+    text = (secrets / "operator.env").read_text().replace(str(secrets), "/srv/secrets")
+    operator.variables = environment(text)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.support import REPOSITORY
-from tests.unit.deploy.files import DEPLOY, installed
+from tests.unit.deploy.files import DEPLOY, installed, make_secrets
 
 FOLDER = DEPLOY / "ansible"
 pytestmark = pytest.mark.skipif(
@@ -65,16 +65,14 @@ def wheel(tmp_path: Path) -> Path:
 
 
 def test_a_machine_gets_its_files_and_a_second_run_changes_nothing(wheel: Path, tmp_path: Path) -> None:
-    certificates = tmp_path / "certificates"
-    script = DEPLOY / "datacenters" / "certificates.sh"
-    subprocess.run([script, certificates, "dc1-1.example.com"], check=True, capture_output=True, timeout=60)
+    secrets = make_secrets(tmp_path / "secrets")
     settings = {
         "ansible_connection": "local",
         "ansible_become": "false",
         "ansible_python_interpreter": str(Path(shutil.which("ansible-playbook") or "").parent / "python"),
         "millrace_package": str(wheel),
         "millrace_root": f"{tmp_path}/{{{{ inventory_hostname }}}}",
-        "millrace_certificates": str(certificates),
+        "millrace_secrets": str(secrets),
     }
     words = [word for name, value in settings.items() for word in ("--extra-vars", f"{name}={value!r}")]
 
@@ -108,7 +106,9 @@ def test_a_machine_gets_its_files_and_a_second_run_changes_nothing(wheel: Path, 
             assert unit.read_bytes() == (DEPLOY / "systemd" / unit.name).read_bytes()
             assert (root / "etc/systemd/system/millrace-.service.d/10-all.conf").exists()
             assert (root / "opt/millrace/bin/millrace").exists()
-    key = tmp_path / "dc1-1/etc/millrace/tls/dc1-1.example.com.key"
-    assert key.stat().st_mode & 0o777 == 0o600
+            for file in (secrets / row.machine).iterdir():
+                copy = root / "etc/millrace/security" / file.name
+                assert copy.read_bytes() == file.read_bytes()
+                assert copy.stat().st_mode & 0o777 == 0o600
     again = play()
     assert again.count("changed=0") == len(MACHINES), again

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from tests.unit.deploy.files import DEPLOY, expressions, installed, metrics_in
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 CLUSTERS = ("dc1", "dc2", "offline")
-OFFLINE = "10.9.0.1:9092"
+BROKERS = ("10.1.0.1:9092", "10.2.0.1:9092", "10.9.0.1:9092")
+ZOOKEEPERS = ("10.1.0.1:2181", "10.2.0.1:2181", "10.9.0.1:2181")
+OFFLINE = BROKERS[2]
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +37,35 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Mac
             for number in (1, 2, 3):
                 settings = DEPLOY / "datacenters" / cluster / "zoo.cfg"
                 started[f"{cluster}-{number}"].start_zookeeper(number, settings)
-        order = ("registry", "broker", "audit-reader", "auditor", "audit-warehouse")
+        order = ("broker", "registry", "audit-reader", "auditor", "audit-warehouse")
         for unit in (f"millrace-{name}" for name in order):
             for row in installed():
                 if row.unit == unit:
                     _start_until_it_stays(started[row.machine], unit)
+            if unit == "millrace-broker":
+                _let_in(started["operator"])
         yield started
     finally:
         network.close()
+
+
+def _let_in(operator: Machine) -> None:
+    """Create the users, their rights and the topics of the audit, as the page says."""
+    for cluster, zookeeper, broker in zip(CLUSTERS, ZOOKEEPERS, BROKERS, strict=True):
+        words = ("security", "users", "/srv/secrets/security", "--cluster", cluster, "--zookeeper", zookeeper)
+        operator.millrace("--client", f"/srv/secrets/identities/{cluster}/operator.toml", *words)
+        for topic in ["audit-offline"] if cluster == "offline" else ["audit", "audit-counts"]:
+            create = ("topics", "create", topic, "--partitions", "1", "--bootstrap", broker)
+            wait_until(f"{cluster} knows the admin", partial(_succeeds, operator, *create))
+    operator.millrace("acls", "allow", "User:producer", "read", "--topic", "audit", "--bootstrap", BROKERS[0])
+
+
+def _succeeds(machine: Machine, *words: str) -> bool:
+    try:
+        machine.millrace(*words)
+    except AssertionError:
+        return False
+    return True
 
 
 def _start_until_it_stays(machine: Machine, unit: str) -> None:
@@ -63,23 +87,27 @@ def _start_until_it_stays(machine: Machine, unit: str) -> None:
 
 
 def test_an_event_of_a_service_is_counted_everywhere(machines: dict[str, Machine]) -> None:
-    inside, shop, offline = machines["dc1-1"], machines["shop"], machines["offline-4"]
-    registry = "http://10.9.0.4:8081"
-    inside.millrace("schemas", "apply", str(REPOSITORY / "schemas"), "--registry", registry)
-    inside.millrace("topics", "create", "PageView", "--partitions", "3", "--bootstrap", "10.1.0.1:9092")
+    shop, operator = machines["shop"], machines["operator"]
+    registry = operator.variables["MILLRACE_REGISTRY"]
+    operator.millrace("schemas", "apply", str(REPOSITORY / "schemas"))
+    operator.millrace("topics", "create", "PageView", "--partitions", "3", "--bootstrap", "10.1.0.1:9092")
     shop.start("millrace-agent").ready()
     event = {"clientAddress": "10.0.0.1", "method": "GET", "url": "/", "protocol": "HTTP/1.1", "status": 200}
     events = [{"time": int(time.time() * 1000), "key": f"member {n}", "event": event} for n in range(100)]
     code = (
         "import sys, urllib.request as web; print(web.urlopen(web.Request("
-        "'http://127.0.0.1:8083/v1/topics/PageView/events', sys.stdin.read().encode(),"
-        "{'Content-Type': 'application/json'}), timeout=30).read().decode())"
+        "'https://127.0.0.1:8083/v1/topics/PageView/events', sys.stdin.read().encode(),"
+        "{'Content-Type': 'application/json', 'Authorization': 'Bearer ' + sys.argv[1]}),"
+        " timeout=30).read().decode())"
     )
-    assert json.loads(shop.run(sys.executable, "-c", code, stdin=json.dumps(events))) == {"accepted": 100}
+    token = (operator.folder / "srv/secrets/shop.token").read_text().strip()
+    shop.variables = {"SSL_CERT_FILE": "/etc/millrace/security/ca.pem"}
+    answer = shop.run(sys.executable, "-c", code, token, stdin=json.dumps(events))
+    assert json.loads(answer) == {"accepted": 100}
 
     def consumed() -> bool:
         words = ("--from-beginning", "--until-end", "--bootstrap", OFFLINE, "--registry", registry)
-        return offline.millrace("consume", "PageView", *words).count("member") >= 100
+        return operator.millrace("consume", "PageView", *words).count("member") >= 100
 
     wait_until("the events offline", consumed)
 
@@ -87,7 +115,7 @@ def test_an_event_of_a_service_is_counted_everywhere(machines: dict[str, Machine
         counts = [
             line
             for address in ("10.1.0.1", "10.1.0.2", "10.9.0.1", "10.9.0.2")
-            for line in offline.get(f"http://{address}:9191/metrics").splitlines()
+            for line in operator.get(f"https://{address}:9191/metrics", prometheus(operator)).splitlines()
             if line.startswith("millrace_audit_reader_messages_total{") and 'kind="audited"' in line
         ]
         tiers = {line.split('tier="')[1].split('"')[0]: 0.0 for line in counts}
@@ -98,14 +126,19 @@ def test_an_event_of_a_service_is_counted_everywhere(machines: dict[str, Machine
     wait_until("both tiers have counted them", counted)
 
 
+def prometheus(operator: Machine) -> str:
+    """The token for every page of metrics."""
+    return (operator.folder / "srv/secrets/prometheus.token").read_text().strip()
+
+
 def test_every_part_says_that_it_is_well(machines: dict[str, Machine]) -> None:
-    operator = machines["offline-4"]
+    operator = machines["operator"]
     for row in installed():
         if row.unit == "millrace-broker":
-            assert json.loads(operator.get(f"http://{row.address}:9190/healthz"))["healthy"]
-    assert json.loads(operator.get("http://10.9.0.4:8081/healthz")) == {"status": "ok"}
+            assert json.loads(operator.get(f"https://{row.address}:9190/healthz"))["healthy"]
+    assert json.loads(operator.get("https://10.9.0.4:8081/healthz")) == {"status": "ok"}
     wait_until(
-        "the auditor has heard of all tiers", lambda: _answers(operator, "http://10.9.0.4:8082/v1/health")
+        "the auditor has heard of all tiers", lambda: _answers(operator, "https://10.9.0.4:8082/v1/health")
     )
 
 
@@ -124,8 +157,13 @@ def test_alerts_and_dashboards_read_only_metrics_that_are_served(machines: dict[
         for group in job["static_configs"]
         for target in group["targets"]
     ]
-    pages = [machines["offline-4"].get(f"http://{target}/metrics") for target in targets]
-    pages.append(machines["shop"].get("http://127.0.0.1:8083/metrics"))
+    operator = machines["operator"]
+    token = prometheus(operator)
+    for target in targets:
+        with pytest.raises(AssertionError, match="401"):
+            operator.get(f"https://{target}/metrics")
+    pages = [operator.get(f"https://{target}/metrics", token) for target in targets]
+    pages.append(machines["shop"].get("https://127.0.0.1:8083/metrics", token))
     served = set()
     for page in pages:
         for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE):
@@ -137,25 +175,33 @@ def test_alerts_and_dashboards_read_only_metrics_that_are_served(machines: dict[
     assert asked - served == set()
 
 
-def test_a_service_with_a_certificate_is_served_at_the_outside_listener_and_nobody_else(
+LOGIN = """
+from confluent_kafka.admin import AdminClient
+folder = "/etc/millrace/security"
+login = {
+    "security.protocol": "SASL_SSL", "ssl.ca.location": f"{folder}/ca.pem", "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.username": "producer", "sasl.password": open(f"{folder}/producer.password").readline().strip(),
+}
+"""
+
+
+def test_a_service_that_logs_in_is_served_at_the_outside_listener_and_nobody_else(
     machines: dict[str, Machine],
 ) -> None:
     shop = machines["shop"]
-    code = """
+    code = f"""{LOGIN}
 import sys
-from confluent_kafka.admin import AdminClient
-ssl = {"security.protocol": "SSL", "ssl.ca.location": "/srv/authority/ca.pem"}
-own = {"ssl.certificate.location": "/srv/authority/shop.pem", "ssl.key.location": "/srv/authority/shop.key"}
-servers = {"bootstrap.servers": "dc1-2.example.com:9093", "log_level": 0}
+login["sasl.password"] += sys.argv[1]
+servers = {{"bootstrap.servers": "dc1-2.example.com:9093", "log_level": 0}}
 try:
-    found = AdminClient({**servers, **ssl, **(own if sys.argv[1] == "own" else {})}).list_topics(timeout=8)
-    print(sorted(f"{broker.host}:{broker.port}" for broker in found.brokers.values()))
+    found = AdminClient({{**servers, **login}}).list_topics(timeout=8)
+    print(sorted(f"{{broker.host}}:{{broker.port}}" for broker in found.brokers.values()))
 except Exception as error:
     print(type(error).__name__)
 """
-    found = shop.run(sys.executable, "-c", code, "own").strip()
+    found = shop.run(sys.executable, "-c", code, "").strip()
     assert found == str([f"dc1-{n}.example.com:9093" for n in (1, 2, 3)])
-    assert shop.run(sys.executable, "-c", code, "none").strip() == "KafkaException"
+    assert shop.run(sys.executable, "-c", code, "wrong").strip() == "KafkaException"
 
 
 def test_the_second_reader_takes_over_and_a_machine_may_be_lost(machines: dict[str, Machine]) -> None:
@@ -165,10 +211,11 @@ def test_the_second_reader_takes_over_and_a_machine_may_be_lost(machines: dict[s
         "dc1's other reader counts", lambda: "ready: " in second.service("millrace-audit-reader").output
     )
     first.service("zookeeper").end(9)  # two of three are left
-    second.millrace("topics", "create", "SearchQuery", "--partitions", "3", "--bootstrap", "10.1.0.2:9092")
+    create = ("topics", "create", "SearchQuery", "--partitions", "3", "--bootstrap", "10.1.0.2:9092")
+    machines["operator"].millrace(*create)
 
 
-PRODUCER = """
+PRODUCER = f"""{LOGIN}
 import signal, sys, time
 from confluent_kafka import Producer
 stop = []
@@ -177,7 +224,7 @@ acknowledged = []
 def done(error, message):
     assert error is None, error
     acknowledged.append(message.value())
-producer = Producer({"bootstrap.servers": sys.argv[1], "enable.idempotence": True})
+producer = Producer({{"bootstrap.servers": sys.argv[1], "enable.idempotence": True, **login}})
 number = 0
 while not stop:
     producer.produce(sys.argv[2], b"%d" % number, on_delivery=done)
@@ -197,7 +244,7 @@ def consumed(machine: Machine, topic: str, bootstrap: str) -> list[str]:
 def test_brokers_are_restarted_one_by_one_under_traffic_and_nothing_is_lost_or_repeated(
     machines: dict[str, Machine],
 ) -> None:
-    shop, operator = machines["shop"], machines["offline-4"]
+    shop, operator = machines["shop"], machines["operator"]
     operator.millrace("topics", "create", "Rolling", "--partitions", "6", "--bootstrap", "10.1.0.2:9092")
     brokers = "10.1.0.1:9092,10.1.0.2:9092,10.1.0.3:9092"
     producer = shop.in_background(sys.executable, "-c", PRODUCER, brokers, "Rolling", log="producer.log")
@@ -219,18 +266,18 @@ def test_what_a_cluster_has_lost_is_restored_from_its_copies(
     machines: dict[str, Machine], tmp_path: Path
 ) -> None:
     dc2 = [machines[f"dc2-{number}"] for number in (1, 2, 3)]
-    operator, brokers = machines["offline-4"], "10.2.0.1:9092,10.2.0.2:9092,10.2.0.3:9092"
+    operator, services = machines["operator"], machines["offline-4"]
+    brokers = "10.2.0.1:9092,10.2.0.2:9092,10.2.0.3:9092"
     operator.millrace("topics", "create", "Kept", "--partitions", "3", "--bootstrap", brokers)
     sent = [str(number) for number in range(300)]
-    dc2[0].run(
-        "/opt/millrace/bin/millrace", "produce", "Kept", "--bootstrap", brokers, stdin="\n".join(sent) + "\n"
-    )
-    subjects = "http://10.9.0.4:8081/subjects"
-    registered = json.loads(operator.get(subjects))
+    produce = ("/opt/millrace/bin/millrace", "produce", "Kept", "--bootstrap", brokers)
+    operator.run(*produce, stdin="\n".join(sent) + "\n")
+    subjects, token = "https://10.9.0.4:8081/subjects", prometheus(operator)
+    registered = json.loads(operator.get(subjects, token))
     assert "AuditHeartbeat" in registered
     backup = str(DEPLOY / "backup.sh")
     dc2[1].run(backup, "/srv/backup")  # while everything runs
-    operator.run(backup, "/srv/backup")
+    services.run(backup, "/srv/backup")
     for machine in dc2:
         assert machine.service("millrace-broker").end() == 0
     log = dc2[0].folder / "var/lib/millrace/broker"
@@ -240,8 +287,8 @@ def test_what_a_cluster_has_lost_is_restored_from_its_copies(
     for machine in dc2:
         machine.service("zookeeper").end(9)
         shutil.rmtree(machine.folder / "var/lib/zookeeper/version-2")
-    operator.service("millrace-registry").end(9)
-    registry = operator.folder / "var/lib/millrace/registry"
+    services.service("millrace-registry").end(9)
+    registry = services.folder / "var/lib/millrace/registry"
     for file in registry.iterdir():
         file.unlink()
 
@@ -253,9 +300,9 @@ def test_what_a_cluster_has_lost_is_restored_from_its_copies(
         machine.start_zookeeper(number, DEPLOY / "datacenters/dc2/zoo.cfg")
     for machine in dc2:
         _start_until_it_stays(machine, "millrace-broker")
-    shutil.copy(operator.folder / "srv/backup/registry.db", registry)
-    operator.start("millrace-registry").ready()
+    shutil.copy(services.folder / "srv/backup/registry.db", registry)
+    services.start("millrace-registry").ready()
     assert consumed(operator, "Kept", brokers) == sorted(sent)
-    assert json.loads(operator.get(subjects)) == registered
-    dc2[0].run("/opt/millrace/bin/millrace", "produce", "Kept", "--bootstrap", brokers, stdin="300\n")
+    assert json.loads(operator.get(subjects, token)) == registered
+    operator.run(*produce, stdin="300\n")
     wait_until("the mirror goes on", lambda: consumed(operator, "Kept", OFFLINE) == sorted([*sent, "300"]))

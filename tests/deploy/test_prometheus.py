@@ -25,8 +25,12 @@ def promtool(*words: str, cwd: Path = FOLDER) -> str:
     return result.stdout + result.stderr + f"exit code {result.returncode}"
 
 
-def test_prometheus_takes_its_files() -> None:
-    assert promtool("check", "config", "prometheus.yml").endswith("exit code 0")
+def test_prometheus_takes_its_files(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    for file in ("prometheus.token", "ca.pem"):
+        (tmp_path / file).touch()
+    said = promtool("check", "config", "prometheus.yml", cwd=tmp_path)
+    assert said.endswith("exit code 0"), said
 
 
 def test_no_alert_fires_while_all_is_well_and_every_one_when_everything_is_broken() -> None:

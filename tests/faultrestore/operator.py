@@ -58,10 +58,9 @@ class Operator:
             "TOPIC": TOPIC,
             "/srv/warehouse": str(place.warehouse),  # the catalog holds its path, which others read, too
             "DATE": datetime.now(UTC).strftime("%F"),
-            "http://10.9.0.4:8082": place.auditor_url,
-            "http://10.9.0.4:8081": place.registry,
             "10.9.0.1:9092": place.clusters[OFFLINE].bootstrap,
         }
+        self._variables = {"MILLRACE_AUDITOR": place.auditor_url, "MILLRACE_REGISTRY": place.registry}
         for folder in ("requests", "bin", "backup"):
             (self._folder / folder).mkdir(parents=True)
         systemctl = self._folder / "bin" / "systemctl"
@@ -89,7 +88,7 @@ class Operator:
         typed = start_child(
             ["unshare", "--mount", "sh", "-c", script],
             cwd=REPOSITORY,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, **self._variables, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,14 @@ def installed() -> list[Installed]:
             source = DEPLOY / "datacenters" / cells[2]
             rows.append(Installed(machine, address, source, cells[3], cells[4]))
     return rows
+
+
+def make_secrets(folder: Path, *services: str) -> Path:
+    """Run secrets.sh; the folder, in which each machine has one."""
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = [str(DEPLOY / "datacenters" / "secrets.sh"), str(folder), *services]
+    subprocess.run(words, env=variables, check=True, capture_output=True, timeout=300)
+    return folder
 
 
 def environment(text: str) -> dict[str, str]:

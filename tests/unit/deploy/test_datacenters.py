@@ -11,7 +11,8 @@ import pytest
 
 from millrace.cli import cli
 from millrace.config import BrokerConfig, load, parse_addresses
-from tests.unit.deploy.files import DEPLOY, PAGE, Installed, environment, exec_start, installed
+from millrace.security.client import load_client
+from tests.unit.deploy.files import DEPLOY, PAGE, Installed, environment, exec_start, installed, make_secrets
 
 ROWS = installed()
 FOLDER = DEPLOY / "datacenters"
@@ -31,7 +32,7 @@ def _config(row: Installed) -> BrokerConfig:
 def _options(file: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
     """What the unit's command makes of its options and variables."""
     variables = environment(file.read_text())
-    for name, value in variables.items():
+    for name, value in (variables | {"MILLRACE_REGISTRY": "of secrets.env"}).items():
         monkeypatch.setenv(name, value)
     words = exec_start(unit)[1:]
     assert words[-1] == "$MILLRACE_OPTIONS"
@@ -53,13 +54,15 @@ def test_a_brokers_file_is_for_its_machine(row: Installed) -> None:
     cluster, _, number = row.machine.partition("-")
     assert (config.cluster, str(config.broker_id)) == (cluster, number)
     inside = next(iter(config.named_listeners.values()))  # what Millrace's own processes are told
-    assert (inside.listen, inside.protocol) == (f"{row.address}:9092", "PLAINTEXT")
+    assert inside.listen == f"{row.address}:9092"
+    assert {listener.protocol for listener in config.named_listeners.values()} == {"SASL_SSL"}
+    assert config.security.authorizer
+    assert config.metrics_tls
+    assert {origin.security.protocol for origin in config.mirror.values()} <= {"SASL_SSL"}
     assert config.metrics_listen == f"{row.address}:9190"
     for name, listener in config.listeners.items():
         if name != "inside":
-            assert listener.uses_tls
             assert listener.advertised.startswith(f"{row.machine}.example.com:")
-            assert Path(config.tls.certificate).stem == f"{row.machine}.example.com"
 
 
 @pytest.mark.parametrize("cluster", ["dc1", "dc2", "offline"])
@@ -104,19 +107,44 @@ def test_a_service_takes_its_options_and_finds_what_it_needs(
 ) -> None:
     options = _options(row.source, row.unit, monkeypatch)
     cluster = row.machine.partition("-")[0]
-    registry = next(other for other in SERVICES if other.unit == "millrace-registry")
+    if options.get("listen") or options.get("metrics_listen"):
+        assert options["access_file"]
+        assert options["certificate"]
     if "listen" in options:
         assert str(options["listen"]).startswith(f"{row.address}:")
     if options.get("bootstrap"):
         bootstrap = options["bootstrap"]
         assert parse_addresses(bootstrap if isinstance(bootstrap, str) else "") == _inside(cluster)
-        assert options["registry"] == f"http://{registry.address}:8081"
     if "zookeeper" in options:  # whose turn it is stands in the aggregate cluster's
         assert options["zookeeper"] == _config(BROKERS[-1]).zookeeper
     if "cluster" in options:
         assert (options["cluster"], options["tier"]) == (cluster, "offline" if cluster == "offline" else None)
     if "origins" in options:
         assert options["origins"] == "dc1,dc2"
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_secrets(tmp_path_factory.mktemp("secrets") / "secrets", "shop")
+
+
+@pytest.mark.parametrize("machine", [*dict.fromkeys(row.machine for row in ROWS), "shop"])
+def test_every_file_that_a_machine_reads_is_among_its_secrets_and_no_other(
+    machine: str, secrets: Path
+) -> None:
+    files = [row.source for row in ROWS if row.machine == machine] or [FOLDER / "dc1/agent.env"]
+    read = set(re.findall(r"/etc/millrace/security/([\w.-]+)", "".join(file.read_text() for file in files)))
+    there = {file.name for file in (secrets / machine).iterdir()}
+    for name in read & {"reader.toml", "auditor.toml", "producer.toml"}:
+        client = load_client(str(secrets / machine / name))
+        paths = (client.ca, client.password_file, client.zookeeper_identity)
+        read |= {Path(path).name for path in paths if path}
+    asks = any(file.suffix == ".env" for file in files)
+    assert there == read | ({"secrets.env"} if asks else set())
+    if asks:
+        text = (secrets / machine / "secrets.env").read_text()
+        registry = next(row for row in SERVICES if row.unit == "millrace-registry")
+        assert re.fullmatch(rf"MILLRACE_REGISTRY=https://{machine}:[\w-]+@{registry.address}:8081\n", text)
 
 
 @pytest.mark.parametrize("cluster", ["dc1", "dc2"])
