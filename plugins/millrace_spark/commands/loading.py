@@ -128,7 +128,8 @@ def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
         }
         for load in answer["loads"]
     )
-    numbers = ("rows", ("before", "rows_before"), "rejected", ("before", "rejected_before"))
+    kinds = ("rows", "tombstones", "rejected")
+    numbers = (column for kind in kinds for column in (kind, ("before", f"{kind}_before")))
     show_rows(loads, "load", "edition", *numbers, ("", "message"))
     command = f"millrace publish {request.topic} --warehouse {request.warehouse} --auditor URL"
     click.echo(f"bring the table up to date with `{command}`")

@@ -393,7 +393,12 @@ _NOT_IN_THE_FIRST_FORM = (
     *("rejected", "judged_through"),
     *("tombstone_files", "aside_by_hour", "waiting_aside"),
 )
-_NOT_IN_THE_FIRST_FORM_OF_A_PARTITION = ("end_epoch", "tombstones", "rejected_by_kind")
+_NOT_IN_THE_FIRST_FORM_OF_A_PARTITION: Mapping[str, Any] = {
+    "end_epoch": None,
+    "tombstones": 0,
+    "rejected_by_kind": {},
+}
+"""Key -> its empty value; a leader epoch of 0 is not empty."""
 Manifest = LoadManifest | Publication
 M = TypeVar("M", LoadManifest, Publication)
 
@@ -414,8 +419,8 @@ def content_hash(manifest: Manifest) -> str:
         if not change["aside"]:
             del change["aside"]
     for part in values.get("partitions", ()):
-        for name in _NOT_IN_THE_FIRST_FORM_OF_A_PARTITION:
-            if part.get(name, True) in (None, 0, {}):
+        for name, empty in _NOT_IN_THE_FIRST_FORM_OF_A_PARTITION.items():
+            if part[name] == empty:
                 del part[name]
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -527,7 +532,7 @@ def check_law(manifest: LoadManifest) -> list[str]:
     by_hour = Counter(dict.fromkeys(stated, 0))
     for each in manifest.aside_by_hour:
         by_hour[each.kind] += each.messages
-    if manifest.aside_by_hour and dict(by_hour) != stated:
+    if dict(by_hour) != stated:
         problems.append(f"messages without rows by hour are {dict(by_hour)}, the partitions state {stated}")
     if tombstones != manifest.tombstones:
         problems.append(

@@ -183,5 +183,6 @@ def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def read_without_bytes(content: Path | BinaryIO, schema: pa.Schema = REJECTED_SCHEMA) -> pa.Table:
     """A file's rows without bytes and keys, which are not read: unpacked they may be gigabytes."""
-    names = [name for name in schema.names if name not in BYTES]
-    return without_bytes(pq.read_table(content, columns=names, partitioning=None), schema)
+    with pq.ParquetFile(content) as file:
+        names = [name for name in file.schema_arrow.names if name not in BYTES]
+        return without_bytes(file.read(names), schema)

@@ -47,8 +47,10 @@ class ReloadResult:
     published: bool
     """True if this call made the edition."""
     rows: int
+    tombstones: int
     rejected: int
     rows_before: int
+    tombstones_before: int
     rejected_before: int
     hours: Mapping[str, int]
     """Hours that have rows of the edition now or had some of the one before -> rows now."""
@@ -268,8 +270,10 @@ def _result(manifest: LoadManifest, before: LoadManifest, *, published: bool) ->
         edition=manifest.edition,
         published=published,
         rows=manifest.rows,
+        tombstones=manifest.tombstones,
         rejected=manifest.rejected,
         rows_before=before.rows,
+        tombstones_before=before.tombstones,
         rejected_before=before.rejected,
         hours={hour: now.get(hour, 0) for hour in sorted(now.keys() | then.keys())},
     )

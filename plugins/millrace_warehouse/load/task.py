@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from millrace_warehouse.load.erased import Eraser
 
 
+_NO_HOUR = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """What a task reads with; travels to the tasks, so both callables must be picklable."""
@@ -158,23 +161,23 @@ class _Aside:
     def add(self, batch: DecodedBatch) -> None:
         if batch.tombstones is not None:
             self._tombstones.add(pa.Table.from_batches([batch.tombstones]))
-            hours = self._hours(batch.tombstones["timestamp"].to_numpy())
-            self.by_hour.update((hour, TOMBSTONE) for hour in hours)
+            numbers = self._hours(batch.tombstones["timestamp"].to_numpy())
+            for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+                self.by_hour[_filed(number), TOMBSTONE] += int(count)
         if not batch.rejected:
             return
         self._rejected.add(rejected_rows(batch.rejected))
         hours = self._hours(np.array([record.timestamp for record in batch.rejected], np.int64))
-        for record, hour in zip(batch.rejected, hours, strict=True):
-            self.by_hour[hour, record.kind.value] += record.records
+        for record, number in zip(batch.rejected, hours, strict=True):
+            self.by_hour[_filed(number), record.kind.value] += record.records
             self.reasons[record.kind].add([(record.reason, record.records)])
             if record.kind == Kind.FOREIGN_FRAMING:
                 self.foreign = self.foreign or record.raw[:FIRST_BYTES]
 
-    def _hours(self, times_ms: Longs) -> list[str]:
-        """The hours of messages: UNFILED where a row with that time would be."""
+    def _hours(self, times_ms: Longs) -> Longs:
+        """The numbers of the messages' hours: _NO_HOUR where a row with that time would be UNFILED."""
         sound = (times_ms >= FIRST_EVENT_MS) & (times_ms < self._task.filing.file_by_ms)
-        numbers = np.where(sound, times_ms // (HOUR_US // 1000), -1).tolist()
-        return [UNFILED if number < 0 else hour_of(number) for number in numbers]
+        return np.where(sound, times_ms // (HOUR_US // 1000), _NO_HOUR)
 
     def stored(self, records: int) -> tuple[list[RejectedFile], list[TombstoneFile]]:
         """Store the files that there are; the rejected rows stand for so many records."""
@@ -186,6 +189,11 @@ class _Aside:
             described = _store(task, self._tombstones.path, "tombstones")
             tombstones.append(TombstoneFile(**described, rows=self._tombstones.rows))
         return rejected, tombstones
+
+
+def _filed(number: int) -> str:
+    """The hour of a number that `_Aside._hours` returns."""
+    return UNFILED if number == _NO_HOUR else hour_of(int(number))
 
 
 class _Erased:

@@ -185,9 +185,10 @@ def _check_aside(
                 f"{check.topic}/{file.path} has the bytes or keys of {what} that erasure {min(takers)} takes:"
                 " erase again with the same --where, --rejected and another --id"
             )
-        records = table["records"].to_pylist() if "records" in there else [1] * len(table)
-        for partition, count in zip(table["partition"].to_pylist(), records, strict=True):
-            counted[partition] = counted.get(partition, 0) + count
+        if "records" not in there:
+            table = table.append_column("records", pa.repeat(1, len(table)))
+        for row in table.group_by("partition").aggregate([("records", "sum")]).to_pylist():
+            counted[row["partition"]] = counted.get(row["partition"], 0) + row["records_sum"]
     if counted != stated:
         yield f"{where}: its {what} are {counted} by partition, its manifest states {dict(stated)}"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
 from millrace.records import Message
+from millrace_warehouse.audit.read_back import read_back
 from millrace_warehouse.erase.erasing import EraseResult
 from millrace_warehouse.history import erasures, layout
 from millrace_warehouse.history.erasures import Erasure, read_done
@@ -233,6 +235,15 @@ def test_verify_and_erase_do_not_read_the_bytes_which_may_be_gigabytes_unpacked(
     assert read_without_bytes(path).to_pylist() == [{**record, "raw": None}]
 
 
+@pytest.mark.parametrize("columns", [6, 8])
+def test_the_bytes_of_a_file_of_a_version_before_can_be_taken_out(scene: Scene, columns: int) -> None:
+    record = {"partition": 0, "offset": 5, "records": 1, "schema_id": 9, "reason": "unknown", "raw": b"jane"}
+    path = scene.folder / "rejected.parquet"
+    pq.write_table(pa.Table.from_pylist([record], pa.schema(list(REJECTED_SCHEMA)[:columns])), path)
+    missing = dict.fromkeys(REJECTED_SCHEMA.names)
+    assert read_without_bytes(path).to_pylist() == [{**missing, **record, "raw": None}]
+
+
 def test_keys_of_tombstones_and_rejected_records_are_named_and_taken_with_the_bytes(scene: Scene) -> None:
     key = NAME.encode()
 
@@ -249,6 +260,8 @@ def test_keys_of_tombstones_and_rejected_records_are_named_and_taken_with_the_by
     assert len(holding(scene.folder, NAME)) == 2
     done = scene.erase(id="4711", rejected=True)
     assert (done.rejected, holding(scene.folder, NAME)) == (2, [])
+    replaced = read_back(scene.storage, layout.read_edition(scene.storage, TOPIC, 3, 1))
+    assert replaced.bad == [], "the erasure has written down that it deleted the file"
     assert done.purged is not None
     assert not [left for left in done.purged.left if "tombstones" in left.what]
     send()

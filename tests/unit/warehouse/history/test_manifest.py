@@ -144,6 +144,11 @@ def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) 
     assert any(words in problem for problem in problems), problems
 
 
+def test_a_manifest_that_files_none_of_its_tombstones_under_an_hour_breaks_the_law() -> None:
+    (problem,) = check_law(manifest(aside_by_hour=()))
+    assert problem.startswith("messages without rows by hour are {'tombstone': 0,")
+
+
 def test_a_gap_alone_accounts_for_a_range() -> None:
     part = PartitionRange(partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),))
     nothing = {
@@ -174,8 +179,11 @@ def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
     assert check_follows(second, None) == ["the first load names one before it that is not there"]
 
 
-def test_a_manifest_of_before_there_were_erasures_and_tombstones_keeps_its_hash() -> None:
-    part = dataclasses.replace(PART, read=11, tombstones=0, rejected_by_kind={})
+@pytest.mark.parametrize("end_epoch", [None, 0, 3])
+def test_a_manifest_of_before_there_were_erasures_and_tombstones_keeps_its_hash(
+    end_epoch: int | None,
+) -> None:
+    part = dataclasses.replace(PART, read=11, tombstones=0, rejected_by_kind={}, end_epoch=end_epoch)
     nothing = {"erases": None, "erasures": (), "erased": (), "erased_sequences": ()}
     nothing |= {"tombstone_files": (), "aside_by_hour": ()}
     plain = manifest(**nothing, erased_sequences_file=None, partitions=(part,))
@@ -184,7 +192,9 @@ def test_a_manifest_of_before_there_were_erasures_and_tombstones_keeps_its_hash(
         del values[name]
     del values["sha256"]
     for each in values["partitions"]:
-        assert not any(each.pop(name) for name in ("end_epoch", "tombstones", "rejected_by_kind"))
+        assert not any(each.pop(name) for name in ("tombstones", "rejected_by_kind"))
+        if end_epoch is None:
+            del each["end_epoch"]
     written = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     before = decode(LoadManifest, json.dumps({**values, "sha256": written}).encode(), "here")
     assert check_hash(before) is None
