@@ -1,4 +1,4 @@
-"""One file says what each topic asks for: MILLRACE_TOPICS_FILE names it to all who work on topics.
+"""Policies of topics, in one file that MILLRACE_TOPICS_FILE names to every command.
 
     [PageView]                     a file in TOML, with a table for each topic
     ["shop.orders.v1"]             a name with dots stands in quotes
@@ -10,7 +10,7 @@
     [SearchQuery]
     mirror = true
 
-An option of a command outweighs the file. Knows the file alone, and nothing of those who read it.
+An option of a command overrides the file. Knows no command that reads the file.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ PROOFS = ("complete", "carried")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPolicy:
-    """What one topic asks for."""
+    """Settings of one topic."""
 
     subject: str = ""
-    """The registry's subject, or how it is named, as behind `--subject TOPIC=`; empty: as for all topics."""
+    """Subject in the registry, or strategy that names it, as in `--subject TOPIC=`; empty for the default."""
     proof: str = "complete"
-    """The verdict by which the auditor calls an hour proven, one of PROOFS."""
+    """Verdict by which the auditor calls an hour proven, one of PROOFS."""
     max_bytes: str = ""
     """`--max-bytes` of its loads."""
     max_rejected: str = ""
     """`--max-rejected` of its loads."""
     accept_rejected: bool = False
-    """Whether its loads succeed though they have set records aside."""
+    """True if its loads succeed although they have set records aside."""
     tombstones_as_rows: bool = False
-    """Whether its loads make a row of nulls of each tombstone; else tombstones lie beside the rows."""
+    """True if its loads make a row of nulls of each tombstone; else tombstones lie beside the rows."""
     mirror: bool = False
-    """Whether a task of Airflow mirrors it from each origin before it is loaded; else the brokers do."""
+    """True if a task of Airflow mirrors the topic from each origin before each load; else the brokers do."""
     conn_id: str = ""
-    """Airflow's connection to its brokers, its auditor and its warehouse; empty: the default one."""
+    """Airflow's connection to its brokers, its auditor and its warehouse; empty for the default one."""
 
 
 TopicPolicies = Mapping[str, TopicPolicy]
-"""By topic; what is not there asks for nothing."""
+"""Topic -> its policy; a topic without one has NO_POLICY."""
 NO_POLICY = TopicPolicy()
 
 
 def policies_of_environment() -> TopicPolicies:
-    """What the file of MILLRACE_TOPICS_FILE says; nothing where the variable is not set."""
+    """Return the policies in the file that MILLRACE_TOPICS_FILE names; none if the variable is not set."""
     file = os.environ.get(VARIABLE)
     return read_policies(file) if file else {}
 
 
 def read_policies(file: str | Path) -> TopicPolicies:
-    """What a file says; ConfigError when there is none, or when it says what nobody knows."""
+    """Return the policies in a file; ConfigError if it cannot be read or has an unknown setting."""
     try:
         tables = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:

@@ -275,15 +275,19 @@ def test_in_permissive_mode_what_cannot_be_decoded_is_a_row_of_nulls_with_its_by
         schema_id = registry.lookup(views, PAGE_VIEW)
         assert schema_id is not None
     good = message(schema_id.schema_id, PAGE_VIEW, page_view(1))
-    produce(world, "mixed", [good, b"no prefix", None, good], key=b"k")
+    produce(world, "mixed", [good, b"no prefix", None, b"\0\xff\xff\xff\xff", good], key=b"k")
     options = {"registry_subject": views, "mode": "PERMISSIVE"}
     frame = reader(spark, world, "mixed", registry_url=world.registry, **options).load()
     assert frame.columns[-2:] == ["_corrupt_record", "_corrupt_reason"]
-    first, bad, last = frame.orderBy("_offset").collect()
+    first, bad, unknown, last = frame.orderBy("_offset").collect()
     assert (first.url, last.url, first._corrupt_record, last._corrupt_reason) == ("/é/1", "/é/1", None, None)
     assert (bad.url, bad.header, bytes(bad._corrupt_record)) == (None, None, b"no prefix")
     reason = "the message does not begin with a zero byte and a schema id: it looks like plain text"
     assert (bytes(bad._key), bad._corrupt_reason) == (b"k", reason)
+    assert (unknown._schema_id, unknown._corrupt_reason) == (
+        -1,
+        "schema id 4294967295 is not in the registry",
+    )
 
 
 def test_a_tombstone_is_no_row_and_fails_no_query(spark: SparkSession, world: World, views: str) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -159,16 +158,8 @@ class AsideFile:
 
 def rejected_rows(rejected: Sequence[Rejected]) -> pa.Table:
     """The rows of a file of rejected records."""
-    rows = [
-        {name: getattr(record, name) for name in REJECTED_SCHEMA.names} | {"schema_id": _wrapped(record)}
-        for record in rejected
-    ]
+    rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in rejected]
     return pa.Table.from_pylist(rows, REJECTED_SCHEMA)
-
-
-def _wrapped(record: Rejected) -> int | None:
-    """The schema id in the 32 bits of its column: a message may state any four bytes."""
-    return record.schema_id and int(np.int64(record.schema_id).astype(np.int32))
 
 
 def without_bytes(rows: pa.Table, schema: pa.Schema) -> pa.Table:

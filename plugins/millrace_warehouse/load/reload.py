@@ -23,7 +23,7 @@ from millrace_warehouse.history.same_log import another_log, cut_log
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.rejections import RejectedLimit, RejectedLimits
-from millrace_warehouse.log.kinds import Kind
+from millrace_warehouse.log.kinds import TOMBSTONE, Kind
 from millrace_warehouse.log.ranges import Gap
 from millrace_warehouse.races import Conflict, retried
 from millrace_warehouse.storage.verbs import Storage
@@ -59,8 +59,8 @@ class ReloadResult:
 def loads_of(storage: Storage, topic: str, hours: Sequence[str]) -> list[int]:
     """The loads with rows of one of these hours in any edition, or with rejected records that may be.
 
-    A rejected record has no time that can be read: its load counts if it has rows on both sides, or none.
-    Reads every manifest of the topic.
+    The event time of a rejected record may differ from the hour that it is filed under. So a load with such
+    records also counts if it has rows on both sides of an hour, or none. Reads every manifest of the topic.
     """
     layout.require_load(storage, topic)
     later = layout.editions_of(storage, topic)
@@ -70,8 +70,10 @@ def loads_of(storage: Storage, topic: str, hours: Sequence[str]) -> list[int]:
             first,
             *(layout.read_edition(storage, topic, first.load, n) for n in later.get(first.load, ())),
         ]
+        newest = editions[-1]
         present = {hour for edition in editions for hour in edition.rows_by_hour()}
-        if present & set(hours) or (editions[-1].rejected and _may_have(present - {UNFILED}, hours)):
+        rejected = {each.hour for each in newest.aside_by_hour if each.kind != TOMBSTONE}
+        if (present | rejected) & set(hours) or (newest.rejected and _may_have(present - {UNFILED}, hours)):
             loads.append(first.load)
     return loads
 

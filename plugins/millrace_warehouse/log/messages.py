@@ -83,6 +83,7 @@ class Rejected:
     records: int
     kind: Kind
     schema_id: int | None
+    """In 32 bits with a sign, as its columns have it: a message may state any four bytes."""
     reason: str
     key: bytes | None
     """None without a key, and for a batch that cannot be unpacked."""
@@ -294,7 +295,7 @@ def _rejected(
         offset=int(frames.offset[row]),
         records=1,
         kind=kind,
-        schema_id=schema_id,
+        schema_id=None if schema_id is None else int(np.int64(schema_id).astype(np.int32)),
         reason=reason,
         key=_bytes_at(frames, frames.key, frames.key_size, row) if has_key else None,
         raw=raw,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
+from millrace.records import Message
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import newest_editions, read_edition
 from millrace_warehouse.load.load import load_topic
@@ -181,6 +182,12 @@ def test_the_loads_of_an_hour_are_those_with_its_rows_and_those_whose_rejected_r
     )
     assert loads_of(scene.storage(), TOPIC, [ONE]) == [2]
     assert loads_of(scene.storage(), TOPIC, [UNFILED]) == [2]
+
+
+def test_the_loads_of_an_hour_include_those_with_rejected_records_behind_all_rows(scene: Mended) -> None:
+    scene.log.append(0, [event(4, START), Message(START + 3 * HOUR, None, b"text")])
+    scene.load()
+    assert 3 in loads_of(scene.storage(), TOPIC, [ONE])
 
 
 def test_the_loads_of_an_hour_include_those_whose_older_edition_has_its_rows(scene: Mended) -> None:
