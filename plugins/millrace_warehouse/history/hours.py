@@ -11,7 +11,7 @@ UNFILED = "none"
 """The hour of rows without a time, or with one that no sound clock has shown: kept, counted, never proven."""
 HOUR_US = 3_600_000_000
 FIRST_HOUR = FIRST_EVENT_MS // 3_600_000
-"""The first hour of 2000. Loads file no row in an earlier one; those of versions before did, from 1970 on."""
+"""The first hour of 2000. No load files rows in an earlier hour; versions before did, from 1970 on."""
 
 
 def hour_of(number: int | None) -> str:

@@ -52,7 +52,7 @@ def _still_complete(
 
 
 def _if_sound(hour: str | None) -> int | None:
-    """The number of an hour; None for none, and for one before 2000, behind which nobody fills hours."""
+    """Return the number of an hour; None without an hour, and for one before 2000."""
     number = None if hour is None else number_of(hour)
     return number if number is None or number >= FIRST_HOUR else None
 

@@ -26,6 +26,13 @@ from tests.published import warehouse
 from tests.unit.warehouse.memory_log import HOUR, SCHEMA_ID, START, TOPIC, MemoryLog, event, load_run
 
 UNKNOWN = b"\0\0\0\0\x63body"
+REJECTED_BY_HOUR = """
+    SELECT date_trunc('hour', epoch_ms(CASE WHEN timestamp BETWEEN 0 AND 253402300799999 THEN timestamp END))
+           AS hour, kind, sum(records)
+    FROM (SELECT DISTINCT ON (partition, "offset") *
+          FROM read_parquet('{rows}/*/rejected-*.parquet', union_by_name = true))
+    GROUP BY ALL"""
+"""The query of the page."""
 
 
 def topic_of_changes(count: int, deletes: int, bad: int = 0) -> MemoryLog:
@@ -60,6 +67,16 @@ def test_deletes_of_a_topic_of_changes_are_tombstones_and_their_keys_are_found_b
     assert not {offset for _, offset, *_ in found} & {offset for (offset,) in rows}
     with warehouse(tmp_path) as w:
         assert w.problems(rows=True) == []
+
+
+def test_keys_that_are_not_text_and_times_out_of_range_fail_no_sql(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.append(0, [Message(START, b"\0\x80", None), Message(1 << 62, None, b"text")])
+    load_topic(load_run(log, tmp_path), TOPIC)
+    query = 'SELECT DISTINCT partition, "offset", timestamp, key'
+    query += " FROM read_parquet('{rows}/*/tombstones-*.parquet')"
+    assert [row[2:] for row in sql(tmp_path, query)] == [(START, b"\0\x80")]
+    assert sql(tmp_path, REJECTED_BY_HOUR) == [(None, "foreign_framing", 1)]
 
 
 def test_broken_bodies_among_them_are_counted_alone(tmp_path: Path) -> None:
@@ -115,12 +132,7 @@ def test_rejected_records_are_found_by_hour_and_kind_by_sql(tmp_path: Path) -> N
     load_topic(load_run(log, tmp_path), TOPIC)
     again = load_run(log, tmp_path, "again").writing
     reload_topic(ReloadRun(writing=again, reason="test"), TOPIC, [1])
-    found = sql(
-        tmp_path,
-        "SELECT date_trunc('hour', epoch_ms(timestamp)) AS hour, kind, sum(records) FROM"
-        ' (SELECT DISTINCT ON (partition, "offset") * FROM'
-        " read_parquet('{rows}/*/rejected-*.parquet', union_by_name = true)) GROUP BY ALL",
-    )
+    found = sql(tmp_path, REJECTED_BY_HOUR)
     hour = datetime(2015, 5, 17, 10)
     assert sorted(found) == [
         (hour, "broken_body", 1),
