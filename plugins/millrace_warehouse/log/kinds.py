@@ -5,12 +5,15 @@ A tombstone is a message without a value: its producer has deleted the key. It i
 
 from __future__ import annotations
 
+import re
 import string
 from enum import StrEnum
 
 FIRST_BYTES = 8
 """Bytes of a message with a foreign framing that an error quotes."""
 _LOOKED_AT = 64
+_JSON = re.compile(rb"""\s*(\{\s*["}]|\[\s*[\[{"\-0-9tfn\]])""")
+"""The first letters of an object or an array; a line of a log may begin with a bracket, too."""
 _TEXT = frozenset(string.printable)
 _LENGTH_FIRST, _TYPES = 2, (0, 1, 2, 5)
 """Types of fields in Protocol Buffers: text and bytes, and all of them."""
@@ -45,7 +48,7 @@ def looks_like(value: bytes) -> str:
         return "a schema id that is cut off"
     if start.startswith(b"Obj\1"):
         return "an Avro file"
-    if start.lstrip()[:1] in (b"{", b"["):
+    if _JSON.match(start):
         return "JSON"
     if _is_text(start, is_cut=len(value) > len(start)):
         return "plain text"

@@ -179,6 +179,8 @@ def test_limits_are_given_for_all_kinds_or_by_name() -> None:
         (b"", "an empty value"),
         (b' {"id": 1}', "JSON"),
         (b"[1, 2]", "JSON"),
+        (b"{\n}", "JSON"),
+        (b"[INFO] started", "plain text"),
         ("größe 5".encode(), "plain text"),
         ("é".encode() * 100, "plain text"),
         (b"Obj\1rest", "an Avro file"),
