@@ -19,6 +19,7 @@ import click
 
 from millrace import __version__
 from millrace.commands.help_texts import WHOLE, Group, keep_examples_whole
+from millrace.commands.printing import say
 from millrace.errors import MillraceError
 from millrace.installation import missing_extra
 from millrace.logs import FORMATS, VERBOSE
@@ -137,7 +138,7 @@ def main() -> None:
                 raise
             raise refusal from error
     except MillraceError as error:
-        click.echo(f"millrace: {error}", err=True)
+        say(f"millrace: {error}", err=True)
         sys.exit(1)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from millrace.escaping import escaped
+
 
 class ErrorCode(IntEnum):
     """The error codes of the Kafka protocol that a Millrace broker answers with."""
@@ -103,7 +105,7 @@ class BrokerError(MillraceError):
 
     def __init__(self, text: str = "") -> None:
         # It may hold names, as long as a client likes, and one request may meet it thousands of times.
-        super().__init__(text[:MAX_TEXT_CHARACTERS])
+        super().__init__(escaped(text[:MAX_TEXT_CHARACTERS]))
 
     def __init_subclass__(cls, code: ErrorCode | None = None) -> None:
         if code is not None:

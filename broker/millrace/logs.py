@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
+import textwrap
 from datetime import UTC, datetime
+from typing import Any
 
 import click
+
+from millrace.escaping import escaped, escaped_lines
 
 FORMATS = ("text", "json")
 VERBOSE = "MILLRACE_VERBOSE"
 """Set while `millrace --verbose` runs, also for the processes that it starts."""
 LINE = "%(asctime)s %(name)s %(message)s"
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class TextLines(logging.Formatter):
-    """A line for each message, its traceback behind it: no name that a client makes up begins another."""
+    """A line for each message, its traceback indented behind it: no name of a client begins a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
-        return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), line)
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return textwrap.indent(escaped_lines(super().formatException(ei)), "  ", lambda _: True)
 
 
 class JsonLines(logging.Formatter):
@@ -38,7 +42,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)
 
 
 def start_logging(line: str = LINE) -> None:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from rich.console import Console
 from rich.table import Table
 
+from millrace.commands.printing import say, show, text
 from millrace_audit.answer import Bad, Completeness, Window, by_hour, tiers_of
 from millrace_audit.reports.ranges import in_words
 
@@ -19,19 +19,14 @@ STYLES = {
     "unknown": "yellow",
     "incomplete": "red",
 }
-_WIDE = 250
 
 
 def print_completeness(answer: Completeness, *, by_window: bool) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDE  # in a file or a pipe nothing is cut off
-    console.print(completeness_table(answer, by_window=by_window))
-    for line in [*_findings(answer.windows), *_reasons(answer.windows)]:
-        console.print(line, markup=False)
-    console.print(_watermark(answer), markup=False)
+    show(completeness_table(answer, by_window=by_window))
+    for line in [*_findings(answer.windows), *_reasons(answer.windows), _watermark(answer)]:
+        say(line)
     enough = ", which is enough for this topic" if answer.proven and answer.verdict == "carried" else ""
-    console.print(f"{answer.topic}: {styled(answer.verdict)}{enough}{_empty(answer)}")
+    show(text(f"{answer.topic}: ", styled(answer.verdict), f"{enough}{_empty(answer)}"))
 
 
 def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
@@ -57,17 +52,17 @@ def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
     table = narrow_table(f"Events of {answer.topic}, times in UTC")
     table.add_column("window" if by_window else "hour", no_wrap=True)
     for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(text(name), justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for number, row in enumerate(rows):
         time = _minute(row.start) if by_window else row.start.strftime("%Y-%m-%d %H")
-        table.add_row(time, *(f"{counts[number]:,}" for counts in shown.values()), styled(row.verdict))
+        table.add_row(time, *(f"{counts[number]:,}" for counts in shown.values()), text(styled(row.verdict)))
     return table
 
 
 def narrow_table(title: str) -> Table:
     """A table without lines: the counts of two datacenters fit into a terminal of 80 columns."""
-    return Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    return Table(title=text(title), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def _empty(answer: Completeness) -> str:
@@ -85,22 +80,21 @@ def _watermark(answer: Completeness) -> str:
 
 def print_bad(windows: Sequence[Bad], limit: int) -> None:
     """One line for each window that is not complete, then what to do about each kind of cause."""
-    console = Console(soft_wrap=True, highlight=False)
     for one in windows:
         window = one.window
         causes = [*_findings([window]), *window.reasons]
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         cause = causes[0].removeprefix(f"{_minute(window.start)}: ") if causes else ""
-        console.print(f"{styled(window.verdict)} {one.topic} {_minute(window.start)}", end=": ")
-        console.print(f"{cause}{more}", markup=False)
+        show(text(styled(window.verdict), f" {one.topic} {_minute(window.start)}: {cause}{more}"))
     if not windows:
-        console.print("every window that is over is complete")
+        say("every window that is over is complete")
     elif len(windows) == limit:
-        console.print(f"the first {limit}: --limit shows more", markup=False)
+        say(f"the first {limit}: --limit shows more")
 
 
-def styled(verdict: str) -> str:
-    return f"[{STYLES.get(verdict, '')}]{verdict}[/]"
+def styled(verdict: str) -> tuple[str, str]:
+    """The verdict with its style, a part of a text."""
+    return verdict, STYLES.get(verdict, "")
 
 
 def _findings(windows: Sequence[Window]) -> Iterable[str]:

@@ -18,6 +18,7 @@ import click
 from rich.console import Console
 
 from millrace import config as settings
+from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
 from millrace.installation import require, shipped
 from millrace.signals import interruptible
@@ -60,7 +61,7 @@ def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
     try:
         with interruptible():
             if sys.stderr.isatty():
-                click.echo("starting everything, which takes half a minute", err=True)
+                say("starting everything, which takes half a minute", err=True)
             _echo(*_addresses(config, Deployment(config, supervisor).start()))
             ready = True
             supervisor.watch(_echo)
@@ -71,7 +72,7 @@ def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
     finally:
         supervisor.stop()
         if ready:
-            click.echo("stopped")
+            say("stopped")
 
 
 def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
@@ -93,7 +94,8 @@ def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
 
 
 def _echo(*lines: str) -> None:
-    click.echo("\n".join(lines))
+    for line in lines:
+        say(line)
     sys.stdout.flush()
 
 
@@ -161,13 +163,13 @@ def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
         with interruptible():
             outcome = run_demo(options, Console(width=None if Console().is_terminal else 120))
     except (MillraceError, KeyboardInterrupt) as error:
-        click.echo(f"DEMO FAILED: {str(error) or 'interrupted'}{_where_logs_are(scratch)}")
+        _echo(*f"DEMO FAILED: {str(error) or 'interrupted'}{_where_logs_are(scratch)}".splitlines())
         raise SystemExit(1) from error
     if outcome.failures:
-        click.echo("\n".join([*outcome.failures, f"logs and data are in {scratch}"]))
+        _echo(*outcome.failures, f"logs and data are in {scratch}")
     elif keep is None:
         shutil.rmtree(scratch)
-    click.echo(str(outcome))
+    say(str(outcome))
     if outcome.failures:
         raise SystemExit(1)
 

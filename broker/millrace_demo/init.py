@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from millrace.commands.help_texts import Group
+from millrace.commands.printing import say
 from millrace.errors import MillraceError
 from millrace.installation import shipped
 from millrace.topics_file import VARIABLE, read_policies
@@ -102,8 +103,8 @@ def event(name: str, folder: Path) -> None:
         bootstraps = _add_to_deployment(deployment, name)
     if (topics := folder / TOPICS).exists():
         _add_to_topics(topics, name)
-    click.echo(f"Edit its fields in {folder / 'schemas' / name}.avsc. Then, while `millrace up` runs:")
-    click.echo(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
+    say(f"Edit its fields in {folder / 'schemas' / name}.avsc. Then, while `millrace up` runs:")
+    say(f"  millrace schemas apply {folder / 'schemas'} --registry http://127.0.0.1:8081")
     create = [
         f"  millrace topics create {name} --partitions {PARTITIONS} --bootstrap {bootstrap}"
         for bootstrap in bootstraps.values()
@@ -111,9 +112,11 @@ def event(name: str, folder: Path) -> None:
     send = [f"  python {producer} {cluster} {bootstrap}" for cluster, bootstrap in bootstraps.items()]
     if deployment.exists():
         send.append("`millrace up` makes the topic when it starts. Where it runs already, first:")
-        click.echo("\n".join(send + create))
+        lines = send + create
     else:
-        click.echo("\n".join(create + send))
+        lines = create + send
+    for line in lines:
+        say(line)
 
 
 @init.command()
@@ -135,9 +138,7 @@ def dag(folder: Path) -> None:
     _create(folder / ENVIRONMENT, "".join(f"{name}={at.absolute()}\n" for name, at in variables.items()))
     for file in sorted(shipped("dags").glob("*.py")):
         _create(folder / "dags" / file.name, file.read_text())
-    click.echo(
-        f"Set what {folder / ENVIRONMENT} says for Airflow, and put its dags folder where Airflow looks."
-    )
+    say(f"Set what {folder / ENVIRONMENT} says for Airflow, and put its dags folder where Airflow looks.")
 
 
 @init.command()
@@ -156,7 +157,7 @@ def deployment(folder: Path) -> None:
         "# Two datacenters and the offline one on this machine: `millrace up millrace.toml` runs them.\n"
     )
     _create(folder / DEPLOYMENT, "".join(lines))
-    click.echo(f"Start it with `millrace up {folder / DEPLOYMENT}`.")
+    say(f"Start it with `millrace up {folder / DEPLOYMENT}`.")
 
 
 def _create(file: Path, text: str) -> None:
@@ -168,7 +169,7 @@ def _create(file: Path, text: str) -> None:
         raise MillraceError(f"{file} is there already: move it away, or choose another name") from None
     except OSError as error:
         raise MillraceError(f"{file} cannot be made: {error.strerror}") from None
-    click.echo(f"made {file}")
+    say(f"made {file}")
 
 
 def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
@@ -202,9 +203,9 @@ def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
     after = tomllib.loads(changed)["clusters"]
     if all(topic in after[name].get("topics", {}) for name in origins):
         file.write_text(changed)
-        click.echo(f"added the topic to {file}")
+        say(f"added the topic to {file}")
     else:
-        click.echo(f"add {entry} to the `topics` of {', '.join(origins)} in {file} by hand")
+        say(f"add {entry} to the `topics` of {', '.join(origins)} in {file} by hand")
     return {
         name: next(iter(cluster.get("brokers", ())), cluster.get("bootstrap", ""))
         for name, cluster in origins.items()
@@ -215,7 +216,7 @@ def _add_to_topics(file: Path, topic: str) -> None:
     if topic not in read_policies(file):
         with file.open("a") as topics:
             topics.write(_table(topic))
-        click.echo(f"added the topic to {file}")
+        say(f"added the topic to {file}")
 
 
 def _table(topic: str) -> str:

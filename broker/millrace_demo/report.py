@@ -8,6 +8,7 @@ from itertools import groupby
 
 from rich.console import Console
 
+from millrace.commands.printing import text
 from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
 from millrace_audit.reports.messages import TABLE
 from millrace_audit.show import narrow_table, styled
@@ -45,13 +46,13 @@ def print_hours(hours: Sequence[Hour], console: Console) -> None:
     table = narrow_table("Messages per hour and tier")
     table.add_column("hour (UTC)", no_wrap=True)
     for name in ("acknowledged", *tiers, "published"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(text(name), justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for topic, some in groupby(hours, lambda hour: hour.topic):
-        table.add_row(topic)
+        table.add_row(text(topic))
         for hour in some:
             audited = hour.audited
             counts = (audited.acknowledged, *(audited.tiers.get(tier, 0) for tier in tiers), hour.rows)
             time = f"{audited.start:%Y-%m-%d %H}"
-            table.add_row(time, *(f"{count:,}" for count in counts), styled(audited.verdict))
+            table.add_row(time, *(f"{count:,}" for count in counts), text(styled(audited.verdict)))
     console.print(table)

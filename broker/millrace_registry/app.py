@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from millrace import __version__
 from millrace.service.access import AccessList
 from millrace.service.database import reason_of
+from millrace.service.json_answer import JsonAnswer
 from millrace_registry import page, requests, service
 from millrace_registry.access import ADMIN, READ, REGISTER, Role, admit, check_roles
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
@@ -30,7 +31,7 @@ from millrace_registry.store import Store, StoredSchema, StoredVersion, Transact
 from millrace_registry.usage import Usage
 
 _log = logging.getLogger("millrace.registry")
-_routes = APIRouter(dependencies=requests.CHECKS)
+_routes = APIRouter(dependencies=requests.CHECKS, default_response_class=JsonAnswer)
 
 
 def create_app(store: Store, access: AccessList | None = None, usage: Usage | None = None) -> FastAPI:

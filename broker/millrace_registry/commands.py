@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import print_table
+from millrace.commands.printing import say, show, text
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
@@ -144,10 +144,10 @@ def check(
             notes[change.file] = list(change.fields)
     if as_json:
         rows = [{"file": f, "problems": found, "notes": notes.get(f, [])} for f, found in problems.items()]
-        click.echo(json.dumps(rows))
+        say(json.dumps(rows))
     else:
         for file, reasons in problems.items():
-            click.echo(f"{file}: {'; '.join([*reasons, *notes.get(file, [])]) or 'ok'}")
+            say(f"{file}: {'; '.join([*reasons, *notes.get(file, [])]) or 'ok'}")
     bad = sum(bool(reasons) for reasons in problems.values())
     if bad:
         raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: mend the files named above")
@@ -200,7 +200,7 @@ def export(directory: Path, url: str) -> None:
     with SchemaRegistryClient(url) as client:
         contents = transfer.read_registry(client)
     transfer.write_folder(contents, directory)
-    click.echo(f"{len(contents.versions)} versions are in {directory}")
+    say(f"{len(contents.versions)} versions are in {directory}")
 
 
 @schemas.command("import", epilog="Example: millrace schemas import backup --registry http://127.0.0.1:8081")
@@ -217,25 +217,25 @@ def import_(source: str, url: str, as_json: bool) -> None:
             contents = transfer.read_folder(Path(source))
         transfers = transfer.write_registry(contents, client)
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in transfers]))
+        say(json.dumps([asdict(each) for each in transfers]))
         return
     for state, count in Counter(each.state for each in transfers).items():
-        click.echo(f"{count} versions {state}")
+        say(f"{count} versions {state}")
     for each in transfers:
         if each.reason:
-            click.echo(f"{each.subject} version {each.version}: {each.reason}", err=True)
-    click.echo(f"subjects without a level of their own had the level {contents.level} there", err=True)
+            say(f"{each.subject} version {each.version}: {each.reason}", err=True)
+    say(f"subjects without a level of their own had the level {contents.level} there", err=True)
 
 
 def _show(changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([change.as_json() for change in changes]))
+        say(json.dumps([change.as_json() for change in changes]))
         return
     table = Table("subject", "change", "version", "id", "reasons and fields", box=None, pad_edge=False)
     for change in changes:
-        state = f"[{_COLOURS.get(change.state, 'red')}]{change.state}[/]"
+        state = text((change.state, _COLOURS.get(change.state, "red")))
         numbers = [str(number or "-") for number in (change.version, change.id)]
         level = [f"level {change.level}"] if change.level is not None else []
-        lines = map(escape, [*change.reasons, *change.fields, *level, *change.notes])
-        table.add_row(escape(change.subject), state, *numbers, "\n".join(lines))
-    print_table(table)  # never cut outside a terminal: a reason must be whole in a CI log
+        lines = Text("\n").join(map(text, [*change.reasons, *change.fields, *level, *change.notes]))
+        table.add_row(text(change.subject), state, *numbers, lines)
+    show(table)  # never cut outside a terminal: a reason must be whole in a CI log

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millrace.service.exposition import EscapingRegistry
 from millrace_registry.store import Store
 
 MEDIA_TYPE = "text/plain; version=0.0.4"
@@ -21,7 +22,7 @@ class Numbers:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry = EscapingRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self.requests = Counter(

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from millrace.service.pages import templates_in
 from millrace.service.web import ICON
 from millrace_registry import requests, service
 from millrace_registry.access import READ
@@ -46,9 +46,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_templates = Environment(
-    loader=FileSystemLoader(_PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-)
+_templates = templates_in(_PAGES)
 _templates.filters["utc"] = lambda ms: f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M} UTC"
 _templates.filters["segment"] = lambda subject: quote(subject, safe="")
 routes = APIRouter(prefix="/ui", dependencies=[*requests.CHECKS, *READ])

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import MillraceError
+from millrace.escaping import escaped
 
 KILL_AFTER_S = 2.0
 """What a stopped job gets to end by itself: Airflow kills the task that stops it after five seconds."""
@@ -147,15 +148,15 @@ class Job:
             while not self.ended():
                 *lines, pending = (pending + log.read()).split(b"\n")
                 for line in lines:
-                    write(line.decode(errors="replace"))
+                    write(_shown(line))
                 time.sleep(poll_s)
             for line in (pending + log.read()).splitlines():
-                write(line.decode(errors="replace"))
+                write(_shown(line))
 
     def log_lines(self) -> Iterator[str]:
         with self._path("log").open(errors="replace") as log:
             for line in log:
-                yield line.rstrip("\n")
+                yield escaped(line.rstrip("\n"))
 
     def result(self) -> Any:
         """What the ended command printed as JSON. JobFailed with its last line when it failed."""
@@ -269,6 +270,10 @@ class Job:
                 # The command's own summary of what went wrong; Spark may still talk after it.
                 return line.removeprefix("millrace: ").strip()
         return last or "it left no word; see the log of the machine it ran on"
+
+
+def _shown(line: bytes) -> str:
+    return escaped(line.decode(errors="replace").rstrip("\r"))
 
 
 def _without_airflow(variables: Mapping[str, str]) -> dict[str, str]:

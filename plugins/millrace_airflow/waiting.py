@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from millrace.errors import MillraceError
+from millrace.escaping import escaped
 from millrace_audit.answer import Completeness, Finding, Window
 from millrace_audit.client import completeness
 
@@ -45,7 +46,7 @@ def ask(
     try:
         answer = completeness(auditor, topic, start, end)
     except MillraceError as error:
-        return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, str(error))
+        return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, escaped(str(error)))
     return judge(answer, now=now, until=until, unknown_until=unknown_until)
 
 
@@ -81,7 +82,7 @@ def describe(answer: Completeness) -> str:
         details = ["the audit gives no reason"]
     if len(details) > SHOWN:
         details = [*details[:SHOWN], f"and {len(details) - SHOWN} more"]
-    return f"{line}: {'; '.join(details)}" if details else line
+    return escaped(f"{line}: {'; '.join(details)}" if details else line)
 
 
 def _finding(window: Window, finding: Finding) -> str:

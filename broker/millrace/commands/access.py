@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from millrace.commands.help_texts import Group
+from millrace.commands.printing import say
 from millrace.errors import ConfigError
 from millrace.service.access import add_entry
 
@@ -39,4 +40,4 @@ def add(file: Path, name: str, roles: Sequence[str]) -> None:
     for role in roles:
         if role.partition(":")[0] not in ROLES:
             raise ConfigError(f"role {role!r} is none of {', '.join(ROLES)}: no service would let it in")
-    click.echo(add_entry(file, name, roles))
+    say(add_entry(file, name, roles))

@@ -10,7 +10,7 @@ import click
 from millrace.client import acl_admin
 from millrace.client.cluster_client import ClusterClient
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import json_option, print_records
+from millrace.commands.printing import json_option, print_records, say
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option
 from millrace.errors import ConfigError
 from millrace.security.acls import EVERYWHERE, Pattern, Rule, RuleFilter
@@ -145,7 +145,7 @@ def _add(
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         acl_admin.add(client, rules)
     for rule in rules:
-        click.echo(str(rule))
+        say(str(rule))
 
 
 def _resources(options: dict[str, Any]) -> list[tuple[ResourceType, Pattern, str]]:

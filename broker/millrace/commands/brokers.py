@@ -11,7 +11,7 @@ import click
 from millrace.client.broker_admin import broker_directories, broker_racks, count_moving, move_replicas
 from millrace.client.cluster_client import ClusterClient
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import json_option, print_records
+from millrace.commands.printing import json_option, print_records, say
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option
 from millrace.coordination.placement import Replicas, drained
 from millrace.errors import MillraceError
@@ -94,14 +94,14 @@ def drain(broker: int, bootstrap: str) -> None:
                 f"{len(plan)} partitions have moved; broker {broker} is not alive and has the only replica of"
                 f" {names}: start it with its disk, or create these topics anew"
             )
-    click.echo(f"broker {broker} stores nothing any more; {len(plan)} partitions have moved")
+    say(f"broker {broker} stores nothing any more; {len(plan)} partitions have moved")
 
 
 def _wait_for_moves(client: ClusterClient, partitions: Collection[TopicPartition]) -> None:
     said = 0
     while (left := count_moving(client, partitions)) > 0:
         if left != said:
-            click.echo(f"{left} of {len(partitions)} partitions are on their way", err=True)
+            say(f"{left} of {len(partitions)} partitions are on their way", err=True)
         said = left
         time.sleep(_LOOK_AGAIN_S)
 

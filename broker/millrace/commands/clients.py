@@ -23,7 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.confluent import connected, text_of
 from millrace.client.message_counts import offset_of_last
-from millrace.commands.printing import json_option
+from millrace.commands.printing import json_option, say
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, naming_the_remedy
 from millrace.errors import MillraceError
 from millrace.signals import interruptible
@@ -76,7 +76,7 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
     if failures or left:
         reason = failures[0] if failures else f"no answer within {FLUSH_TIMEOUT_S:g} s"
         raise MillraceError(f"{len(failures) + left} of {sent} messages were not stored: {reason}")
-    click.echo(f"produced {sent} messages", err=True)
+    say(f"produced {sent} messages", err=True)
 
 
 def _partitions(bootstrap: str, topic: str, only: int | None) -> list[int]:
@@ -150,6 +150,8 @@ def consume(
 ) -> None:
     """Print the messages of TOPIC, one line each: the value as text, or everything with --json.
 
+    Control characters in a value but the tab are escaped; --json has every value as it is.
+
     With --registry an Avro value is a line of JSON. What is no Avro message is shown as it is. A schema of
     another subject than the topic's is named once, on standard error.
 
@@ -176,10 +178,10 @@ def consume(
     decoded = None if client is None else AvroValues(client)
     named_by, ids = Subjects.of_environment(subjects), set[int]()
     if not until_end:
-        click.echo(f"waiting for messages of {topic}; Ctrl-C ends, --until-end does not wait", err=True)
+        say(f"waiting for messages of {topic}; Ctrl-C ends, --until-end does not wait", err=True)
     with client or nullcontext(), closing(consumer), suppress(KeyboardInterrupt), interruptible():
         for message in _received(consumer, len(partitions) if until_end else None):
-            click.echo(_line(message, decoded, as_json))
+            say(*_line(message, decoded, as_json).split("\t"))
             if client is not None and decoded is not None and (new := decoded.ids - ids):
                 ids |= new
                 try:
@@ -187,7 +189,7 @@ def consume(
                 except MillraceError as error:  # a registry may not say whose an id is
                     lines = [f"{topic}: whether its messages are of its subject is not known: {error}"]
                 for line in lines:
-                    click.echo(f"note: {line}", err=True)
+                    say(f"note: {line}", err=True)
 
 
 def _last(bootstrap: str, topic: str, partitions: list[int], count: int) -> dict[int, int]:

@@ -18,7 +18,7 @@ from millrace.client.errors import TryAgain
 from millrace.client.group_client import GroupClient, GroupDescription, Member
 from millrace.client.message_counts import MessageCount, count_messages
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import json_option, print_records, print_rows
+from millrace.commands.printing import json_option, print_records, print_rows, say
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, led, naming_the_remedy
 from millrace.config import parse_time
 from millrace.errors import BrokerError, ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
@@ -86,9 +86,9 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
     if as_json:
         partitions = [position._asdict() for position in positions]
         described = {"group": group, "kind": kind, "state": state, "partitions": partitions}
-        click.echo(json.dumps({**described, "members": [member.member_id for member in members]}))
+        say(json.dumps({**described, "members": [member.member_id for member in members]}))
         return
-    click.echo(f"{group}  {kind}, {state}, members: {len(members)}")
+    say(f"{group}  {kind}, {state}, members: {len(members)}")
     numbers = ("partition", "committed", "high watermark", "lag in messages", "lag in bytes")
     rows = [["-" if value is None else value for value in _row(position)] for position in positions]
     print_rows(("topic", *numbers, "member", "host"), rows, right=numbers)
@@ -140,7 +140,7 @@ def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: 
             offsets = {number: offset}
         client.commit(group, {(topic, number): at for number, at in offsets.items()})
     for number, at in sorted(offsets.items()):
-        click.echo(f"{topic}-{number}\t{at}")
+        say(f"{topic}-{number}", at)
 
 
 @groups.command()
@@ -153,7 +153,7 @@ def delete(group: str, bootstrap: str) -> None:
     """
     with _client(bootstrap) as (_, client):
         client.delete(group)
-    click.echo(f"deleted {group}")
+    say(f"deleted {group}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import json_option
+from millrace.commands.printing import json_option, say
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.comparison import Comparison
@@ -43,9 +43,10 @@ def dump(directory: Path, as_json: bool) -> None:
     """List every batch in DIR: where it is, what it holds, who sent it. Works beside a running broker."""
     for partition in partition_directories(directory):
         if not as_json:
-            click.echo(f"{partition.name}\n{_HEADING}")
+            say(partition.name)
+            say(_HEADING)
         for finding in inspect_partition(partition):
-            click.echo(json.dumps(_as_json(partition, finding)) if as_json else _as_row(finding))
+            say(json.dumps(_as_json(partition, finding)) if as_json else _as_row(finding))
 
 
 @log.command(epilog="Example: millrace log verify data/broker-1")
@@ -59,7 +60,7 @@ def verify(directory: Path, as_json: bool) -> None:
     batches of 100 KB, 100 MB with batches of 1 KB, and 2 MB where it has no C extension.
     """
     if find_spec("crcmod._crcfunext") is None:
-        click.echo("crcmod has no C extension here: this takes 100 times as long", err=True)
+        say("crcmod has no C extension here: this takes 100 times as long", err=True)
     batches = size = failures = 0
     partitions = partition_directories(directory)
     with _progress(partitions) as on_bytes:
@@ -71,12 +72,12 @@ def verify(directory: Path, as_json: bool) -> None:
                 continue
             failures += finding.flushed
             on_bytes(finding.length)
-            click.echo(json.dumps(_as_json(partition, finding)) if as_json else _describe(finding))
+            say(json.dumps(_as_json(partition, finding)) if as_json else _describe(finding))
     summary = f"{batches} batches, {size} bytes"
     if as_json:
-        click.echo(json.dumps({"batches": batches, "bytes": size, "damaged": failures}))
+        say(json.dumps({"batches": batches, "bytes": size, "damaged": failures}))
     elif not failures:
-        click.echo(f"{summary}: all intact")
+        say(f"{summary}: all intact")
     if failures:
         raise MillraceError(
             f"{failures} damaged places beside {summary}: restore the files named above from a copy, or stop "
@@ -101,12 +102,12 @@ def compare(directories: Sequence[Path], as_json: bool) -> None:
         if found.difference is not None:
             differing.append(found.partition)
         if as_json:
-            click.echo(json.dumps(_comparison_json(found)))
+            say(json.dumps(_comparison_json(found)))
         elif (difference := found.difference) is not None:
             where = " and ".join(f"{path}, byte {at}" for path, at in difference.files)
-            click.echo(f"{found.partition}, position {difference.position}: {difference.reason}: {where}")
+            say(f"{found.partition}, position {difference.position}: {difference.reason}: {where}")
     if not as_json and not differing:
-        click.echo(f"{partitions} partitions, {size} bytes of each replica: all the same")
+        say(f"{partitions} partitions, {size} bytes of each replica: all the same")
     if differing:
         raise MillraceError(
             f"{len(differing)} of {partitions} partitions differ: keep the replica that leads; reassign the"
@@ -150,9 +151,9 @@ def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:
             now = int(time.time() * 1000)
             for damage in repair_partition(partition, now, give_up_neighbours=give_up_neighbours):
                 repaired += 1
-                click.echo(json.dumps(_as_json(partition, damage)) if as_json else _describe(damage))
+                say(json.dumps(_as_json(partition, damage)) if as_json else _describe(damage))
     if not as_json:
-        click.echo(f"{repaired} damaged places replaced" if repaired else "nothing to repair")
+        say(f"{repaired} damaged places replaced" if repaired else "nothing to repair")
 
 
 @contextmanager

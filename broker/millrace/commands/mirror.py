@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -18,7 +17,7 @@ import click
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import json_option, print_rows
+from millrace.commands.printing import json_option, print_json, print_rows, say
 from millrace.config import BrokerConfig, KafkaMirrorConfig, load, read_toml
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.session import Session
@@ -84,7 +83,7 @@ def run(config: Path, overrides: Sequence[str]) -> None:
     settings = load(KafkaMirrorConfig, config, overrides)
 
     def ready() -> None:
-        click.echo(f"ready: mirror into {settings.cluster} on {settings.bootstrap.partition(',')[0]}")
+        say(f"ready: mirror into {settings.cluster} on {settings.bootstrap.partition(',')[0]}")
         sys.stdout.flush()
 
     with ExitStack() as opened:
@@ -133,7 +132,7 @@ def adopt(cluster: str, bootstrap: str, zookeeper: str, origins: Sequence[str]) 
         ClusterClient(bootstrap, timeout_s=KAFKA_SECONDS) as client,
     ):
         copies = adopt_copies(session, cluster, client, origins)
-    click.echo(f"{cluster}: MirrorMaker copies {', '.join(copies.origins)}")
+    say(f"{cluster}: MirrorMaker copies {', '.join(copies.origins)}")
 
 
 @mirror.command()
@@ -157,10 +156,10 @@ def status(config: Path, as_json: bool) -> None:
         ):
             cluster, rows = settings.cluster, mirrors.rows()
     if as_json:
-        click.echo(json.dumps([_row_json(row) for row in rows], indent=2))
+        print_json([_row_json(row) for row in rows])
         return
     if not rows:
-        click.echo(f"cluster {cluster} mirrors nothing: its brokers' files name no topic that is there")
+        say(f"cluster {cluster} mirrors nothing: its brokers' files name no topic that is there")
         return
     print_rows((*_PLACE, *_PROGRESS), map(_row_texts, rows))
     current = sorted((row for row in rows if row.state != "retired"), key=_cluster_of)
@@ -205,7 +204,7 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
         for number in metadata.partitions if partition is None else [partition]:
             stopped += _reset_one(mirrors, Origin(origin, topic, metadata.topic_id, number), at, yes)
     if not stopped:
-        click.echo("nothing to reset: no partition is stopped")
+        say("nothing to reset: no partition is stopped")
 
 
 def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
@@ -215,7 +214,7 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
         if yes or click.confirm(f"{name} was deleted and created anew: begin to copy the new one?"):
             answer = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.RESET, origin=origin))
             target = f"partition {answer.partition}"
-            click.echo(f"{name}: the new topic is copied into {target} from its beginning")
+            say(f"{name}: the new topic is copied into {target} from its beginning")
         return True
     position = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)).position
     client = mirrors.origin(origin.cluster)
@@ -229,7 +228,7 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
         expected = None if position is None else position.cursor.next_offset
         request = MirrorAppend(mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=resume)
         mirrors.ask(origin.topic, request)
-        click.echo(f"{name}: goes on at offset {resume.next_offset}, it was at {before.cursor.next_offset}")
+        say(f"{name}: goes on at offset {resume.next_offset}, it was at {before.cursor.next_offset}")
     return True
 
 
@@ -286,7 +285,7 @@ def translate(
         if apply and group is not None:
             translator.apply(group, translations)
             if not as_json:
-                click.echo(f"committed {len(translations)} offsets of group {group}")
+                say(f"committed {len(translations)} offsets of group {group}")
     if group is None and translations[0].answer.outcome is not Outcome.TRANSLATED:
         raise MillraceError(f"offset {offset} is {EXPLAINED[translations[0].answer.outcome]}")
 
@@ -383,10 +382,10 @@ def _row_json(row: MirrorRow) -> dict[str, Any]:
 
 def _print_translations(translations: Sequence[Translation], reverse: bool, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([_translation_json(translation) for translation in translations], indent=2))
+        print_json([_translation_json(translation) for translation in translations])
         return
     if not translations:
-        click.echo("nothing to translate: the group reads no topic that is mirrored from there")
+        say("nothing to translate: the group reads no topic that is mirrored from there")
         return
     answer = "at the origin" if reverse else "in the copy"
     rows = []

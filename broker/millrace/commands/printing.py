@@ -1,4 +1,7 @@
-"""How commands print: JSON for scripts, tables for people, whole where there is no terminal to fit them."""
+"""How commands print: JSON for scripts, lines and tables for people, whole where no terminal limits them.
+
+Nothing else prints: all that others have named is escaped here.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from millrace.escaping import escaped
+
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 _WIDE = 1000  # columns: wider than any table
 
@@ -19,18 +25,36 @@ def json_option(text: str = "Print JSON, for scripts.") -> Callable[[Any], Any]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
+def say(*fields: object, err: bool = False) -> None:
+    """Print one line for people, or JSON on one line; fields are separated by tabs."""
+    click.echo("\t".join(escaped(str(field)) for field in fields), err=err)
+
+
+def print_json(value: object) -> None:
+    """Print JSON for scripts, indented for those who look at it."""
+    click.echo(json.dumps(value, indent=1))
+
+
+def text(*parts: object) -> Text:
+    """Return parts as text for rich, which finds no markup in it. A part may be a pair (value, style)."""
+    from rich.text import Text
+
+    pairs = (part if isinstance(part, tuple) else (part, "") for part in parts)
+    return Text.assemble(*((escaped(str(value)), style) for value, style in pairs))
+
+
 def print_records(records: Sequence[Mapping[str, object]], *, as_json: bool, none: str) -> None:
     """Print records of the same keys as a JSON array, or as a table with the keys over it.
 
     Without records people get the sentence `none`.
     """
     if as_json:
-        click.echo(json.dumps(records))
+        say(json.dumps(records))
     elif records:
         numbers = [key for key, value in records[0].items() if isinstance(value, int)]
         print_rows(list(records[0]), [list(record.values()) for record in records], right=numbers)
     else:
-        click.echo(none)
+        say(none)
 
 
 def print_rows(
@@ -45,9 +69,9 @@ def print_rows(
 
     table = Table()
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
+        table.add_column(text(column), justify="right" if column in right else "left")
     for row in rows:
-        table.add_row(*["" if value is None else str(value) for value in row])
+        table.add_row(*["" if value is None else text(value) for value in row])
     terminal = Console()
     if terminal.is_terminal and Console(width=_WIDE).measure(table).maximum > terminal.width:
         table.box, table.pad_edge, table.padding = (
@@ -55,14 +79,14 @@ def print_rows(
             False,
             (0, 1, 0, 0),
         )  # room for figures, not for lines
-    print_table(table)
+    show(table)
 
 
-def print_table(table: Table) -> None:
-    """Print a table on standard output: fitted to a terminal, else with every cell whole on its line."""
+def show(shown: Table | Text) -> None:
+    """Print a table or a styled line: fitted to a terminal, else whole on its line."""
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
         console.width = _WIDE
-    console.print(table)
+    console.print(shown)

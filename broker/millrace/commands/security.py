@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from millrace.commands.help_texts import Group
+from millrace.commands.printing import say
 from millrace.commands.users import cluster_option, session_of, zookeeper_option
 from millrace.coordination.acls import AclStore
 from millrace.coordination.session import Session
@@ -63,9 +64,9 @@ def init(folder: Path, hosts: Sequence[str], users: Sequence[str], days: int) ->
     """
     made = SecurityFolder(folder).make(hosts, users, days)
     for path in made:
-        click.echo(path)
+        say(path)
     if not made:
-        click.echo(f"nothing is missing in {folder}")
+        say(f"nothing is missing in {folder}")
 
 
 @security.command()
@@ -81,7 +82,7 @@ def renew(folder: Path, days: int) -> None:
     """
     security_folder = SecurityFolder(folder)
     security_folder.renew(days)
-    click.echo(security_folder.broker)
+    say(security_folder.broker)
 
 
 @security.command(name="users")
@@ -100,7 +101,7 @@ def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
         raise ConfigError(f"no user has a password in {folder}: run `millrace security init {folder}` first")
     with session_of(zookeeper, cluster) as session:
         for name in install(session, cluster, made):
-            click.echo(f"user {name} of {cluster}")
+            say(f"user {name} of {cluster}")
 
 
 def install(session: Session, cluster: str, folder: SecurityFolder) -> list[str]:

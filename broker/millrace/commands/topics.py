@@ -20,7 +20,7 @@ from millrace.client.topic_admin import (
     topic_settings,
 )
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import json_option, print_records, print_rows
+from millrace.commands.printing import json_option, print_records, print_rows, say
 from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.wire.admin_messages import ORIGINS, ConfigSource
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
@@ -77,7 +77,7 @@ def create(
                 f"topic {topic!r} may or may not have been created: {error}; see `millrace topics describe"
                 f" {topic} --bootstrap {bootstrap}`, and create it again if it is not there"
             ) from None
-        click.echo(f"created {topic} with {len(client.topic(topic).partitions)} partitions")
+        say(f"created {topic} with {len(client.topic(topic).partitions)} partitions")
 
 
 @topics.command("list")
@@ -129,11 +129,9 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     ]
     topic_id = str(metadata.topic_id)
     if as_json:
-        click.echo(
-            json.dumps({"topic": topic, "topic_id": topic_id, "partitions": partitions, "settings": rows})
-        )
+        say(json.dumps({"topic": topic, "topic_id": topic_id, "partitions": partitions, "settings": rows}))
         return
-    click.echo(f"{topic}  id {topic_id}")
+    say(f"{topic}  id {topic_id}")
     numbers = ("partition", "leader", "epoch", "start", "high watermark", "bytes")
     columns: tuple[str, ...] = (
         "partition",
@@ -151,7 +149,7 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     ]
     print_rows(columns, rows_shown, right=numbers)
     for number in sorted(metadata.partitions.keys() - led(metadata)):
-        click.echo(_leaderless(f"{topic}-{number}", metadata.copies[number].replicas))
+        say(_leaderless(f"{topic}-{number}", metadata.copies[number].replicas))
     print_rows(("setting", "value", "set by"), [list(row.values()) for row in rows])
 
 
@@ -181,10 +179,10 @@ def alter(
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
         if changes:
             alter_topic_settings(client, topic, changes)
-            click.echo(f"changed {', '.join(changes)} of {topic}")
+            say(f"changed {', '.join(changes)} of {topic}")
         if partitions is not None:
             add_partitions(client, topic, partitions)
-            click.echo(f"{topic} has {partitions} partitions")
+            say(f"{topic} has {partitions} partitions")
 
 
 @topics.command()
@@ -211,13 +209,13 @@ def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason:
         if unclean and replica is not None:
             for topic, number in named:
                 elect_unclean(client, topic, number, replica, reason)
-                click.echo(f"{topic}-{number} goes on with what broker {replica} has")
+                say(f"{topic}-{number} goes on with what broker {replica} has")
             return
         outcomes = elect_preferred(client, named or None)
     for partition, (_, refusal) in outcomes.items():
-        click.echo(f"{partition}: {refusal or 'its first replica leads from now on'}")
+        say(f"{partition}: {refusal or 'its first replica leads from now on'}")
     if not outcomes:
-        click.echo("the first replica of each partition leads already")
+        say("the first replica of each partition leads already")
     failed = [name for name, (code, _) in outcomes.items() if code not in (0, ErrorCode.ELECTION_NOT_NEEDED)]
     if failed:
         raise MillraceError(f"{len(failed)} of {len(outcomes)} elections failed, such as that of {failed[0]}")
@@ -240,7 +238,7 @@ def delete(topic: str, bootstrap: str) -> None:
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
         client.delete_topic(topic)
-    click.echo(f"deleted {topic}")
+    say(f"deleted {topic}")
 
 
 @contextmanager

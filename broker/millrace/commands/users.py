@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import click
 
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import json_option, print_records
+from millrace.commands.printing import json_option, print_records, say
 from millrace.config import check_cluster_name
 from millrace.coordination.session import Session
 from millrace.coordination.users import Users
@@ -67,7 +67,7 @@ def create(
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
     with open_users(zookeeper, cluster) as registry:
         registry.set_password(name, password, mechanisms, iterations)
-    click.echo(f"user {name} of {cluster}: {', '.join(mechanisms)}")
+    say(f"user {name} of {cluster}: {', '.join(mechanisms)}")
 
 
 @users.command(name="list")
@@ -102,7 +102,7 @@ def delete(name: str, zookeeper: str, cluster: str) -> None:
             registry.delete(name)
         except LookupError as error:
             raise MillraceError(f"{error} in cluster {cluster}: see `millrace users list`") from None
-    click.echo(f"deleted user {name} of {cluster}")
+    say(f"deleted user {name} of {cluster}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from millrace.commands.help_texts import Group
+from millrace.commands.printing import say
 from millrace.config import check_cluster_name
 from millrace.coordination.embedded import HEAP_MB, ZooKeeper
 from millrace.coordination.node_rights import draw_identities, load_identity, node_acl
@@ -64,7 +65,7 @@ def _run(port: int, data_dir: Path, heap_mb: int) -> None:
         started.append(server)
         if stopping.is_set():
             return
-        click.echo(f"ready: zookeeper on {server.address}")
+        say(f"ready: zookeeper on {server.address}")
         sys.stdout.flush()
         code = server.wait()
     if not stopping.is_set():
@@ -93,7 +94,7 @@ def identities(directory: Path) -> None:
             raise ConfigError(f"{path} is there already: keep it, or give another directory") from None
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-        click.echo(str(path))
+        say(str(path))
 
 
 @zookeeper.command()
@@ -130,6 +131,6 @@ def secure(identity: str, clusters: tuple[str, ...], address: str) -> None:
                     failed.append(f"{path}: {error}")
     finally:
         session.close()
-    click.echo(f"{changed} nodes have new rights")
+    say(f"{changed} nodes have new rights")
     if failed:
         raise MillraceError(f"{len(failed)} nodes have not, such as {failed[0]}")

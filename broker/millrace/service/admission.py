@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.service.access import AccessList, NotKnown
+from millrace.service.json_answer import JsonAnswer
 
 RoleOf = Callable[[str, str], str | None]
 """From method and path of a route to the role that it takes; empty: open to everybody; None: nobody's."""
@@ -65,7 +65,7 @@ class _Admission:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
+    def _refusal(self, scope: Scope) -> JsonAnswer | None:
         role, what = self._asked_for(scope)
         try:
             name = self._access.name_of(Headers(scope=scope).get("authorization"))
@@ -73,10 +73,10 @@ class _Admission:
             if role == "":
                 return None
             challenge = {"WWW-Authenticate": 'Basic realm="millrace"'}  # has a browser ask for name and token
-            return JSONResponse({"error": str(error)}, status_code=401, headers=challenge)
+            return JsonAnswer({"error": str(error)}, status_code=401, headers=challenge)
         if role is None or (role and not self._access.allows(name, role, what)):
             lacks = "a role for this" if role is None else f"the role {role}{f' for {what}' if what else ''}"
-            return JSONResponse({"error": f"{name} lacks {lacks}: ask an operator for it"}, status_code=403)
+            return JsonAnswer({"error": f"{name} lacks {lacks}: ask an operator for it"}, status_code=403)
         scope.setdefault("state", {})["who"] = name
         return None
 
@@ -104,7 +104,7 @@ class _OwnPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and from_another_site(scope["method"], Headers(scope=scope)):
-            refusal = JSONResponse({"error": ANOTHER_SITE}, status_code=403)
+            refusal = JsonAnswer({"error": ANOTHER_SITE}, status_code=403)
             return await refusal(scope, receive, send)
         return await self._app(scope, receive, send)
 

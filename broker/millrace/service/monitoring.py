@@ -17,13 +17,14 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client import ProcessCollector, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from millrace.config import parse_address
 from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
 from millrace.service.access import AccessList, NotKnown
+from millrace.service.exposition import EscapingRegistry
 
 MAX_REQUESTS = 8
 """Most requests that are answered at once; for one more the oldest one's connection is closed."""
@@ -111,7 +112,7 @@ class MonitoringServer:
         context for clients without one: with them every connection uses TLS.
         """
         host, port = parse_address(listen, option)
-        registry = CollectorRegistry(auto_describe=False)
+        registry = EscapingRegistry()
         registry.register(collector)
         ProcessCollector(registry=registry)
         try:
@@ -135,7 +136,7 @@ class MonitoringServer:
 
 
 def _routes(
-    registry: CollectorRegistry,
+    registry: EscapingRegistry,
     health: Callable[[], tuple[bool, Mapping[str, Any]]],
     access: AccessList | None,
 ) -> Wsgi:

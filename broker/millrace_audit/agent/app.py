@@ -22,13 +22,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from millrace import __version__
 from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.admission import admit, who_asks
+from millrace.service.json_answer import JsonAnswer
 from millrace_audit.agent.intake import Intake, Refused, Unknown
 from millrace_audit.agent.numbers import AgentNumbers, Taken
 from millrace_audit.agent.spool import Event, Spool
@@ -87,7 +87,10 @@ def build_app(
 ) -> FastAPI:
     """The application in front of a spool; with `access` it answers who has the route's role only."""
     app = FastAPI(
-        title="Millrace agent", version=__version__, openapi_url="/openapi.json" if access is None else None
+        title="Millrace agent",
+        version=__version__,
+        openapi_url="/openapi.json" if access is None else None,
+        default_response_class=JsonAnswer,
     )
     decoders = ThreadPoolExecutor(DECODERS, "intake")
     requests = asyncio.Semaphore(MAX_REQUESTS)
@@ -146,7 +149,7 @@ def build_app(
     def healthz(request: Request) -> Response:
         found = problems()
         told = {"problems": found} if access is None or who_asks(request) else {}
-        return JSONResponse({"healthy": not found, **told}, status_code=503 if found else 200)
+        return JsonAnswer({"healthy": not found, **told}, status_code=503 if found else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -158,7 +161,7 @@ def build_app(
 
 
 def _say_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
-    def answer(status: int, text: str) -> JSONResponse:
+    def answer(status: int, text: str) -> JsonAnswer:
         if status == 503:
             taken.put_off += 1
         else:
@@ -167,16 +170,16 @@ def _say_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
         # The rest of a body that was not read to its end would be taken for the next request.
         if status in (408, 413, 415):
             headers["Connection"] = "close"
-        return JSONResponse({"error": text}, status_code=status, headers=headers)
+        return JsonAnswer({"error": text}, status_code=status, headers=headers)
 
     @app.exception_handler(MillraceError)
-    async def _refuse(_: Request, error: MillraceError) -> JSONResponse:
+    async def _refuse(_: Request, error: MillraceError) -> JsonAnswer:
         return answer(_STATUS.get(type(error), 503), str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def _refuse_query(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def _refuse_query(_: Request, error: RequestValidationError) -> JsonAnswer:
         return answer(400, "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
 
     @app.exception_handler(ClientDisconnect)
-    async def _gone(_: Request, error: ClientDisconnect) -> JSONResponse:
+    async def _gone(_: Request, error: ClientDisconnect) -> JsonAnswer:
         return answer(400, "the client has gone")

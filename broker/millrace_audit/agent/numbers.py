@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from millrace.service.exposition import EscapingRegistry
 from millrace_audit.agent.carrier import Carrier
 from millrace_audit.agent.follow import FollowedFile
 from millrace_audit.agent.spool import Spool
@@ -32,7 +33,7 @@ class AgentNumbers(Collector):
 
     def __init__(self, spool: Spool, carrier: Carrier, taken: Taken, files: Sequence[FollowedFile]) -> None:
         self._spool, self._carrier, self._taken, self._files = spool, carrier, taken, files
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry = EscapingRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 

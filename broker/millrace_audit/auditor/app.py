@@ -26,7 +26,7 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
@@ -38,6 +38,7 @@ from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.admission import admit, who_asks
 from millrace.service.database import reason_of
+from millrace.service.json_answer import JsonAnswer
 from millrace_audit.answer import iso, to_json, utc
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.acceptance import Acceptance, accept, accept_rejected, replace_loads
@@ -109,7 +110,10 @@ def build_app(
     With `access` it answers who has the route's role only.
     """
     app = FastAPI(
-        title="Millrace auditor", version=__version__, openapi_url="/openapi.json" if access is None else None
+        title="Millrace auditor",
+        version=__version__,
+        openapi_url="/openapi.json" if access is None else None,
+        default_response_class=JsonAnswer,
     )
     _say_errors_in_one_line(app)
 
@@ -174,7 +178,7 @@ def build_app(
             return answers.strangers(session)
 
     @app.get("/v1/health")
-    def health() -> JSONResponse:
+    def health() -> JsonAnswer:
         """How far behind each tier is; 503 with the reason while that is more than a minute."""
         with store.reading() as session:
             counted = answers.heartbeats(session)
@@ -199,7 +203,7 @@ def build_app(
             "unapplied_bytes": worker.numbers.unapplied,
             "origins": list(rules.origins),
         }
-        return JSONResponse(answer, status_code=503 if troubles else 200)
+        return JsonAnswer(answer, status_code=503 if troubles else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -295,25 +299,25 @@ def _span(start: str, end: str) -> tuple[int, int]:
 
 def _say_errors_in_one_line(app: FastAPI) -> None:
     @app.exception_handler(LeaseHeld)
-    def _stands_by(_: Request, error: LeaseHeld) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, status_code=503)
+    def _stands_by(_: Request, error: LeaseHeld) -> JsonAnswer:
+        return JsonAnswer({"error": str(error)}, status_code=503)
 
     @app.exception_handler(MillraceError)
-    def _refuse(_: Request, error: MillraceError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, status_code=400)
+    def _refuse(_: Request, error: MillraceError) -> JsonAnswer:
+        return JsonAnswer({"error": str(error)}, status_code=400)
 
     @app.exception_handler(HTTPException)
-    def _refuse_request(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)
+    def _refuse_request(_: Request, error: HTTPException) -> JsonAnswer:
+        return JsonAnswer({"error": error.detail}, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(SQLAlchemyError)
-    def _database_failed(_: Request, error: SQLAlchemyError) -> JSONResponse:
-        return JSONResponse({"error": f"the auditor's database failed: {reason_of(error)}"}, status_code=503)
+    def _database_failed(_: Request, error: SQLAlchemyError) -> JsonAnswer:
+        return JsonAnswer({"error": f"the auditor's database failed: {reason_of(error)}"}, status_code=503)
 
     @app.exception_handler(RequestValidationError)
-    def _refuse_form(_: Request, error: RequestValidationError) -> JSONResponse:
+    def _refuse_form(_: Request, error: RequestValidationError) -> JsonAnswer:
         lines = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
-        return JSONResponse({"error": "; ".join(lines)}, status_code=400)
+        return JsonAnswer({"error": "; ".join(lines)}, status_code=400)
 
 
 def _ms(text: str, name: str) -> int:

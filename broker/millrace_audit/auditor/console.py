@@ -23,7 +23,6 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sqlalchemy import String, bindparam, cast, func, select
 from sqlalchemy.orm import Session
 
@@ -31,6 +30,7 @@ from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.client.group_client import GroupClient
 from millrace.config import parse_time
 from millrace.errors import MillraceError
+from millrace.service.pages import templates_in
 from millrace.service.web import ICON
 from millrace_audit.answer import Completeness, Verdict, by_hour, iso, tiers_of, utc
 from millrace_audit.auditor import answers
@@ -205,9 +205,7 @@ def add_console(
     app: FastAPI, store: AuditStore, rules: AuditRules, numbers: AuditNumbers, cluster: ClusterLook | None
 ) -> None:
     """Serve the page and its three files."""
-    templates = Environment(
-        loader=FileSystemLoader(_PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    templates = templates_in(_PAGES)
     templates.globals.update(marks=MARKS, iso=iso, in_words=in_words, verdicts=[*Verdict][::-1])
     templates.filters.update(minute=_minute, ago=_ago, count=_count)
     page = templates.get_template("console.html")

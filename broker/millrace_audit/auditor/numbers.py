@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client import Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy import func, select
 
+from millrace.service.exposition import EscapingRegistry
 from millrace_audit.answer import Verdict, Window
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.store import AuditStore, StrangerRow, WindowRow
@@ -38,7 +39,7 @@ class AuditNumbers(Collector):
         """Bytes of the audit topics that are not applied yet."""
         self._lived: dict[tuple[str, str], tuple[float, int]] = {}
         """Topic and tier -> sum of the delays, and how many windows: of those that were not replayed."""
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry = EscapingRegistry()
         self._delays = Histogram(
             "millrace_audit_delay_seconds",
             "From the end of a window until a tier was past it",

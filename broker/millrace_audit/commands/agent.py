@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from millrace.commands.printing import say
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
 from millrace.service.options import door_options, tls_of
@@ -103,7 +104,7 @@ def agent(
     if adopt_copy:
         with closing(Spool(config.spool, config.spool_bytes)) as spool:
             spool.adopt()
-            click.echo(f"{spool.events} events wait: start the agent without --adopt-copy to send them")
+            say(f"{spool.events} events wait: start the agent without --adopt-copy to send them")
         return
     with Agent(config) as running:
         running.serve()

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from millrace.commands.printing import print_json, say
 from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace_audit import client
@@ -90,7 +91,7 @@ def audit(
     if is_bad:
         found = client.bad(url, topic, limit)
         if as_json:
-            click.echo(json.dumps(to_json(found), indent=1))
+            print_json(to_json(found))
         else:
             print_bad(found, limit)
         context.exit(1 if found else 0)
@@ -104,13 +105,11 @@ def audit(
     if is_history:
         for said in client.history(url, topic, first, last):
             window = f" window {said['window']}" if said["window"] else ""
-            click.echo(
-                json.dumps(said) if as_json else f"{said['time']}{window} {said['who']}: {said['what']}"
-            )
+            say(json.dumps(said) if as_json else f"{said['time']}{window} {said['who']}: {said['what']}")
         return
     answer = client.completeness(url, topic, first, last)
     if as_json:
-        click.echo(json.dumps(to_json(answer), indent=1))
+        print_json(to_json(answer))
     else:
         print_completeness(answer, by_window=windows)
     context.exit(0 if answer.proven else 1)
@@ -149,11 +148,11 @@ def _accept(
     done = "disowned" if disown else "accepted"
     if instance is not None:
         client.accept(url, instance, reason, disown=disown)
-        click.echo(f"{done}: instance {instance} ({reason})", err=as_json)
+        say(f"{done}: instance {instance} ({reason})", err=as_json)
     elif service is not None:
         until = None if before is None else parse_time(before, "--before")
         accepted = client.accept_service(url, service, reason, server=server, before=until, disown=disown)
-        click.echo(f"{done}: {len(accepted)} instances of service {service} ({reason})", err=as_json)
+        say(f"{done}: {len(accepted)} instances of service {service} ({reason})", err=as_json)
     return True
 
 
@@ -193,4 +192,4 @@ def _decide_on_loads(url: str, topic: str | None, load: int | None, reason: str,
     else:
         loads = client.replace_loads(url, topic, reason)
         text = f"replaced: load {', '.join(map(str, loads))} of {topic}"
-    click.echo(f"{text} ({reason})", err=as_json)
+    say(f"{text} ({reason})", err=as_json)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from millrace.commands.printing import say
 from millrace.logs import start_logging
 from millrace.service.options import door_options
 from millrace.signals import stop_on_signals
@@ -71,7 +72,7 @@ def audit_reader(
     serve(numbers, metrics_listen, access_file, certificate, key)
 
     def ready() -> None:
-        click.echo(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")
+        say(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")
         sys.stdout.flush()
 
     AuditReader(config, stop, numbers).run(ready)

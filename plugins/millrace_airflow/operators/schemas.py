@@ -9,6 +9,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from millrace.errors import MillraceError
+from millrace.escaping import escaped
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RegisterSchemasOperator(BaseOperator):
         except RegistryUnavailable:
             raise
         except MillraceError as error:  # somebody's mistake in a schema, which no retry mends
-            raise AirflowFailException(str(error)) from None
+            raise AirflowFailException(escaped(str(error))) from None
         for change in changes:
             self.log.info("%s: %s, id %s", change.subject, change.state, change.id)
         return {change.subject: change.id for change in changes}

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import click
-
+from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
 from millrace_registry.subjects import Subjects
@@ -52,7 +51,7 @@ def load(request: Load, invocation: Invocation) -> None:
     invocation.print([*answer, *left_out], _show_loads)
     invocation.measure("load", answer)
     for topic in without_schema:
-        click.echo(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
+        say(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
     if reasons := _failures(answer, request):
         raise MillraceError("; ".join(reasons))
 
@@ -73,7 +72,7 @@ def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
     for load in loads:
         for kind, lines in (("gap", load["gaps"]), ("note", load["notes"])):
             for line in lines:
-                click.echo(f"{kind}: {line}", err=True)
+                say(f"{kind}: {line}", err=True)
 
 
 def _by_kind(load: Mapping[str, Any]) -> str:
@@ -132,7 +131,7 @@ def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
     numbers = (column for kind in kinds for column in (kind, ("before", f"{kind}_before")))
     show_rows(loads, "load", "edition", *numbers, ("", "message"))
     command = f"millrace publish {request.topic} --warehouse {request.warehouse} --auditor URL"
-    click.echo(f"bring the table up to date with `{command}`")
+    say(f"bring the table up to date with `{command}`")
 
 
 @command_of(Mirror, Invocation)

@@ -6,8 +6,7 @@ import logging
 import sys
 import threading
 
-import click
-
+from millrace.commands.printing import say
 from millrace.logs import start_logging
 from millrace.signals import stop_on_signals
 from millrace_warehouse.commands.options import Silent, command_of
@@ -34,7 +33,7 @@ def audit_warehouse(request: AuditWarehouse, _: Silent) -> None:
     stop_on_signals(stop.set, limited=True)
 
     def ready() -> None:
-        click.echo(f"ready: audit-warehouse of {request.warehouse}")
+        say(f"ready: audit-warehouse of {request.warehouse}")
         sys.stdout.flush()
 
     numbers = WarehouseNumbers()

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import click
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from millrace.commands.printing import say, show, text
 from millrace.installation import require
 from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
 from millrace_warehouse.without_pandas import keep_pandas_out
@@ -63,7 +64,7 @@ class Output(Silent):
     def print(self, answer: Any, show: Callable[[Any], None]) -> None:
         """Print an answer as JSON, or let `show` print it for people."""
         if self.as_json:
-            click.echo(json.dumps(answer, default=dataclasses.asdict))
+            say(json.dumps(answer, default=dataclasses.asdict))
         else:
             show(answer)
 
@@ -101,22 +102,17 @@ def show_rows(rows: Iterable[Mapping[str, Any]], *columns: str | tuple[str, str]
 
     A column is a key, which heads it, or its head and the key. Whole numbers stand to the right, with commas.
     """
-    shown = list(rows)
+    rows_shown = list(rows)
     pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]
     table = Table(box=None, pad_edge=False)
     for head, key in pairs:
-        numbers = all(isinstance(row[key], int | None) for row in shown)
-        table.add_column(head, justify="right" if numbers else "left")
-    for row in shown:
+        numbers = all(isinstance(row[key], int | None) for row in rows_shown)
+        table.add_column(text(head), justify="right" if numbers else "left")
+    for row in rows_shown:
         table.add_row(*(_cell(row[key]) for _, key in pairs))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width to keep to
-    if shown:
-        console.print(table)
+    if rows_shown:
+        show(table)
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "" if value is None else str(value)
+def _cell(value: object) -> Text:
+    return text(f"{value:,}" if isinstance(value, int) else "" if value is None else value)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import click
-
+from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import Output, command_of, show_rows
@@ -103,7 +102,7 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
     )
     show_rows(changes, "topic", "hour", "added", "removed", "rejected", "verdict", ("", "kind"))
     for answer in answers:
-        click.echo(f"{answer['topic']}: {_outcome(answer)}")
+        say(f"{answer['topic']}: {_outcome(answer)}")
         _show_waiting(answer["topic"], answer["waiting"])
 
 
@@ -123,9 +122,9 @@ def _outcome(answer: Mapping[str, Any]) -> str:
 def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
     for hour in waiting[:SHOWN]:
         rows = f"{hour['rows']:,} rows" + (f", {hour['rejected']:,} rejected" if hour["rejected"] else "")
-        click.echo(f"waits: {topic} {hour['hour']}: {rows}, {_why(hour['verdict'])}", err=True)
+        say(f"waits: {topic} {hour['hour']}: {rows}, {_why(hour['verdict'])}", err=True)
     if len(waiting) > SHOWN:
-        click.echo(f"waits: {topic}: and {len(waiting) - SHOWN:,} more hours", err=True)
+        say(f"waits: {topic}: and {len(waiting) - SHOWN:,} more hours", err=True)
 
 
 def _why(verdict: Mapping[str, Any] | None) -> str:
@@ -140,9 +139,9 @@ def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
     show_rows(hours, "topic", "hour", "rows", "files_before", ("after", "files_after"), "bytes")
     for answer in answers:
         for hour, reason in answer["kept"].items():
-            click.echo(f"kept: {answer['topic']} {hour}: {reason}", err=True)
+            say(f"kept: {answer['topic']} {hour}: {reason}", err=True)
         if not answer["hours"]:
-            click.echo(f"{answer['topic']}: no quiet hour has more than 8 small files")
+            say(f"{answer['topic']}: no quiet hour has more than 8 small files")
 
 
 def _show_tables(answers: Sequence[Mapping[str, Any]]) -> None:
@@ -150,4 +149,5 @@ def _show_tables(answers: Sequence[Mapping[str, Any]]) -> None:
         facts = ((name.replace("_", " "), value) for name, value in answer.items() if name != "readers")
         show_rows(({"name": name, "value": value} for name, value in facts), ("", "name"), ("", "value"))
         for reader, line in answer["readers"].items():
-            click.echo(f"\n# {reader}\n{line}")
+            for shown in ("", f"# {reader}", *line.splitlines()):
+                say(shown)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from millrace.escaping import escaped
 from millrace.logs import VERBOSE
 
 
@@ -20,7 +21,7 @@ def to_stderr(what: str) -> Callable[[str], None]:
 
 def _write(line: str) -> None:
     # One write: print would write the end of the line by itself, and threads share the stream.
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{escaped(line)}\n")
     sys.stderr.flush()
 
 
@@ -46,6 +47,8 @@ def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Cal
         def show(line: str) -> None:
             count = re.search(r" (\d+) of (\d+): ", line)
             done, total = (int(count[1]), int(count[2])) if count else (None, None)
-            bar.update(task, description=line[: max(20, console.width - 40)], completed=done, total=total)
+            bar.update(
+                task, description=escaped(line)[: max(20, console.width - 40)], completed=done, total=total
+            )
 
         yield show

@@ -12,9 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import Gauge, write_to_textfile
 
 from millrace.errors import MillraceError
+from millrace.service.exposition import EscapingRegistry
 from millrace_warehouse.history.hours import start_of
 
 METRICS: Mapping[str, Mapping[str, tuple[str, str, Callable[[Any], float | Mapping[str, float]]]]] = {
@@ -49,7 +50,7 @@ SUCCESS = "millrace_job_success_seconds"
 
 def write_metrics(folder: Path, command: str, answer: Mapping[str, Any], now: float) -> None:
     """Replace the file of a command and a topic; MillraceError when the folder cannot be written."""
-    registry = CollectorRegistry()
+    registry = EscapingRegistry()
     topic = answer["topic"]
     Gauge(
         SUCCESS,

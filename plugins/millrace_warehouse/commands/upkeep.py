@@ -7,8 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import click
-
+from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps
@@ -35,7 +34,7 @@ def _show_expired(done: str, answer: Mapping[str, Any]) -> None:
     counts = ("data_files", "compacted_files", "metadata_files", "strays", "plans", "bytes", "waiting")
     show_rows([{**answer, "done": done}], ("", "done"), *counts)
     for load, reason in answer["kept"].items():
-        click.echo(f"kept: {load}: {reason}", err=True)
+        say(f"kept: {load}: {reason}", err=True)
 
 
 @command_of(Promote, Output)
@@ -61,14 +60,14 @@ def promote(request: Promote, output: Output) -> None:
 def _show_promotion(result: Mapping[str, Any]) -> None:
     topic, schema_id, record = result["topic"], result["schema_id"], result["record"]
     if record is None:
-        click.echo(f"{topic}: schema {schema_id} is the table's already")
+        say(f"{topic}: schema {schema_id} is the table's already")
         return
-    click.echo(
+    say(
         f"{topic}: loads from now on have schema {schema_id}, before it was"
         f" {record['previous_schema_id']} (record {record['number']})"
     )
     for change in result["changes"]:
-        click.echo(f"  {change}")
+        say(f"  {change}")
 
 
 def _show_history(records: Sequence[Mapping[str, Any]]) -> None:
@@ -104,7 +103,7 @@ def _show_topics(answer: Mapping[str, Any]) -> None:
     show_rows(topics, "topic", "loads", "publications", "files", "expired", "rows", "published", "problems")
     for kind in ("note", "problem"):
         for line in (line for topic in answer["topics"] for line in topic[f"{kind}s"]):
-            click.echo(f"{kind}: {line}")
+            say(f"{kind}: {line}")
 
 
 @command_of(Erase, Output)
@@ -133,21 +132,19 @@ def _show_erased(answer: Mapping[str, Any]) -> None:
     rows, files, loads = answer["rows"], answer["files"], len(answer["loads"])
     aside = answer["rejected"]
     bytes_of = f", and the bytes and keys of {aside:,} rejected record(s) and tombstone(s)" if aside else ""
-    click.echo(
-        f"{topic}: {answer['message']}: {rows:,} rows of {loads:,} load(s), in {files:,} file(s){bytes_of}"
-    )
+    say(f"{topic}: {answer['message']}: {rows:,} rows of {loads:,} load(s), in {files:,} file(s){bytes_of}")
     if answer["done"]:
         until = answer["in_force_until"] or "for ever"
-        click.echo(f"erasure {id_} is in force {'until ' if answer['in_force_until'] else ''}{until}")
+        say(f"erasure {id_} is in force {'until ' if answer['in_force_until'] else ''}{until}")
     if answer["columns_not_everywhere"]:
         names = ", ".join(answer["columns_not_everywhere"])
-        click.echo(f"note: {names} is null in rows whose schema lacks it", err=True)
+        say(f"note: {names} is null in rows whose schema lacks it", err=True)
     for log in answer["logs"]:
-        click.echo(
+        say(
             f"log: {log['bootstrap']} holds {log['offsets']:,} offsets of {topic} ({log['retention']});"
             f" {log['loads_again']:,} load(s) could be read again, without what is erased"
         )
     for origin in answer["origins_not_asked"]:
-        click.echo(f"log: {origin}, which is mirrored, was not asked: give its --log", err=True)
+        say(f"log: {origin}, which is mirrored, was not asked: give its --log", err=True)
     for left in (answer["purged"] or {}).get("left", ()):
-        click.echo(f"left: {left['what']}{', until ' + left['until'] if left['until'] else ''}", err=True)
+        say(f"left: {left['what']}{', until ' + left['until'] if left['until'] else ''}", err=True)

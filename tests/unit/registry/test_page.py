@@ -19,6 +19,7 @@ from millrace_registry.app import create_app
 from millrace_registry.page import MAX_LINES, side_by_side
 from millrace_registry.store import Store
 from millrace_registry.usage import Usage
+from tests.marks import FORGED, MARK, check_json
 
 EVIL = "<script>document.title='broken'</script>\"'&{{ 7*7 }}"
 
@@ -211,3 +212,18 @@ def test_topics_that_use_a_schema_are_named_and_not_waited_for(monkeypatch: pyte
     assert looked.topics_of(8) == "t00, t01, t02, t03, t04"
     assert looked.topics_of(7).endswith("t24 and 5 more")
     assert looked.topics_of(9) == "none"
+
+
+def test_marked_names_of_authors_and_documents_are_never_shown_raw(site: Site) -> None:
+    schemas = [{"subject": "s", "schema": json.dumps(record("x", doc=MARK))}]
+    applied = site("POST", "/apply", json={"schemas": schemas, "author": MARK, "commit": MARK[:20]})
+    assert applied.status_code == 200, applied.text
+    site.register("s", record("x", "y", doc=MARK))
+    for path in ("/ui/subjects/s", "/ui/subjects/s/diff?old=1&new=2"):
+        page = site.page(path)
+        assert not [line for line in page.split("\n") if not line.isprintable()]
+        assert FORGED in page
+    for path in ("/ui?prefix=" + quote(MARK), "/ui/subjects/" + quote(MARK, safe="")):
+        answer = site("GET", path, headers={"accept": "text/html"})
+        assert not [line for line in answer.text.split("\n") if not line.isprintable()]
+    check_json(site("GET", "/subjects/s/versions/1").text)

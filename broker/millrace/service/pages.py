@@ -1,0 +1,27 @@
+"""The templates of the services' pages: what others have named is escaped, for HTML and for people's eyes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from millrace.escaping import escaped, escaped_lines
+
+
+def templates_in(folder: Path) -> Environment:
+    """Return the templates of a folder. Text is one line, but with the filter `lines`."""
+    templates = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_shown,
+    )
+    templates.filters["lines"] = lambda text: escape(escaped_lines(text))
+    return templates
+
+
+def _shown(value: object) -> object:
+    return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value
