@@ -40,11 +40,13 @@ def admit(request: Request, role: Role, subject: str) -> None:
     """RegistryError unless who sends the request has the role for the subject; GLOBAL stands for all."""
     access: AccessList | None = request.app.state.access
     if access is None:
+        request.state.is_proven = True
         return
     try:
         name = access.name_of(request.headers.get("authorization"))
     except NotKnown as error:
         raise RegistryError(ErrorCode.UNAUTHENTICATED, str(error)) from None
+    request.state.is_proven = True
     if not access.allows(name, role, subject):
         what = f"subject {subject!r}" if subject else "all subjects"
         message = f"User:{name} lacks the role {role} for {what}: ask an administrator for it"

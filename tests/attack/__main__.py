@@ -1,6 +1,7 @@
-"""Attacks brokers of its own: `python -m tests.attack [--rounds N] [--seed N]`, last line ATTACK OK.
+"""Attacks servers of its own: `python -m tests.attack [--rounds N] [--seed N]`, last line ATTACK OK.
 
-First one that serves everybody, then one with TLS and logins by strangers who never log in.
+First one that serves everybody, then one with TLS and logins by strangers who never log in. Then a registry
+and an auditor with TLS and tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from tests.attack.requests import versions
 from tests.attack.run import Attack
+from tests.attack.services import attack_services
 from tests.attack.strangers import attack_before_login
 from tests.bench.bench_hot_path import broker
 
@@ -31,6 +33,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rounds = min(options.rounds, STRANGERS_ROUNDS)
         outcome += attack_before_login(Path(folder), versions(), rounds=rounds, seed=options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome += attack_services(Path(folder))
     counts = f"requests={outcome.requests} apis={outcome.apis} worst_cpu_ms={outcome.worst_cpu_s * 1e3:.1f}"
     if outcome.failures:
         print("\n".join(outcome.failures))

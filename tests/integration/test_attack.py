@@ -8,7 +8,8 @@ import pytest
 
 from millrace.wire.messages import ApiKey
 from tests.attack.requests import versions
-from tests.attack.run import Attack
+from tests.attack.run import Attack, Outcome
+from tests.attack.services import Strangers, registry
 from tests.attack.strangers import attack_before_login
 from tests.bench.bench_hot_path import broker
 
@@ -27,4 +28,11 @@ def test_strangers_cost_a_listener_with_logins_little_and_keep_no_user_out(tmp_p
     outcome = attack_before_login(
         tmp_path, [*highest.items()], rounds=1, seed=1, half_handshakes=1_000, step=9, long_lists=False
     )
+    assert not outcome.failures, outcome.failures
+
+
+def test_strangers_cost_a_service_little_and_keep_no_client_out(tmp_path: Path) -> None:
+    outcome = Outcome()
+    with registry(tmp_path) as service:
+        Strangers(service, outcome).attack(half_handshakes=600)
     assert not outcome.failures, outcome.failures

@@ -40,10 +40,7 @@ def admit(app: FastAPI, role_of: RoleOf, access: AccessList | None, *, limited_b
     sends for somebody else's page is refused in any case.
     """
     check_roles(app, role_of)
-    if access is not None:
-        app.add_middleware(
-            _Admission, routes=app.routes, access=access, role_of=role_of, limited_by=limited_by
-        )
+    app.add_middleware(_Admission, routes=app.routes, access=access, role_of=role_of, limited_by=limited_by)
     app.add_middleware(_OwnPages)
 
 
@@ -54,7 +51,7 @@ class _Admission:
         self,
         app: ASGIApp,
         routes: Sequence[BaseRoute],
-        access: AccessList,
+        access: AccessList | None,
         role_of: RoleOf,
         limited_by: str | None,
     ) -> None:
@@ -66,6 +63,10 @@ class _Admission:
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> JsonAnswer | None:
+        state = scope.setdefault("state", {})
+        if self._access is None:
+            state["is_proven"] = True
+            return None
         role, what = self._asked_for(scope)
         try:
             name = self._access.name_of(Headers(scope=scope).get("authorization"))
@@ -74,10 +75,11 @@ class _Admission:
                 return None
             challenge = {"WWW-Authenticate": 'Basic realm="millrace"'}  # has a browser ask for name and token
             return JsonAnswer({"error": str(error)}, status_code=401, headers=challenge)
+        state["is_proven"] = True
         if role is None or (role and not self._access.allows(name, role, what)):
             lacks = "a role for this" if role is None else f"the role {role}{f' for {what}' if what else ''}"
             return JsonAnswer({"error": f"{name} lacks {lacks}: ask an operator for it"}, status_code=403)
-        scope.setdefault("state", {})["who"] = name
+        state["who"] = name
         return None
 
     def _asked_for(self, scope: Scope) -> tuple[str | None, str]:

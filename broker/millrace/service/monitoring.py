@@ -25,9 +25,12 @@ from millrace.errors import MillraceError
 from millrace.security.certificates import ServerCertificates
 from millrace.service.access import AccessList, NotKnown
 from millrace.service.exposition import EscapingRegistry
+from millrace.service.unproven import Unproven
 
-MAX_REQUESTS = 8
+MAX_REQUESTS = 16
 """Most requests that are answered at once; for one more the oldest one's connection is closed."""
+MAX_REQUESTS_OF_ADDRESS = 8
+"""Of them, from one client address."""
 REQUEST_TIMEOUT_S = 10
 """A request that is not answered after this time, from its first byte to its last, ends."""
 _JSON = ("Content-Type", "application/json")
@@ -47,6 +50,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._open: dict[socket.socket, tuple[float, socket.socket]] = {}
         """Of each request: when it came, and its socket once more, as TLS takes the first one over."""
         self._lock = threading.Lock()
+        self._unproven = Unproven[socket.socket](MAX_REQUESTS, MAX_REQUESTS_OF_ADDRESS, lambda _: False)
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -54,8 +58,9 @@ class _Server(ThreadingMixIn, WSGIServer):
             if len(self._open) >= 2 * MAX_REQUESTS:  # threads that were cut off have not ended yet
                 raise OSError("too many requests")
             self._open[request] = time.monotonic(), request.dup()
-            for _, oldest in list(self._open.values())[:-MAX_REQUESTS]:
-                _cut_off(oldest)
+            if (oldest := self._unproven.enter(request, client_address[0])) is not None:
+                self._unproven.leave(oldest)
+                _cut_off(self._open[oldest][1])
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
@@ -66,6 +71,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
+            self._unproven.leave(request)
             _, again = self._open.pop(request, (0, None))
         if again is not None:
             again.close()

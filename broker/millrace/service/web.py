@@ -5,7 +5,6 @@ A service keeps what it knows in its database alone, so it may be killed at any 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -18,42 +17,19 @@ from typing import Any
 
 import click
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from millrace.config import TlsConfig, parse_address
 from millrace.errors import MillraceError
 from millrace.logs import start_logging
 from millrace.process import allow_open_files
 from millrace.security.certificates import ServerCertificates
+from millrace.service.connections import Connection, Door
 from millrace.signals import end_soon, stop_on_signals
 
 log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5
 ICON = Path(__file__).with_name("icon.svg").read_bytes()
 """Icon beside a page's title: without one browsers ask for /favicon.ico."""
-HEAD_TIMEOUT_S = 10.0
-"""A connection on which no request has begun by then, its head whole, is closed: a stranger can hold many."""
-
-
-class _Protocol(H11Protocol):
-    """HTTP for who asks in time."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._end_if_late)
-
-    def on_response_complete(self) -> None:
-        self._late.cancel()
-        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._end_if_late)
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._late.cancel()
-        super().connection_lost(exc)
-
-    def _end_if_late(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.abort()
 
 
 class WebServer(uvicorn.Server):
@@ -61,7 +37,7 @@ class WebServer(uvicorn.Server):
 
     def __init__(self, app: Any, listen: str, what: str, tls: TlsConfig | None = None) -> None:
         """With `tls` every connection uses it; ConfigError when its files cannot be used."""
-        context = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
+        self._tls = _newest_context(ServerCertificates(tls, ["none"])) if tls is not None else None
         allow_open_files()
         host, port = parse_address(listen, "--listen")
         shown_host = f"[{host}]" if ":" in host else host
@@ -82,7 +58,7 @@ class WebServer(uvicorn.Server):
             app,
             loop="asyncio",
             # httptools is faster, and loses the body of a request that offers HTTP/2, as Java's client does.
-            http=_Protocol,
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -91,7 +67,6 @@ class WebServer(uvicorn.Server):
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         )
         config.load()
-        config.ssl = context  # one of ours: uvicorn's own takes older versions of TLS, and tickets
         super().__init__(config)
 
     def start_beside(self, name: str, work: Callable[[], None]) -> threading.Thread:
@@ -114,7 +89,7 @@ class WebServer(uvicorn.Server):
     def serve_until_stopped(self) -> None:
         """Serve; MillraceError when work beside it has failed."""
         stop_on_signals(self.stop, limited=True)
-        self.run([self._listener])
+        self.run([])
         if self._failure:
             raise MillraceError(f"the {self._what} stopped: {self._failure[0]}")
 
@@ -123,10 +98,16 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the door in place of uvicorn's own, which counts nobody and holds handshakes for a minute."""
         await super().startup(sockets)
-        if self.started:
-            click.echo(self._ready)
-            sys.stdout.flush()
+        door = Door(self._listener, self._tls, self._new_connection)
+        self.servers.append(door)  # type: ignore[arg-type]
+        door.open()
+        click.echo(self._ready)
+        sys.stdout.flush()
+
+    def _new_connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
 
 def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:

@@ -83,3 +83,12 @@ def test_a_unit_may_write_where_its_files_put_data(unit: Path) -> None:
     for file in files:
         for path in re.findall(r"/var/lib/\w+/[\w.-]+", file.read_text()):
             assert path in state_directories(unit.stem)
+
+
+@pytest.mark.parametrize(
+    "unit", [unit for unit in UNITS if unit.stem != "millrace-broker"], ids=lambda unit: unit.stem
+)
+def test_a_unit_of_a_service_bounds_memory_and_open_files(unit: Path) -> None:
+    lines = unit.read_text().splitlines()
+    assert [line for line in lines if line.startswith("MemoryMax=")]
+    assert "LimitNOFILE=16384" in lines

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from millrace.service import monitoring
-from millrace.service.monitoring import MAX_REQUESTS, MonitoringServer
+from millrace.service.monitoring import MAX_REQUESTS_OF_ADDRESS, MonitoringServer
 from tests.support import wait_until
 
 
@@ -39,8 +39,8 @@ def is_cut_off(client: socket.socket) -> bool:
         return True
 
 
-def test_of_too_many_requests_that_do_not_end_the_oldest_ones_are_cut_off(server: MonitoringServer) -> None:
-    slow = [connect(server) for _ in range(MAX_REQUESTS)]
+def test_of_too_many_requests_of_an_address_the_oldest_is_cut_off(server: MonitoringServer) -> None:
+    slow = [connect(server) for _ in range(MAX_REQUESTS_OF_ADDRESS)]
     with urllib.request.urlopen(f"{server.url}/healthz", timeout=10) as answer:
         assert json.load(answer) == {"healthy": True}
     assert is_cut_off(slow[0])

@@ -1,0 +1,167 @@
+"""Connections to a web service whose clients have not proved who they are: the broker's rule for strangers.
+
+A connection is unproven until a request of it shows a known token; where a service asks for none, until a
+request has come. Unproven connections are counted in all and by address. The oldest of too many is closed: an
+honest client is quick. A handshake of TLS has 10 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+import time
+from asyncio import sslproto
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from millrace.service.unproven import Unproven
+
+log = logging.getLogger(__name__)
+MAX_UNPROVEN = 400
+"""Unproven connections of a service; as `max_unauthenticated` of a broker."""
+MAX_UNPROVEN_OF_ADDRESS = 100
+"""Of them, from one client address."""
+MAX_CONNECTIONS = 2_000
+"""All connections of a service; one more is closed at once."""
+HANDSHAKE_S = 10.0
+HEAD_TIMEOUT_S = 10.0
+"""A connection on which no request has begun by then, its head whole, is closed."""
+_ACCEPT_AGAIN_S, _TELL_AGAIN_S = 0.1, 10.0
+_TLS_BUFFER_BYTES = 32 << 10
+"""Read buffer of a connection with TLS, from its first byte on; asyncio's own has 256 KiB."""
+
+sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
+
+
+class Connection(H11Protocol):
+    """HTTP of a client that sends the head of a request in time."""
+
+    was_proven = False
+    """True behind a request that has proved who the client is."""
+    _late: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.ended = asyncio.Event()
+
+    @property
+    def is_proven(self) -> bool:
+        return self.was_proven or (self.scope is not None and "is_proven" in self.scope["state"])
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def on_response_complete(self) -> None:
+        self.was_proven = self.is_proven
+        self._await_head()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+        self.ended.set()
+
+    def abort(self) -> None:
+        """Close the connection at once, if it is open."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _await_head(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late = self.loop.call_later(HEAD_TIMEOUT_S, self._end_if_late)
+
+    def _end_if_late(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.abort()
+
+
+class Door:
+    """Accepts the connections of a service, from `open` to `close`; on the loop alone."""
+
+    def __init__(
+        self, listener: socket.socket, tls: ssl.SSLContext | None, make: Callable[[], Connection]
+    ) -> None:
+        self._listener, self._tls, self._make = listener, tls, make
+        self._unproven = Unproven[asyncio.Task[None]](
+            MAX_UNPROVEN, MAX_UNPROVEN_OF_ADDRESS, lambda task: self._connections[task].is_proven
+        )
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._accepting: asyncio.Task[None] | None = None
+        self._closed, self._told_at = 0, -math.inf
+
+    def open(self) -> None:
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        self._listener.close()
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for: connections are the server's."""
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, address = await loop.sock_accept(self._listener)
+            except OSError as error:  # no file descriptor is left
+                self._close(self._unproven.oldest(), error.strerror or "no connection can be accepted")
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(self._connections) >= MAX_CONNECTIONS:
+                client.close()
+            else:
+                self._enter(client, str(address[0]))
+            await asyncio.sleep(0)  # `sock_accept` returns at once while there are more
+
+    def _enter(self, client: socket.socket, address: str) -> None:
+        connection = self._make()
+        task = asyncio.create_task(self._serve(client, connection))
+        self._connections[task] = connection
+        task.add_done_callback(self._leave)
+        if (one_too_many := self._unproven.enter(task, address)) is not None:
+            self._close(one_too_many, f"too many of {address} or in all")
+
+    def _close(self, unproven: asyncio.Task[None] | None, reason: str) -> None:
+        if unproven is not None:
+            self._unproven.leave(unproven)
+            unproven.cancel()
+            self._closed += 1
+        if (now := time.monotonic()) > self._told_at + _TELL_AGAIN_S:
+            log.warning(
+                "%d connections without a token were closed, the oldest first: %s", self._closed, reason
+            )
+            self._told_at, self._closed = now, 0
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        self._unproven.leave(task)
+        del self._connections[task]
+
+    async def _serve(self, client: socket.socket, connection: Connection) -> None:
+        """Live as long as the connection."""
+        loop, handshake_s = asyncio.get_running_loop(), HANDSHAKE_S if self._tls is not None else None
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection,
+                client,
+                ssl=self._tls,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=handshake_s,
+            )
+            await connection.ended.wait()
+        except OSError:
+            pass  # the handshake failed: a stranger's is no event
+        except asyncio.CancelledError:
+            connection.abort()
+            raise

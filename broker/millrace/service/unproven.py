@@ -1,0 +1,37 @@
+"""Connections that have not proved who their client is, and which of too many to close. Knows no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+C = TypeVar("C", bound=Hashable)
+
+
+class Unproven(Generic[C]):
+    """Connections that have not proved who their client is, the oldest first."""
+
+    def __init__(self, most: int, most_of_address: int, is_proven: Callable[[C], bool]) -> None:
+        self._most, self._most_of_address, self._is_proven = most, most_of_address, is_proven
+        self._addresses: dict[C, str] = {}
+
+    def enter(self, connection: C, address: str) -> C | None:
+        """Count a new connection; returns the one that must be closed for it."""
+        self._addresses[connection] = address
+        if self._too_many(address):
+            for known in [known for known in self._addresses if self._is_proven(known)]:
+                self.leave(known)
+        return next(iter(self._too_many(address)), None)
+
+    def oldest(self) -> C | None:
+        return next(iter(self._addresses), None)
+
+    def leave(self, connection: C) -> None:
+        """A connection has ended, or its client is known."""
+        self._addresses.pop(connection, None)
+
+    def _too_many(self, address: str) -> list[C]:
+        same = [known for known, of in self._addresses.items() if of == address]
+        if len(same) > self._most_of_address:
+            return same
+        return list(self._addresses) if len(self._addresses) > self._most else []
