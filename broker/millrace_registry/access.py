@@ -46,7 +46,7 @@ def admit(request: Request, role: Role, subject: str) -> None:
         name = access.name_of(request.headers.get("authorization"))
     except NotKnown as error:
         raise RegistryError(ErrorCode.UNAUTHENTICATED, str(error)) from None
-    request.state.is_proven = True
+    request.state.is_proven, request.state.who = True, name
     if not access.allows(name, role, subject):
         what = f"subject {subject!r}" if subject else "all subjects"
         message = f"User:{name} lacks the role {role} for {what}: ask an administrator for it"

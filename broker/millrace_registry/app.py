@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from millrace import __version__
 from millrace.service.access import AccessList
+from millrace.service.bodies import BodyRefused, LargeBodies
 from millrace.service.database import reason_of
 from millrace.service.json_answer import JsonAnswer
 from millrace_registry import page, requests, service
@@ -42,14 +43,21 @@ def create_app(store: Store, access: AccessList | None = None, usage: Usage | No
     # The routes themselves: to include a router analyses each of them again, 0.1 s of CPU at every start.
     routes = [*_routes.routes, *page.routes.routes]
     app = FastAPI(openapi_url=None, redirect_slashes=False, routes=routes)
-    for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
+    for error in (
+        RegistryError,
+        BodyRefused,
+        SQLAlchemyError,
+        ClientDisconnect,
+        HTTPException,
+        RequestValidationError,
+    ):
         app.add_exception_handler(error, _answer_error)
     app.add_exception_handler(Exception, _answer_error)
     numbers = Numbers(store)
     app.add_middleware(Counted, numbers=numbers)
     app.add_middleware(requests.ConfluentHttp)
     app.state.store, app.state.access, app.state.numbers = store, access, numbers
-    app.state.usage = usage or Usage(None)
+    app.state.usage, app.state.bodies = usage or Usage(None), LargeBodies()
     check_roles(app)
     return app
 
@@ -90,7 +98,9 @@ Properties: TypeAlias = Annotated[dict[str, str], Depends(requests.properties_in
 Guid: TypeAlias = Annotated[UUID, Depends(requests.schema_guid)]
 Version: TypeAlias = Annotated[int, Depends(requests.version_number)]
 SchemaId: TypeAlias = Annotated[int, Depends(requests.schema_number)]
-Body: TypeAlias = Annotated[dict[str, Any], Depends(requests.json_body)]
+SchemasBody: TypeAlias = Annotated[dict[str, Any], Depends(requests.body_of_schemas)]
+QuestionBody: TypeAlias = Annotated[dict[str, Any], Depends(requests.body_of_schema)]
+SettingBody: TypeAlias = Annotated[dict[str, Any], Depends(requests.body_of_setting)]
 Deleted: TypeAlias = Annotated[bool | None, Depends(_deleted)]
 Page: TypeAlias = Annotated[slice, Depends(_page)]
 Prefix: TypeAlias = Annotated[str, Depends(_prefix)]
@@ -139,7 +149,7 @@ def subjects(store: Database, deleted: Deleted, page: Page, prefix: Prefix) -> l
 
 @_routes.post("/subjects/{subject}", dependencies=READ)
 def look_up(
-    request: Request, store: Database, subject: Subject, body: Body, deleted: bool = False
+    request: Request, store: Database, subject: Subject, body: QuestionBody, deleted: bool = False
 ) -> dict[str, Any]:
     candidate = _candidate(request, body)
     with store.read() as rows:
@@ -169,14 +179,14 @@ def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) ->
 
 
 @_routes.post("/subjects/{subject}/versions", dependencies=REGISTER)
-def register(request: Request, store: Database, subject: Subject, body: Body) -> dict[str, Any]:
+def register(request: Request, store: Database, subject: Subject, body: SchemasBody) -> dict[str, Any]:
     stored = service.register(store, subject, _candidate(request, body))
     # Without the text: confluent-kafka would take it for the one it sent and register at every call.
     return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
 @_routes.post("/apply", dependencies=READ)
-def apply(request: Request, store: Database, body: Body) -> list[dict[str, Any]]:
+def apply(request: Request, store: Database, body: SchemasBody) -> list[dict[str, Any]]:
     """Levels and schemas of several subjects, in one transaction: Millrace's own, for `schemas apply`.
 
     Its role is for all subjects, so schemas may refer to any.
@@ -280,7 +290,7 @@ def check(
     request: Request,
     store: Database,
     subject: Subject,
-    body: Body,
+    body: QuestionBody,
     version: str | None = None,
     verbose: bool = False,
 ) -> dict[str, Any]:
@@ -309,7 +319,9 @@ def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str)
 
     @_routes.put(path, dependencies=ADMIN)
     @_routes.put(f"{path}/{{subject}}", dependencies=ADMIN)
-    def write(store: Database, subject: SubjectOrGlobal, body: Body, force: bool = False) -> dict[str, str]:
+    def write(
+        store: Database, subject: SubjectOrGlobal, body: SettingBody, force: bool = False
+    ) -> dict[str, str]:
         for key in sorted(body.keys() - set(keys)):
             if body[key] is not None and (key, body[key]) != ("normalize", True):
                 raise requests.not_kept(key)
@@ -387,6 +399,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             code, message = error.code, f"Invalid schema: {error}"
         case RegistryError():
             code, message = error.code, str(error)
+        case BodyRefused():
+            code, message = error.status, str(error)
         case SQLAlchemyError():
             code, message = ErrorCode.STORE_FAILED, f"the registry's database failed: {reason_of(error)}"
             _log.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
@@ -401,9 +415,11 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             code, message = ErrorCode.FAILED, "the registry failed; its log says why"
             _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     # A browser at the page asks for name and token then.
-    headers = {"WWW-Authenticate": 'Basic realm="millrace"'} if code == ErrorCode.UNAUTHENTICATED else None
+    headers = {"WWW-Authenticate": 'Basic realm="millrace"'} if code == ErrorCode.UNAUTHENTICATED else {}
+    if isinstance(error, BodyRefused):  # the rest of it would be taken for the next request
+        headers["Connection"] = "close"
     status = int(str(code)[:3])
     if request.url.path.startswith("/ui") and "text/html" in request.headers.get("accept", ""):
-        return page.failure(message, status, headers or {})
+        return page.failure(message, status, headers)
     content = json.dumps({"error_code": code, "message": message})
     return Response(content, status_code=status, headers=headers)

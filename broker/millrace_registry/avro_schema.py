@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
+from millrace.service.json_values import MOST_VALUES, has_too_many_values
 from millrace_registry.errors import InvalidSchema, UnknownType
 
 Json: TypeAlias = Any
@@ -94,6 +95,8 @@ def _load(text: str) -> Json:
         value = float(number)
         return value if math.isfinite(value) else refuse(number)
 
+    if has_too_many_values(text.encode(errors="surrogatepass")):
+        raise InvalidSchema(f"the schema has more than {MOST_VALUES} values: split it by references")
     try:
         value = json.loads(text, parse_constant=refuse, parse_float=finite)
         text.encode()

@@ -9,6 +9,7 @@ class ErrorCode(IntEnum):
     """The `error_code` of an answer; its first three digits are the HTTP status."""
 
     BAD_REQUEST = 400  # the body is not a JSON object with the fields it needs
+    REQUEST_TOO_SLOW = 408  # its body has not come whole in time
     REQUEST_TOO_LARGE = 413
     UNSUPPORTED_MEDIA_TYPE = 415
     NOT_KEPT = 422  # a string that is no text, or a setting or metadata that would be dropped

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -21,9 +22,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace.service.admission import ANOTHER_SITE, from_another_site
+from millrace.service.bodies import SMALL_BODY_BYTES, LargeBodies
+from millrace.service.json_values import MOST_VALUES, has_too_many_values
 from millrace_registry.compatibility import Level
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
-from millrace_registry.limits import MAX_APPLIED, MAX_BODY_BYTES, MAX_SCHEMA_BYTES
+from millrace_registry.limits import MAX_APPLIED, MAX_BODY_BYTES, MAX_QUESTION_BYTES, MAX_SCHEMA_BYTES
 from millrace_registry.service import GLOBAL, LATEST, LEVEL, Candidate
 from millrace_registry.store import LARGEST, Origin, Reference
 
@@ -171,7 +174,25 @@ def _number_in(segment: str) -> int | None:
     return None
 
 
-async def json_body(request: Request) -> Mapping[str, Any]:
+async def body_of_schemas(request: Request) -> AsyncIterator[Mapping[str, Any]]:
+    """The JSON object of a request that registers."""
+    async with _json_object(request, MAX_BODY_BYTES) as value:
+        yield value
+
+
+async def body_of_schema(request: Request) -> AsyncIterator[Mapping[str, Any]]:
+    """The JSON object of a request that asks about one schema."""
+    async with _json_object(request, MAX_QUESTION_BYTES) as value:
+        yield value
+
+
+async def body_of_setting(request: Request) -> AsyncIterator[Mapping[str, Any]]:
+    """The JSON object of a request that changes a level or a mode."""
+    async with _json_object(request, SMALL_BODY_BYTES) as value:
+        yield value
+
+
+def _json_object(request: Request, most: int) -> AbstractAsyncContextManager[Mapping[str, Any]]:
     """The request's JSON object, refused before it is buffered when it is too large."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in MEDIA_TYPES + _READ_ONLY_MEDIA_TYPES:
@@ -179,15 +200,16 @@ async def json_body(request: Request) -> Mapping[str, Any]:
             ErrorCode.UNSUPPORTED_MEDIA_TYPE,
             f"content type {media_type!r} is not read here: send {MEDIA_TYPES[0]}",
         )
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise RegistryError(
-                ErrorCode.REQUEST_TOO_LARGE, f"the request's body is larger than {MAX_BODY_BYTES} bytes"
-            )
+    bodies: LargeBodies = request.app.state.bodies
+    return bodies.read(request, most, _decode)
+
+
+def _decode(body: bytes) -> Mapping[str, Any]:
+    if has_too_many_values(body):
+        problem = f"the request's body holds more than {MOST_VALUES} values: send less at once"
+        raise RegistryError(ErrorCode.REQUEST_TOO_LARGE, problem)
     try:
-        value = json.loads(body)
+        value = json.loads(body.decode())
         _check_text(value)
     except (ValueError, RecursionError) as error:
         message = f"the request's body is not JSON: {error}"

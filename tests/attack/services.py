@@ -1,6 +1,6 @@
-"""What strangers do to the ports of registry and auditor.
+"""What strangers and the holder of a small token do to the ports of registry and auditor.
 
-Half handshakes by the thousand, and silent connections. Meanwhile an
+Half handshakes by the thousand, silent connections, trickled bodies, JSON of a million lists. Meanwhile an
 honest client asks again and again by a connection of its own each time, and must be answered. Memory must
 come back. Numbers are counts and resident memory, never the clock.
 """
@@ -28,8 +28,15 @@ from tests.compat.brokers import start_broker
 from tests.support import Process, wait_until
 
 HALF_HANDSHAKES = 3_000
+TRICKLING = 60
 CLOSED_WITHIN_S = 60.0
 """A connection on which too little comes is closed within this time, also on a busy machine."""
+HOSTILE_JSON = {
+    "a million lists": b'{"ignored": [' + b"[]," * 999_990 + b"[]]}",
+    "lists in lists": b'{"ignored": ' + b"[" * 1_500_000 + b"]" * 1_499_000 + b"}",
+    "objects in objects": b'{"ignored": ' + b'{"a":' * 500_000 + b"1" + b"}" * 500_000 + b"}",
+    "one long number": b'{"ignored": ' + b"9" * 2_900_000 + b"}",
+}
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,8 @@ class Strangers:
         """All of it."""
         self.hold_half_handshakes(half_handshakes)
         self.stay_silent(2 * MAX_UNPROVEN)
+        self.trickle_bodies(TRICKLING)
+        self.send_hostile_json()
         self.check_memory()
         self._honest.end()
         self._outcome.failures += [f"{self._service.name}, honest: {each}" for each in self._honest.failures]
@@ -156,6 +165,38 @@ class Strangers:
         with self._held("silent connections") as held:
             for _ in range(count):
                 self._send(held, b"GET / HTTP/1.1\r\nHost: ")
+
+    def trickle_bodies(self, count: int) -> None:
+        """Show a token, promise a body, and send a byte of it."""
+        with self._held("trickled bodies") as held:
+            for number in range(count):
+                token = self._service.hostile if number % 2 else "guess"
+                self._send(held, self._head(token, 60_000) + b"{")
+
+    def send_hostile_json(self) -> None:
+        """Send bodies that are dear to read for their size, several at once, by one token."""
+        for what, body in HOSTILE_JSON.items():
+            answers: list[int] = []
+
+            def send(body: bytes = body, answers: list[int] = answers) -> None:
+                with contextlib.suppress(OSError), socket.create_connection(self._service.port, 60) as raw:
+                    raw.settimeout(60)
+                    with self._tls.wrap_socket(raw, server_hostname=self._service.port[0]) as connection:
+                        connection.sendall(self._head(self._service.hostile, len(body)))
+                        with contextlib.suppress(OSError):
+                            connection.sendall(body)
+                        line = connection.recv(15)
+                        answers.append(int(line.split()[1]))
+
+            senders = [threading.Thread(target=send) for _ in range(6)]
+            for sender in senders:
+                sender.start()
+            self._wait_for_an_answer(what)
+            for sender in senders:
+                sender.join()
+            self._outcome.requests += len(senders)
+            if not all(400 <= status < 500 for status in answers):
+                self._outcome.failures.append(f"{self._service.name}, {what}: answered {answers}")
 
     def check_memory(self) -> None:
         """Memory is back, but for what a heap keeps."""
@@ -197,6 +238,13 @@ class Strangers:
             connection.sendall(data)
         except OSError:  # one too many
             raw.close()
+
+    def _head(self, token: str, length: int) -> bytes:
+        return (
+            f"POST {self._service.takes_bodies} HTTP/1.1\r\nHost: {self._service.address}\r\n"
+            f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {length}\r\n\r\n"
+        ).encode()
 
     def _hello(self) -> bytes:
         """The first message of a client of TLS."""

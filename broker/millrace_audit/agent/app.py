@@ -28,6 +28,7 @@ from millrace import __version__
 from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.admission import admit, who_asks
+from millrace.service.bodies import BodyRefused, read_body
 from millrace.service.json_answer import JsonAnswer
 from millrace_audit.agent.intake import Intake, Refused, Unknown
 from millrace_audit.agent.numbers import AgentNumbers, Taken
@@ -36,8 +37,6 @@ from millrace_audit.agent.spool import Event, Spool
 MAX_BODY_BYTES = 4 << 20
 MAX_REQUESTS = 64
 """Requests with events at once: they hold at most this many bodies. One more is answered with 503."""
-BODY_TIMEOUT_S = 30.0
-"""A request that has not come whole by then is closed: it holds room that others need."""
 DECODERS = 2
 """Threads that read events: what a request takes in memory while it is read, they take at most."""
 
@@ -51,15 +50,7 @@ ROLES: Mapping[tuple[str, str], str] = {
 """Method and path -> the role that it takes, for the topic of the path; empty: open to everybody."""
 
 
-class _TooLarge(Refused):
-    pass
-
-
 class _Busy(MillraceError):
-    pass
-
-
-class _TooSlow(Refused):
     pass
 
 
@@ -67,13 +58,7 @@ class _WrongType(Refused):
     pass
 
 
-_STATUS: Mapping[type[Exception], int] = {
-    _TooLarge: 413,
-    _TooSlow: 408,
-    _WrongType: 415,
-    Unknown: 404,
-    Refused: 400,
-}
+_STATUS: Mapping[type[Exception], int] = {_WrongType: 415, Unknown: 404, Refused: 400}
 """All other errors are for a later time: 503."""
 
 
@@ -95,20 +80,6 @@ def build_app(
     decoders = ThreadPoolExecutor(DECODERS, "intake")
     requests = asyncio.Semaphore(MAX_REQUESTS)
 
-    async def read(request: Request) -> bytes:
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > MAX_BODY_BYTES:
-                        raise _TooLarge(
-                            f"a body of more than {MAX_BODY_BYTES} bytes: send fewer events at once"
-                        )
-        except TimeoutError:
-            raise _TooSlow(f"the body did not come within {BODY_TIMEOUT_S:g} s: send it again") from None
-        return bytes(body)
-
     async def take(request: Request, topic: str, schema_id: int | None) -> int:
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type == "application/json":
@@ -123,7 +94,7 @@ def build_app(
             number = schema_id
             decode = lambda body: intake.from_avro(topic, number, body)  # noqa: E731
         with spool.arriving():
-            body = await read(request)
+            body = await read_body(request, MAX_BODY_BYTES)
             events = await asyncio.get_running_loop().run_in_executor(decoders, decode, body)
             # Whoever hangs up meanwhile: the events are taken all the same.
             await asyncio.shield(asyncio.wrap_future(spool.take(events)))
@@ -174,7 +145,8 @@ def _say_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
 
     @app.exception_handler(MillraceError)
     async def _refuse(_: Request, error: MillraceError) -> JsonAnswer:
-        return answer(_STATUS.get(type(error), 503), str(error))
+        status = error.status if isinstance(error, BodyRefused) else _STATUS.get(type(error), 503)
+        return answer(status, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def _refuse_query(_: Request, error: RequestValidationError) -> JsonAnswer:

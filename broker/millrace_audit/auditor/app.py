@@ -14,7 +14,8 @@
     POST /v1/topics/{topic}/accept-rejected  {"load": 3, "reason": "...", "who": "..."}
     POST /v1/topics/{topic}/replace-loads    {"reason": "...", "who": "..."}
 
-An error is {"error": "one line"} with status 400, 413 for a body that is too large, or 503 when the database
+An error is {"error": "one line"} with status 400, 413 for a body that is too large, 408 for one that
+trickles, or 503 when the database
 fails. Knows no verdict by itself.
 """
 
@@ -30,13 +31,13 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace import __version__
 from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace.service.access import AccessList
 from millrace.service.admission import admit, who_asks
+from millrace.service.bodies import WholeBodies
 from millrace.service.database import reason_of
 from millrace.service.json_answer import JsonAnswer
 from millrace_audit.answer import iso, to_json, utc
@@ -257,30 +258,9 @@ def build_app(
             settle(session, rules)
         return {"loads": loads, "accepted": reason}
 
-    app.add_middleware(_SmallBodies)
+    app.add_middleware(WholeBodies, most=MAX_BODY_BYTES)
     admit(app, role_of, access)
     return app
-
-
-class _SmallBodies:
-    """Refuses a body that is too large before it is kept."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size = 0
-
-        async def receive_small() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > MAX_BODY_BYTES:
-                too_large = f"a body of more than {MAX_BODY_BYTES} bytes: say it in fewer words"
-                raise HTTPException(413, too_large, {"Connection": "close"})
-            return message
-
-        await self._app(scope, receive_small, send)
 
 
 def _reason(said: Decision) -> str:

@@ -313,7 +313,23 @@ def test_every_refusal_has_its_status_and_code(
 def test_a_schema_or_a_body_that_is_too_large_is_refused(ask: Client) -> None:
     assert ask.register("s", {**V1, "doc": "x" * limits.MAX_SCHEMA_BYTES}) == (422, 42209)
     assert ask.register("s", V1, padding="x" * limits.MAX_BODY_BYTES) == (413, 413)
-    assert ask.register("s", {**V1, "doc": "x" * (limits.MAX_SCHEMA_BYTES - 1000)}) == 1
+    largest = {**V1, "doc": "x" * (limits.MAX_SCHEMA_BYTES - 1000)}
+    assert ask.register("s", largest) == 1
+    assert ask("POST", "/subjects/s", {"schema": json.dumps(largest)})["id"] == 1
+
+
+@pytest.mark.parametrize("path", ["/subjects/s", "/compatibility/subjects/s/versions/latest", "/config"])
+def test_a_body_that_asks_is_smaller_than_one_that_registers(ask: Client, path: str) -> None:
+    body = {"schema": json.dumps(V1), "ignored": "x" * limits.MAX_QUESTION_BYTES}
+    assert ask("PUT" if path == "/config" else "POST", path, body) == (413, 413)
+
+
+def test_many_values_for_their_bytes_are_refused_before_they_are_read(ask: Client) -> None:
+    many: list[Any] = [[]] * 250_000
+    assert ask.register("s", V1, ignored=many) == (413, 413)
+    assert ask("POST", "/subjects/s", {"schema": json.dumps(V1), "ignored": many}) == (413, 413)
+    schema = "[" + "[]," * 250_000 + "[]]"
+    assert ask("POST", "/subjects/s/versions", {"schema": schema}) == (422, 42201)
 
 
 def test_a_body_in_another_media_type_is_refused_and_every_listed_one_is_read(ask: Client) -> None:
