@@ -400,9 +400,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case RegistryError():
             code, message = error.code, str(error)
         case BodyRefused():
-            code, message = error.status, str(error)
+            code, message = ErrorCode(error.status), str(error)
         case SQLAlchemyError():
-            code, message = ErrorCode.STORE_FAILED, f"the registry's database failed: {reason_of(error)}"
+            code, message = ErrorCode.STORE_FAILED, "the registry's database failed; its log says why"
             _log.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
         case ClientDisconnect():  # nobody reads it
             code, message = ErrorCode.BAD_REQUEST, "the client went away before its request was whole"

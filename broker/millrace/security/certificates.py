@@ -165,7 +165,9 @@ class ServerCertificates:
 
 
 def files_of(config: TlsConfig) -> Sequence[object]:
-    return [_mark(path) for path in (config.certificate, config.key, config.key_password_file, config.ca)]
+    """Return what changes when a file that is named does; an empty path would be the working directory."""
+    paths = (config.certificate, config.key, config.key_password_file, config.ca)
+    return [_mark(path) for path in paths if path]
 
 
 def _mark(path: str) -> object:

@@ -149,7 +149,10 @@ def _routes(
     metrics = make_wsgi_app(registry)
     one_at_a_time = threading.Lock()
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        def start_response(status: str, headers: list[tuple[str, str]]) -> Any:
+            return start(status, [*headers, ("X-Content-Type-Options", "nosniff")])
+
         path = environ["PATH_INFO"]
         if path not in ("/metrics", "/healthz"):
             start_response("404 Not Found", [_JSON])

@@ -64,6 +64,7 @@ class WebServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            headers=[("X-Content-Type-Options", "nosniff")],
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         )
         config.load()

@@ -21,6 +21,7 @@ fails. Knows no verdict by itself.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Protocol
@@ -53,6 +54,7 @@ from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
 
+log = logging.getLogger(__name__)
 MOST_WINDOWS = 10_000
 """In one answer: about 69 days."""
 BEHIND_S = 60.0
@@ -179,8 +181,11 @@ def build_app(
             return answers.strangers(session)
 
     @app.get("/v1/health")
-    def health() -> JsonAnswer:
-        """How far behind each tier is; 503 with the reason while that is more than a minute."""
+    def health(request: Request) -> JsonAnswer:
+        """How far behind each tier is; 503 with the reason while that is more than a minute.
+
+        An auditor with tokens gives strangers no reason.
+        """
         with store.reading() as session:
             counted = answers.heartbeats(session)
         now = rules.clock_ms()
@@ -196,15 +201,18 @@ def build_app(
                     f"{tier} is counted through {iso(counted[tier])}, {seconds:.0f} s ago: look at {reader}"
                 )
                 troubles.append(line)
+        status, role = 503 if troubles else 200, "standby" if worker.is_standby else "active"
+        if access is not None and who_asks(request) is None:
+            return JsonAnswer({"healthy": not troubles, "role": role}, status_code=status)
         answer = {
-            "role": "standby" if worker.is_standby else "active",
+            "role": role,
             "trouble": "; ".join(troubles) or None,
             "counted_through": {tier: iso(time) for tier, time in sorted(counted.items())},
             "behind_s": behind,
             "unapplied_bytes": worker.numbers.unapplied,
             "origins": list(rules.origins),
         }
-        return JsonAnswer(answer, status_code=503 if troubles else 200)
+        return JsonAnswer(answer, status_code=status)
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -291,8 +299,9 @@ def _say_errors_in_one_line(app: FastAPI) -> None:
         return JsonAnswer({"error": error.detail}, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(SQLAlchemyError)
-    def _database_failed(_: Request, error: SQLAlchemyError) -> JsonAnswer:
-        return JsonAnswer({"error": f"the auditor's database failed: {reason_of(error)}"}, status_code=503)
+    def _database_failed(request: Request, error: SQLAlchemyError) -> JsonAnswer:
+        log.error("%s %s: the database failed: %s", request.method, request.url.path, reason_of(error))
+        return JsonAnswer({"error": "the auditor's database failed; its log says why"}, status_code=503)
 
     @app.exception_handler(RequestValidationError)
     def _refuse_form(_: Request, error: RequestValidationError) -> JsonAnswer:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import text
 
 from millrace.service.access import AccessList, add_entry
 from millrace.service.admission import check_roles
@@ -47,6 +48,25 @@ def ask(auditor: Client, method: str, path: str, token: str | None = None) -> An
     params = {"from": "2015-05-17T10:00:00Z", "to": "2015-05-17T11:00:00Z"}
     options: dict[str, Any] = {"json": BODY} if method == "POST" else {"params": params}
     return auditor.ask(method, path, headers=headers, **options)
+
+
+def test_health_tells_a_stranger_no_reason_and_no_error_of_the_database(
+    tmp_path: Path, tokens: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    worker = Worker(AuditNumbers(store, RULES), trouble="cannot use the database: no such table: beats")
+    client = Client(build_app(store, RULES, worker, access=AccessList(str(tmp_path / "access.toml"))))
+    assert client.get("/v1/health").json() == {"healthy": False, "role": "active"}
+    known = ask(client, "GET", "/v1/health", tokens["read"]).json()
+    assert known["trouble"].startswith("cannot use the database: no such table: beats; dc1 has sent no")
+    with store.writing() as session:
+        session.execute(text("DROP TABLE tiers"))
+    for token in (None, tokens["read"]):
+        answer = ask(client, "GET", "/v1/health", token)
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "the auditor's database failed; its log says why"}
+    assert "no such table: tiers" in caplog.text
+    store.close()
 
 
 ROUTES = [

@@ -712,6 +712,10 @@ def test_health_says_ok_and_a_broken_database_says_50001(ask: Client, store: Sto
         ("POST", "/subjects/s/versions", {"schema": json.dumps(V2)}),
     ):
         assert ask(method, path, body) == (500, 50001)
+        assert (
+            ask.send(method, path, body).json()["message"]
+            == "the registry's database failed; its log says why"
+        )
 
 
 def test_a_client_that_goes_away_is_no_failure(store: Store, caplog: pytest.LogCaptureFixture) -> None:

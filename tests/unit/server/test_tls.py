@@ -568,3 +568,17 @@ def test_what_cannot_be_a_certificate_is_one_line_that_says_what_to_do(
 def test_the_transport_says_why_tls_failed(pair: Pair) -> None:
     with pytest.raises(TlsFailed, match="does not speak TLS"):
         pair.deliver(b"no TLS at all")
+
+
+def test_only_the_files_that_are_named_are_watched(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "working"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    issued = authority.issue("server")
+    certificates = ServerCertificates(TlsConfig(certificate=issued.certificate, key=issued.key), ["none"])
+    before = certificates._files()
+    (folder / "other").touch()
+    os.utime(folder, (1, 1))
+    assert certificates._files() == before

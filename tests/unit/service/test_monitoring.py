@@ -67,3 +67,9 @@ def test_a_request_that_comes_byte_by_byte_ends_in_time(
     wait_until("it is cut off", is_closed, timeout_s=9)
     wait_until("its thread has ended", lambda: threading.active_count() <= before)
     client.close()
+
+
+@pytest.mark.parametrize("path", ["healthz", "metrics"])
+def test_no_answer_is_taken_for_another_kind_than_it_says(server: MonitoringServer, path: str) -> None:
+    with urllib.request.urlopen(f"{server.url}/{path}", timeout=10) as answer:
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
