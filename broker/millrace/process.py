@@ -122,9 +122,15 @@ class Child:
     """One started command: its output goes to a file, its `ready:` line can be awaited."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        umask: int = -1,
     ) -> None:
-        """`environment` is added to this process's own."""
+        """`environment` is added to this process's own; with `umask` -1 the child has this process's."""
         self.name = name
         self.log = log
         self.tail: deque[str] = deque(maxlen=20)
@@ -139,6 +145,7 @@ class Child:
             text=True,
             start_new_session=True,
             env={**os.environ, **(environment or {})},
+            umask=umask,
         )
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._copy_output, name=f"output of {name}", daemon=True)

@@ -56,7 +56,7 @@ def up(file: Path | None, overrides: tuple[str, ...], secure: bool) -> None:
     config = settings.load(UpConfig, file or shipped("deploy/local.toml"), overrides)
     if secure and not config.security:
         config = replace(config, security=str(Path(config.data_dir) / "security"))
-    supervisor = Supervisor(Path(config.data_dir) / "logs")
+    supervisor = Supervisor(Path(config.data_dir) / "logs", is_private=bool(config.security))
     ready = False
     try:
         with interruptible():

@@ -225,7 +225,7 @@ def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor
         folder = SecurityFolder(Path(config.security))
         folder.make()
         security = folder.client("admin")
-    supervisor = Supervisor(options.scratch / "logs")
+    supervisor = Supervisor(options.scratch / "logs", is_private=bool(config.security))
     try:
         for name in options.kafka:
             _prepare(config.clusters[name], name, security)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +43,10 @@ _MILLRACE = (sys.executable, "-m", "millrace.cli")
 _LISTEN = ("--listen", "{address}")
 AUTHORITY = "SSL_CERT_FILE"
 """The variable of the authority that HTTP clients trust."""
-_TOKEN_NAME = "millrace"
-_ROLES = {"registry": ("read", "register", "admin"), "auditor": ("read", "metrics", "accept")}
-"""What the token of each service allows: the deployment has one operator."""
+_OPERATOR = "millrace"
+_WAREHOUSE = "warehouse"
+_PRIVATE = 0o077
+"""The umask of a secure deployment's processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +154,12 @@ class _Supervised:
 class Supervisor:
     """Starts children one after the other, starts those that die again, stops all in reverse order."""
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
+    def __init__(self, logs: Path, *, is_private: bool = False) -> None:
+        """Make the folder of the logs. What a private deployment's children make, nobody else may read."""
+        self._logs, self._umask = logs, _PRIVATE if is_private else -1
         self._children: list[_Supervised] = []
         try:
-            logs.mkdir(parents=True, exist_ok=True)
+            _make_folder(logs, is_private=is_private)
         except OSError as error:
             raise ConfigError(
                 f"{logs} cannot be made ({error.strerror}): give a data_dir that can be written"
@@ -170,7 +173,7 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
     ) -> Child:
         """Start a program that prints a ready line as the servers do, its output in <logs>/<name>.log."""
-        child = Child(name, command, self._logs / f"{name}.log", environment)
+        child = Child(name, command, self._logs / f"{name}.log", environment, umask=self._umask)
         self._children.append(_Supervised(child, command, again, environment or {}))
         return child
 
@@ -208,7 +211,7 @@ class Supervisor:
             port = child.address.rpartition(":")[2]
             again = [word.format(address=child.address, port=port) for word in ended.again]
             ended.command, ended.again = [*ended.command, *again], ()
-        ended.child = Child(child.name, ended.command, child.log, ended.environment)
+        ended.child = Child(child.name, ended.command, child.log, ended.environment, umask=self._umask)
 
     def stop(self) -> None:
         """Stop every child, last started first; none is left when this returns."""
@@ -234,6 +237,7 @@ class Deployment:
         self._data = Path(config.data_dir)
         self._security = SecurityFolder(Path(config.security)) if config.security else None
         self._bootstraps: dict[str, str] = {}
+        self._registry = ""
 
     def start(self) -> Endpoints:
         """Start everything and say where it is; the caller stops the supervisor in any case.
@@ -243,7 +247,7 @@ class Deployment:
         if self._config.topics_file:
             read_policies(self._config.topics_file)
             os.environ[topics_file.VARIABLE] = str(Path(self._config.topics_file).absolute())
-        self._data.mkdir(parents=True, exist_ok=True)
+        _make_folder(self._data, is_private=self._security is not None)
         if self._security is not None:
             self._security.make(_hosts(self._config))
             os.environ[AUTHORITY] = str(self._security.ca)  # for this process and all that it starts
@@ -264,39 +268,35 @@ class Deployment:
             if cluster.mirror is not None and cluster.bootstrap:
                 fill = self._adopt_copies if cluster.mirror.by_mirrormaker else self._start_mirror
                 fill(name, cluster.mirror, zookeeper_address)
-        registry_url = self._url("registry", registry.wait_until_ready(READY_TIMEOUT_S))
-        auditor_url = self._start_audit(registry_url, zookeeper_address)
+        self._registry = registry.wait_until_ready(READY_TIMEOUT_S)
+        auditor_url = self._start_audit(zookeeper_address)
+        registry_url = self._url("registry", self._registry)
         return Endpoints(
             zookeeper_address, registry_url, auditor_url, self._bootstraps, self._aggregate, self._security
         )
 
     def _run(
-        self,
-        name: str,
-        command: str,
-        *options: str,
-        again: Sequence[str] = (),
-        user: str = "",
-        registry_url: str = "",
+        self, name: str, command: str, *options: str, again: Sequence[str] = (), user: str = ""
     ) -> Child:
-        """Start a command of ours; one that connects to brokers does so as `user`."""
-        environment = {"MILLRACE_REGISTRY": registry_url} if registry_url else {}
+        """Start a command of ours; one that connects to brokers does so as `user`, and asks the registry."""
+        environment = {"MILLRACE_REGISTRY": self._url("registry", self._registry, name)} if user else {}
         if self._security and user:
             environment[VARIABLE] = str(self._security.client_file(user))
         return self._supervisor.start(name, [*_MILLRACE, command, *options], again, environment)
 
     def _guard(self, service: str) -> Sequence[str]:
-        """The options by which a service uses TLS and asks for its token, which is made if it is missing."""
+        """The options by which a service uses TLS and asks for tokens, which are made if they are missing."""
         if self._security is None:
             return ()
-        access = make_token(self._security, service)
+        access = make_tokens(self._security, service, roles_of(self._config)[service])
         return ("--access", str(access), "--certificate", str(self._security.broker))
 
-    def _url(self, service: str, address: str) -> str:
+    def _url(self, service: str, address: str, client: str = _OPERATOR) -> str:
+        """Where a client asks a service, with its token."""
         if self._security is None:
             return f"http://{address}"
-        token = read_secret(str(self._security.token_file(service)), "the token")
-        return with_password(f"https://{_TOKEN_NAME}@{address}", token)
+        token = read_secret(str(_token_file(self._security, service, client)), "the token")
+        return with_password(f"https://{client}@{address}", token)
 
     def _database(self, service: str) -> str:
         return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
@@ -369,37 +369,69 @@ class Deployment:
         ):
             adopt(session, name, client, mirror.origins)
 
-    def _start_audit(self, registry_url: str, zookeeper: str) -> str:
+    def _start_audit(self, zookeeper: str) -> str:
         """Start the auditor and an auditing reader for each cluster and the warehouse; the auditor's URL."""
         config, zookeeper_at = self._config, ("--zookeeper", zookeeper)
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *zookeeper_at]
         options += self._guard("auditor")
         options += ["--bootstrap", self._bootstraps[self._aggregate], "--grace-s", str(config.grace_s)]
         options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
-        auditor = self._run(
-            "auditor", "auditor", *options, again=_LISTEN, user="auditor", registry_url=registry_url
-        )
+        auditor = self._run("auditor", "auditor", *options, again=_LISTEN, user="auditor")
         for name, bootstrap in self._bootstraps.items():
             options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name]
             options += zookeeper_at
             options += ["--bootstrap", bootstrap, "--interval-ms", str(config.audit_interval_ms)]
-            self._run(f"{name}-reader", "audit-reader", *options, user="reader", registry_url=registry_url)
+            self._run(_reader_of(name), "audit-reader", *options, user="reader")
         if config.warehouse:
             options = ["--warehouse", config.warehouse, "--bootstrap", self._bootstraps[self._aggregate]]
             options += [*zookeeper_at, "--interval-ms", str(config.audit_interval_ms)]
-            self._run(
-                "warehouse-reader", "audit-warehouse", *options, user="reader", registry_url=registry_url
-            )
+            self._run(_reader_of(_WAREHOUSE), "audit-warehouse", *options, user="reader")
         return self._url("auditor", auditor.wait_until_ready(READY_TIMEOUT_S))
 
 
-def make_token(security: SecurityFolder, service: str) -> Path:
-    """Make a service's token and the file by which it knows it, where one is missing; the latter file."""
+def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Service -> client -> roles of its token. The operator may do everything, a process what it has to."""
+    counts = ("read", "register:Audit*")
+    readers = [_reader_of(name) for name in (*config.clusters, _WAREHOUSE)]
+    return {
+        "registry": {
+            _OPERATOR: ("read", "register", "admin"),
+            "auditor": ("read",),
+            **dict.fromkeys(readers, counts),
+        },
+        "auditor": {_OPERATOR: ("read", "metrics", "accept")},
+    }
+
+
+def _reader_of(place: str) -> str:
+    """Name of the process that counts in a cluster or in the warehouse, and of its token."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", f"{place}-reader")
+
+
+def make_tokens(security: SecurityFolder, service: str, roles: Mapping[str, Sequence[str]]) -> Path:
+    """Make the tokens of a service's clients and the file by which it knows them, where one is missing.
+
+    Returns that file. Without it no token counts, so all are made again.
+    """
     access = security.path / f"{service}-access.toml"
-    if not (access.exists() and security.token_file(service).exists()):
-        access.unlink(missing_ok=True)
-        security.write_token(service, add_entry(access, _TOKEN_NAME, _ROLES[service]))
+    is_new = not access.exists()
+    for client, allowed in roles.items():
+        file = _token_file(security, service, client)
+        if is_new or not file.exists():
+            security.write_token(file.stem, add_entry(access, client, allowed))
     return access
+
+
+def _token_file(security: SecurityFolder, service: str, client: str) -> Path:
+    """The operator's is named like the service."""
+    return security.token_file(service if client == _OPERATOR else f"{service}-{client}")
+
+
+def _make_folder(path: Path, *, is_private: bool) -> None:
+    """Make a folder; a private one is its owner's alone, also where it was there before."""
+    path.mkdir(parents=True, exist_ok=True)
+    if is_private:
+        path.chmod(0o700)
 
 
 def _toml(**values: object) -> list[str]:

@@ -24,10 +24,11 @@ import psycopg
 import pytest
 
 from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace.config import load
 from millrace.coordination.node_rights import load_identity
 from millrace.security.client import load_client
 from millrace.security.folder import SecurityFolder
-from millrace_demo.up import make_token
+from millrace_demo.up import UpConfig, make_tokens, roles_of
 from tests import postgres
 from tests.brokers import free_port
 from tests.canary import Secrets, Watch, files_with
@@ -477,11 +478,15 @@ def test_no_secret_of_the_secure_demo_leaves_its_file(tmp_path: Path) -> None:
     deployment = tmp_path / "deployment.toml"
     given = (REPOSITORY / "deploy" / "local.toml").read_text()
     deployment.write_text(f"security = {json.dumps(str(made.path))}\n{given}")
-    for service in ("registry", "auditor"):
-        make_token(made, service)
-        secrets.know(f"{service}-token", made.token_file(service).read_text().strip())
-    asks = rf"{CLIENTS}|pyspark\.daemon|SparkSubmit|audit-(reader|warehouse)"
+    for service, roles in roles_of(load(UpConfig, deployment)).items():
+        make_tokens(made, service, roles)
+    for file in made.path.glob("*.token"):
+        secrets.know(f"{file.stem}-token", file.read_text().strip())
+    asks = rf"{CLIENTS}|pyspark\.daemon|SparkSubmit"
     may_know: dict[str, str] = {"loads": "run_once", "registry-token": asks, "auditor-token": asks}
+    may_know["registry-auditor-token"] = r"millrace\.cli auditor"
+    may_know |= {f"registry-{name}-reader-token": "audit-reader" for name in ("dc1", "dc2", "offline")}
+    may_know["registry-warehouse-reader-token"] = "audit-warehouse"
     with Watch(secrets, tmp_path, may_know, []) as watch:
         done = run_millrace(
             *("demo", "--secure", "--events", "20000", "--hours", "2", "--keep", str(folder)),

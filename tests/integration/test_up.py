@@ -208,6 +208,17 @@ def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stop
     context = ssl.create_default_context(cafile=str(folder.ca))
     assert httpx.get(f"{registry}/subjects", verify=context).status_code == 401
     tokens = {name: folder.token_file(name).read_text().strip() for name in ("registry", "auditor")}
+    own = {
+        name: folder.token_file(f"registry-{name}").read_text().strip()
+        for name in ("auditor", "dc1-reader", "dc2-reader", "offline-reader", "warehouse-reader")
+    }
+    for name, token in own.items():
+        with httpx.Client(base_url=registry, verify=context, auth=(name, token)) as asking:
+            assert asking.get("/subjects").status_code == 200
+            assert asking.delete("/subjects/AuditCount").status_code == 403
+            counts = asking.post("/subjects/AuditCount/versions", json={"schema": "no schema"})
+            assert counts.status_code == (403 if name == "auditor" else 422)
+            assert asking.post("/subjects/PageView/versions", json={"schema": '"int"'}).status_code == 403
     for name, path in (("registry", "/subjects"), ("auditor", "/v1/topics")):
         url = addresses[name].replace("***", f"millrace:{tokens[name]}")
         assert httpx.get(url + path, verify=context).status_code == 200
@@ -217,14 +228,18 @@ def test_a_secure_start_is_one_option_no_secret_leaves_its_file_and_sigterm_stop
     secrets = [*folder.passwords().values(), "PRIVATE KEY"]
     kept = {folder.broker, tmp_path / "security" / "ca.key", *folder.path.glob("*.password")}
     kept |= set(folder.path.glob("*.token"))
+    for token in own.values():
+        assert len([one for one in environments if token.encode() in one]) == 1, "each process has its own"
     for secret in (*secrets, *tokens.values()):
         assert secret not in process.output
         assert not [command for command in children.values() if secret in command]
-        # Who asks the registry has its token in the environment; nobody asks the auditor here.
-        assert secret == tokens["registry"] or not [one for one in environments if secret.encode() in one]
+        assert not [one for one in environments if secret.encode() in one]
         files = {path for path in tmp_path.rglob("*") if path.is_file()}
         assert {path for path in files if secret.encode() in path.read_bytes()} <= kept
     assert {path for path in kept if path.stat().st_mode & 0o077} == set()
+    folders = [path for path in (tmp_path, *tmp_path.iterdir()) if path.is_dir()]
+    assert {path for path in folders if path.stat().st_mode & 0o077} == set()
+    assert {path for path in tmp_path.glob("*.db*") if path.stat().st_mode & 0o077} == set()
 
     assert len(children) >= 10  # ZooKeeper, registry, auditor, four brokers, three readers
     assert process.stop() == 0

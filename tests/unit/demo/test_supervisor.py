@@ -37,6 +37,18 @@ def test_a_child_that_ends_again_and_again_ends_everything_with_a_line_that_says
     assert lines[1:] == ["ready: it listens on ['--listen', 'h:1']"] * MAX_RESTARTS
 
 
+def test_a_private_deployment_is_nobody_elses_to_read(tmp_path: Path) -> None:
+    logs = tmp_path / "data" / "logs"
+    logs.mkdir(parents=True)  # by a start before it
+    supervisor = Supervisor(logs, is_private=True)
+    made = tmp_path / "data" / "made"
+    command = [sys.executable, "-c", f"import os; os.mkdir({str(made)!r}); print('ready: it is there h:1')"]
+    child = supervisor.start("it", command)
+    wait_until("the folder", lambda: child.address)
+    assert [path.stat().st_mode & 0o777 for path in (logs, made)] == [0o700, 0o700]
+    supervisor.stop()
+
+
 def test_check_names_a_child_that_has_ended(supervisor: Supervisor) -> None:
     child = supervisor.start("it", [sys.executable, "-c", ENDS])
     wait_until("it says where it listens", lambda: child.address)
