@@ -140,8 +140,9 @@ class World:
         self._ledger = Ledger()
         self._elected: set[int] = set()
         self._takes_early_writes = True
-        """False once ZooKeeper was restored. Then a leader that does not serve takes no writes, as no broker
-        ever does: until all have reported, an epoch may be led again, and must not get other bytes."""
+        """False once ZooKeeper was restored, or a disk unnoticed. Then a leader that does not serve takes no
+        writes, as no broker ever does: an epoch may be led again, and must not get other bytes, and an older
+        copy must not look like the newest log."""
 
     def run(self) -> None:
         """Play the history, then heal everything; Violation when an invariant breaks or it stays stuck."""
@@ -694,6 +695,7 @@ class World:
             case "restore disk unnoticed" if self._sessions.keys() == self.machines.keys():
                 self._restore_disk(machine)
                 machine.is_doubtful = machine.is_unnoticed = True
+                self._takes_early_writes = False
                 self._at(until, None, self._start, machine)
             case "restore ZooKeeper":
                 self._restore_zookeeper(until)

@@ -133,6 +133,8 @@ class Leadership:
         self._log, self._lag_s, self._prefer_after_s = log, lag_s, prefer_after_s
         self._units = deque([self.start])
         self._followers: dict[tuple[int, str], _Follower] = {}
+        self._seen: set[tuple[int, str]] = set()
+        """Replicas that have shown in this epoch where their logs end."""
         self._ends = deque([(now, self.start)])
         self._preferred_since: float | None = None
 
@@ -205,6 +207,7 @@ class Leadership:
         """
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = min(follower.flushed, position), None
+        self._seen.add((broker, directory))
         if not (self._is_sure or self.is_serving):
             state = self.snapshot.state
             counts = directory in (state.isr.get(broker), state.eligible.get(broker))
@@ -290,8 +293,13 @@ class Leadership:
             self._ends.popleft()
 
     def _joining(self, live: Directories) -> Directories:
-        """Who has flushed all that may be committed: what is, and all that was there when the epoch began."""
+        """Who has flushed all that may be committed: what is, and all that was there when the epoch began.
+
+        Nobody yet, if this log may be an older copy and a live replica that counts has not shown its own.
+        """
         state, floor = self.snapshot.state, max(self.committed, self.start)
+        if not (self._is_sure or self.is_serving or self._has_seen(live, state)):
+            return {}
         return {
             broker: directory
             for (broker, directory), follower in self._followers.items()
@@ -301,6 +309,11 @@ class Leadership:
             and broker in state.replicas
             and broker not in state.isr
         }
+
+    def _has_seen(self, live: Directories, state: PartitionState) -> bool:
+        """Whether every live replica that counts has connected in this epoch."""
+        counting = {*state.isr.items(), *state.eligible.items()} & {*live.items()}
+        return all(one in self._seen for one in counting if one[0] != self.broker)
 
     def _commit(self) -> bool:
         """Commit what is flushed everywhere, up to the end of a unit; True when that is more than before."""

@@ -151,7 +151,7 @@ def test_the_first_replica_leads_again_once_it_has_been_in_sync_for_a_while() ->
 
 def test_a_replica_that_was_moved_away_and_comes_back_is_not_counted_for_what_it_had() -> None:
     state = PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7)
-    leading = leader(log_of((1, 1)), state)
+    leading = leader(log_of((1, 1)), state, is_sure=True)
     leading.reported(3, "c", 10)
     leading.observe(Snapshot(2, replace(state, replicas=(1, 2)), 2))
     leading.observe(Snapshot(3, state, 2))
@@ -164,7 +164,7 @@ def test_a_replica_that_was_moved_away_and_comes_back_is_not_counted_for_what_it
 
 def test_a_replica_whose_log_is_shorter_than_it_was_is_not_counted_for_what_is_gone() -> None:
     state = PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7)
-    leading = leader(log_of((1, 1)), state)
+    leading = leader(log_of((1, 1)), state, is_sure=True)
     leading.reported(3, "c", 10)
     leading.connected(3, "c", 4, 1)  # its broker came back, and its disk has lost a file
     assert leading.propose(LIVE, 0.1) is None
@@ -257,6 +257,27 @@ def test_a_leader_does_not_resign_for_what_it_need_not_have(
     leading = leader(log_of((1, 1)), is_sure=is_sure)
     leading.connected(broker, directory, position, last_epoch)
     assert leading.propose(LIVE, 0.1) is None
+
+
+def test_an_unsure_leader_admits_nobody_before_those_that_count_have_shown_their_logs() -> None:
+    leading = leader(log_of((1, 1)), PartitionState(1, (1, 2, 3), {1: "a", 2: "b"}, 7))
+    leading.connected(3, "c", 10, 1)
+    leading.reported(3, "c", 10)
+    leading.closed(2, "b", 0.1)  # a connection of before
+    assert leading.propose(LIVE, 0.1) is None, "broker 2 may have more"
+    leading.connected(2, "b", 10, 1)
+    proposal = leading.propose(LIVE, 0.2)
+    assert proposal is not None
+    assert proposal.joining == {3: "c"}
+
+
+def test_nobody_waits_for_the_log_of_a_replica_that_is_away() -> None:
+    leading = leader(log_of((1, 1)), PartitionState(1, (1, 2, 3), {1: "a"}, 7, eligible={2: "b"}))
+    leading.connected(3, "c", 10, 1)
+    leading.reported(3, "c", 10)
+    proposal = leading.propose({1: "a", 3: "c"}, 0.1)
+    assert proposal is not None
+    assert proposal.joining == {3: "c"}
 
 
 def test_a_leader_that_serves_does_not_resign_for_what_was_never_committed() -> None:
