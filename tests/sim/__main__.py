@@ -92,7 +92,7 @@ def _run_mutant(mutant: Mutant) -> int:
     install(mutant)
     from tests.sim.runs import first_violation
 
-    print(json.dumps(first_violation(mutant.first, MUTANT_HISTORIES)))
+    print(json.dumps(first_violation(MUTANT_HISTORIES)))
     return 0
 
 

@@ -22,8 +22,6 @@ class Mutant:
     file: str
     old: str
     new: str
-    first: int = 0
-    """The first seed that is tried; that of a history which shows a rare rule."""
 
     @property
     def module(self) -> str:

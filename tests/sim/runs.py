@@ -44,9 +44,9 @@ def run(first: int, last: int) -> Tally:
     return tally
 
 
-def first_violation(first: int, histories: int) -> tuple[int, str] | None:
-    """The first seed of so many from `first` on that breaks something, and what."""
-    found = ((seed, violation_of(History.draw(seed))) for seed in range(first, first + histories))
+def first_violation(histories: int) -> tuple[int, str] | None:
+    """The first seed below `histories` that breaks something, and what."""
+    found = ((seed, violation_of(History.draw(seed))) for seed in range(histories))
     return next(((seed, what) for seed, what in found if what is not None), None)
 
 

@@ -22,7 +22,7 @@ from millrace.replication.following import Following, ReplicaDiverged
 from millrace.replication.leadership import Leadership, Proposal, Snapshot
 from millrace.replication.replica import Replica
 from millrace.replication.state import assign, depose, resign, with_minimum
-from millrace.storage.epochs import EpochEnd
+from millrace.storage.epochs import NO_EPOCH, EpochEnd
 from tests.sim.history import LENGTH_S, Fault, History
 from tests.sim.ledger import Ledger
 from tests.sim.log import Batch, MemoryLog, Violation
@@ -74,8 +74,8 @@ class Machine:
         """True after an older copy took the disk's place unnoticed, until that has all that was committed."""
         self.is_unnoticed = False
         """True meanwhile: the rules find it while the other replicas live, so these have no faults."""
-        self.once_flushed = 0
-        """End that leaders may still take for flushed here, though the copy has less."""
+        self.had = (NO_EPOCH, 0)
+        """(last epoch, end) that leaders may still take for flushed here, though the copy has less."""
         self.newest_seen = 0
         """The newest version of the node in ZooKeeper that it has seen; on its disk."""
         self.has_seen_newer = False
@@ -622,7 +622,7 @@ class World:
             if machine.directory == directory:
                 try:
                     self._ledger.check_replica(broker, machine.log, state)
-                    machine.is_doubtful &= machine.log.flushed < machine.once_flushed
+                    machine.is_doubtful &= (machine.log.epochs.last, machine.log.flushed) < machine.had
                     machine.is_unnoticed &= machine.is_doubtful
                 except Violation:
                     if not machine.is_doubtful:
@@ -650,7 +650,7 @@ class World:
 
     def _restore_disk(self, machine: Machine) -> None:
         self._crash(machine, power_cut=True)
-        machine.once_flushed = machine.log.end
+        machine.had = (machine.log.epochs.last, machine.log.end)
         machine.log = copy.deepcopy(self._rng.choice(machine.copies[-4:]))
         machine.log.recover(self._rng, power_cut=True)
 
@@ -692,7 +692,7 @@ class World:
                 self._restore_disk(machine)
                 machine.disks += 1
                 self._at(until, None, self._start, machine)
-            case "restore disk unnoticed" if self._sessions.keys() == self.machines.keys():
+            case "restore disk unnoticed" if self._all_live():
                 self._restore_disk(machine)
                 machine.is_doubtful = machine.is_unnoticed = True
                 self._takes_early_writes = False
@@ -729,6 +729,9 @@ class World:
                 if len(others) >= self._node.minimum:
                     self._assign(others)
                     self._at(until, None, self._assign, (fault.broker, *others))
+
+    def _all_live(self) -> bool:
+        return self._sessions.keys() == self.machines.keys() == {one.broker for one in self._running()}
 
     def _stop(self, machine: Machine, until: float) -> None:
         self._crash(machine, power_cut=False)
