@@ -102,7 +102,7 @@ class UpConfig:
     zookeeper_heap_mb: int = HEAP_MB
     """Most memory of ZooKeeper's heap."""
     topics_file: str = ""
-    """What each topic asks for (`docs/configuration.md`), for all that is started; empty: the variable's."""
+    """File of topics (docs/configuration.md), for all that is started; empty: that of the environment."""
     warehouse: str = ""
     """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
@@ -292,7 +292,7 @@ class Deployment:
         return ("--access", str(access), "--certificate", str(self._security.broker))
 
     def _url(self, service: str, address: str, client: str = _OPERATOR) -> str:
-        """Where a client asks a service, with its token."""
+        """The URL at which a client asks a service, with its token."""
         if self._security is None:
             return f"http://{address}"
         token = read_secret(str(_token_file(self._security, service, client)), "the token")

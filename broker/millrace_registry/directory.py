@@ -185,7 +185,7 @@ def _git(directory: Path, *arguments: str) -> bytes:
 def plan(
     directory: Path, client: SchemaRegistryClient, *, plain: bool = False, subjects: Subjects = LIKE_TOPICS
 ) -> list[Change]:
-    """What registering each file of a folder would do; the registry is asked, nothing is changed.
+    """Plan what registering each file of a folder would do; the registry is asked, nothing is changed.
 
     Raises MillraceError when it is more than a registry of Millrace takes at once, as `apply` does.
     """
@@ -235,7 +235,7 @@ def _apply_at_once(
 
 
 def _application(directory: Path, files: Sequence[SchemaFile], changes: Sequence[Change]) -> dict[str, Any]:
-    """What a registry of Millrace has to change, as `/apply` takes it; MillraceError when it is too much."""
+    """The changes for a registry of Millrace, as `/apply` takes them; MillraceError for too many."""
     commit, author = _commit_and_author(directory)
     changed = {change.subject for change in changes if change.state != "unchanged"}
     # Topics may share a subject.

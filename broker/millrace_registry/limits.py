@@ -1,4 +1,4 @@
-"""What the registry takes at once; clients ask here before they send."""
+"""Limits of what the registry takes at once; clients look here before they send."""
 
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES

@@ -67,7 +67,7 @@ class Subjects:
 
     @classmethod
     def of_environment(cls, words: Sequence[str] = ()) -> Subjects:
-        """What the words say, or MILLRACE_SUBJECTS where there are none, and the file of topics besides."""
+        """The subjects by the words, or by MILLRACE_SUBJECTS without any, and by the file of topics."""
         return cls.parse(words or os.environ.get(ENVIRONMENT, "").split(), policies_of_environment())
 
     def of(self, topic: str, record: str | None = None) -> str:

@@ -20,7 +20,7 @@ class Topic:
 
     @property
     def conn_id(self) -> str:
-        """Where its brokers, its auditor and its warehouse are."""
+        """Connection to its brokers, its auditor and its warehouse."""
         return self.policy.conn_id or DEFAULT_CONN_ID
 
 

@@ -103,7 +103,7 @@ def checked_reason(text: str, option: str) -> str:
 
 
 def policies(file: str, _option: str) -> TopicPolicies:
-    """What the file of topics says."""
+    """Read the file of topics."""
     return read_policies(file)
 
 

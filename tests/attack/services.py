@@ -1,4 +1,4 @@
-"""What strangers and the holder of a small token do to the ports of registry and auditor.
+"""Attacks of strangers, and of the holder of a small token, on the ports of registry and auditor.
 
 Half handshakes by the thousand, silent connections, trickled bodies, JSON of a million lists. Meanwhile an
 honest client asks again and again by a connection of its own each time, and must be answered. Memory must

@@ -84,7 +84,7 @@ class Machine:
     def __init__(self, space: str, folder: Path, hosts: str) -> None:
         self._space, self.folder = space, folder
         self.variables: dict[str, str] = {}
-        """What commands typed here have in their environment; services have it of their files."""
+        """Environment of commands that are typed here; services have it from their files."""
         self._services: dict[str, Service] = {}
         for path in ("etc/millrace", "var/lib/millrace", "opt/millrace/bin", "srv/warehouse"):
             (folder / path).mkdir(parents=True)

@@ -202,7 +202,7 @@ def test_every_pod_runs_without_rights_and_serving_ones_are_probed(release: str)
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What secrets.sh makes: NAMESPACE/COMPONENT is a Secret."""
+    """Folder that secrets.sh makes: NAMESPACE/COMPONENT is a Secret."""
     folder = tmp_path_factory.mktemp("secrets") / "secrets"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     words = (FOLDER / "secrets.sh", folder, "offline", "dc1", "dc2")
@@ -243,7 +243,7 @@ def test_every_file_that_a_pod_names_is_in_its_secret(release: str, secrets: Pat
 
 
 def _lets_in(rule: Mapping[str, Any], namespace: str, labels: Mapping[str, str], *, own: str) -> bool:
-    """Whether a rule of a policy in the namespace `own` lets in a pod by one of its peers."""
+    """True if a rule of a policy in the namespace `own` lets in a pod by one of its peers."""
 
     def chosen(selector: Mapping[str, Any] | None, found: Mapping[str, str]) -> bool:
         wanted = selector or {}

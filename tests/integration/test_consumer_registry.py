@@ -194,7 +194,7 @@ def test_offsets_of_a_group_that_is_taken_over_meanwhile_do_not_expire(
 
 
 def _written_ms(registry: ConsumerRegistry, group: str, offset: str = "") -> int:
-    """When ZooKeeper has an offset's node, or the one of all offsets, as written last; 0 for none."""
+    """The time at which an offset's node, or the one of all offsets, was written last; 0 for none."""
     path = f"{registry._group(group)}/offsets/{offset}".rstrip("/")
     found = registry._session.get(path)
     return 0 if found is None else int(found[1].mtime)

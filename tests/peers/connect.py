@@ -1,16 +1,17 @@
-"""A real Kafka Connect in standalone mode, as a process, from the jars of `mirrormaker.pom.xml`."""
+"""Processes of a real Kafka Connect: a worker in standalone mode here, MirrorMaker 2 in `mirrormaker`."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from millrace.coordination.embedded import find_java
 from tests.peers import maven
-from tests.peers.mirrormaker import POM
 from tests.support import start_for_the_test_run
 
+POM = Path(__file__).with_name("connect.pom.xml")
 WORKER = {
     "key.converter": "org.apache.kafka.connect.storage.StringConverter",
     "value.converter": "org.apache.kafka.connect.storage.StringConverter",
@@ -20,30 +21,19 @@ WORKER = {
 }
 
 
-class Connect:
-    """A standalone worker and its connectors; it ends with the test run or `kill`."""
+class ConnectProcess:
+    """A process of Kafka Connect's jars, with its files in a folder.
 
-    def __init__(self, folder: Path, bootstrap: str, connectors: Mapping[str, Mapping[str, str]]) -> None:
-        """NoMaven when its jars cannot be fetched."""
-        folder.mkdir(parents=True, exist_ok=True)
-        worker = {
-            **WORKER,
-            "bootstrap.servers": bootstrap,
-            "offset.storage.file.filename": str(folder / "offsets"),
-        }
-        files = [_written(folder / "worker.properties", worker)]
-        for name, settings in connectors.items():
-            files.append(_written(folder / f"{name}.properties", {"name": name, **settings}))
+    It runs when this is made, and ends with the test run or `kill`.
+    """
+
+    def __init__(
+        self, folder: Path, words: Sequence[str], java_options: Sequence[str] = ("-Xmx512M",)
+    ) -> None:
+        """Start the main class and arguments in `words`; NoMaven when the jars cannot be fetched."""
         self.log = folder / "connect.log"
-        self._command = [
-            find_java(),
-            "-Xmx512M",
-            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-            "-cp",
-            maven.class_path(POM),
-            "org.apache.kafka.connect.cli.ConnectStandalone",
-            *files,
-        ]
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+        self._command = [find_java(), *java_options, quiet, "-cp", maven.class_path(POM), *words]
         self.start()
 
     def start(self) -> None:
@@ -58,13 +48,32 @@ class Connect:
         self.process.kill()
         self.process.wait()
 
-    def __enter__(self) -> Connect:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
 
 
-def _written(file: Path, properties: Mapping[str, str]) -> str:
+class Connect(ConnectProcess):
+    """A standalone worker and its connectors."""
+
+    def __init__(self, folder: Path, bootstrap: str, connectors: Mapping[str, Mapping[str, str]]) -> None:
+        worker = {
+            **WORKER,
+            "bootstrap.servers": bootstrap,
+            "offset.storage.file.filename": str(folder / "offsets"),
+        }
+        named = {name: {"name": name, **settings} for name, settings in connectors.items()}
+        files = [
+            write_properties(folder / f"{name}.properties", properties)
+            for name, properties in {"worker": worker, **named}.items()
+        ]
+        super().__init__(folder, ["org.apache.kafka.connect.cli.ConnectStandalone", *files])
+
+
+def write_properties(file: Path, properties: Mapping[str, str]) -> str:
+    """Write a file of properties, and its folder where it is missing; the file's path."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     return str(file)

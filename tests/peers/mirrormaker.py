@@ -1,16 +1,12 @@
-"""A real MirrorMaker 2, as a process of its own, from the jars that `tests.peers.maven` fetched."""
+"""A real MirrorMaker 2, as a process of its own."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from millrace.coordination.embedded import find_java
-from tests.peers import maven
-from tests.support import start_for_the_test_run
+from tests.peers.connect import ConnectProcess, write_properties
 
-POM = Path(__file__).with_name("mirrormaker.pom.xml")
 ONE_BROKER = {
     "replication.factor": "1",
     "offset-syncs.topic.replication.factor": "1",
@@ -44,11 +40,8 @@ def properties_of(origins: Mapping[str, str], target: str, topics: str) -> dict[
     }
 
 
-class MirrorMaker:
-    """A dedicated MirrorMaker that fills the cluster `target`; `folder` keeps its properties and its log.
-
-    It runs when this is made, and ends with the test run or `kill`.
-    """
+class MirrorMaker(ConnectProcess):
+    """A dedicated MirrorMaker that fills the cluster `target`; `folder` keeps its properties and its log."""
 
     def __init__(
         self,
@@ -58,37 +51,6 @@ class MirrorMaker:
         *,
         java_options: Sequence[str] = ("-Xmx512M",),
     ) -> None:
-        """NoMaven when its jars cannot be fetched."""
-        folder.mkdir(parents=True, exist_ok=True)
-        file, self.log = folder / "mm2.properties", folder / "mm2.log"
-        file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
-        self._command = [
-            find_java(),
-            *java_options,
-            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-            "-cp",
-            maven.class_path(POM),
-            "org.apache.kafka.connect.mirror.MirrorMaker",
-            str(file),
-            "--clusters",
-            target,
-        ]
-        self.start()
-
-    def start(self) -> None:
-        """Start it, again after `kill`."""
-        with self.log.open("ab") as log:
-            self.process = start_for_the_test_run(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait()
-
-    def __enter__(self) -> MirrorMaker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+        file = write_properties(folder / "mm2.properties", properties)
+        words = ["org.apache.kafka.connect.mirror.MirrorMaker", file, "--clusters", target]
+        super().__init__(folder, words, java_options)

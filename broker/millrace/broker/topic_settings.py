@@ -68,9 +68,9 @@ class WithoutEffect:
     type: ConfigType
     reason: str
     values: Sequence[str] = ()
-    """Those that it may have; empty: any of its type."""
+    """Values that it may have; empty: any of its type."""
     default: str | None = None
-    """What holds in any case; None where nothing does."""
+    """Value that holds in any case; None where none does."""
 
     def takes(self, text: str) -> bool:
         return text in self.values if self.values else re.fullmatch(_FORMS[self.type], text) is not None

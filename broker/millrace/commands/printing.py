@@ -1,4 +1,4 @@
-"""How commands print: JSON for scripts, lines and tables for people, whole where no terminal limits them.
+"""Printing by commands: JSON for scripts, lines and tables for people, whole where no terminal limits them.
 
 Nothing else prints: all that others have named is escaped here.
 """

@@ -191,7 +191,7 @@ class ConsumerRegistry:
     def offsets_of(
         self, groups: Mapping[str, Iterable[TopicPartition] | None]
     ) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        """What each of the groups that are there has committed, as `offsets`; asked for all at once."""
+        """The offsets of each of the groups that are there, as `offsets`; asked for all at once."""
         asked = {f"{self._group(group)}/offsets": groups[group] for group in self._among(groups)}
         paths = self._leaves({directory: None for directory, named in asked.items() if named is None})
         paths += [path for directory, named in asked.items() for path in _nodes(directory, named or ())]

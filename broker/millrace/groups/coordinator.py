@@ -31,7 +31,7 @@ MAX_OFFSET_METADATA = 4096
 QUESTION_THREADS = 2
 """For what members ask before they consume: who coordinates a group, and what it has committed."""
 COUNT_S = 5.0
-"""How often the groups in the cluster are counted."""
+"""Pause between two counts of the groups in the cluster."""
 CONSUMER = "consumer"
 """The protocol type of groups of consumers. Kafka's tools show no others."""
 WaitingForList: TypeAlias = Waiting[Mapping[str, ListedGroup]]

@@ -37,8 +37,8 @@ IDLE_S = 10.0
 taken over and given up again with every commit."""
 FIRST_TIDY_S = 60.0
 TIDY_S = 3600.0
-"""When to look for offsets that are over, and for what killed coordinators have left; sooner if offsets are
-kept for less than four times as long."""
+"""Pause between two looks for expired offsets, and for what killed coordinators have left; shorter if offsets
+are kept for less than four times as long."""
 MIN_TIDY_S = 60.0
 TIDIED_AT_ONCE = 100
 """Groups that are looked at before what administrators ask gets its turn."""

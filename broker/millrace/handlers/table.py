@@ -47,7 +47,7 @@ from millrace.wire.primitives import MIN_ITEM_LIMIT, RequestTooLarge, TooManyIte
 log = logging.getLogger(__name__)
 _COPYING = frozenset({ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK})
 MAX_LOGGED_CHARACTERS = 100
-"""Of a client's name, which it chooses."""
+"""Longest part of a client's name that is logged: the client chooses it."""
 M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")

@@ -293,7 +293,7 @@ class Leadership:
             self._ends.popleft()
 
     def _joining(self, live: Directories) -> Directories:
-        """Who has flushed all that may be committed: what is, and all that was there when the epoch began.
+        """The replicas that have flushed what is committed, and all that was there when the epoch began.
 
         Nobody yet, if this log may be an older copy and a live replica that counts has not shown its own.
         """
@@ -311,7 +311,7 @@ class Leadership:
         }
 
     def _has_seen(self, live: Directories, state: PartitionState) -> bool:
-        """Whether every live replica that counts has connected in this epoch."""
+        """True once every live replica that counts has connected in this epoch."""
         counting = {*state.isr.items(), *state.eligible.items()} & {*live.items()}
         return all(one in self._seen for one in counting if one[0] != self.broker)
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MAX_UNPROVEN = 400
 """Unproven connections of a service; as `max_unauthenticated` of a broker."""
 MAX_UNPROVEN_OF_ADDRESS = 100
-"""Of them, from one client address."""
+"""Most of them from one client address."""
 MAX_CONNECTIONS = 2_000
 """All connections of a service; one more is closed at once."""
 HANDSHAKE_S = 10.0

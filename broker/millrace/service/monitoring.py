@@ -30,7 +30,7 @@ from millrace.service.unproven import Unproven
 MAX_REQUESTS = 16
 """Most requests that are answered at once; for one more the oldest one's connection is closed."""
 MAX_REQUESTS_OF_ADDRESS = 8
-"""Of them, from one client address."""
+"""Most of them from one client address."""
 REQUEST_TIMEOUT_S = 10
 """A request that is not answered after this time, from its first byte to its last, ends."""
 _JSON = ("Content-Type", "application/json")

@@ -182,7 +182,7 @@ def build_app(
 
     @app.get("/v1/health")
     def health(request: Request) -> JsonAnswer:
-        """How far behind each tier is; 503 with the reason while that is more than a minute.
+        """The lag of each tier; 503 with the reason while that is more than a minute.
 
         An auditor with tokens gives strangers no reason.
         """

@@ -19,7 +19,7 @@ class AuditRules:
     carried: str = ""
     """A regular expression of the topics for which `carried` is proof enough."""
     policies: TopicPolicies = field(default_factory=dict)
-    """What the file of topics says; `carried` is enough as well where it is a topic's proof."""
+    """The file of topics; `carried` is enough as well where it is a topic's proof there."""
     grace_ms: int = 60_000
     """How far clocks may differ: a window can be final this long after its end at the earliest."""
     hello_patience_ms: int = 600_000
@@ -32,6 +32,6 @@ class AuditRules:
     """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
 
     def carried_is_enough(self, topic: str) -> bool:
-        """Whether an hour of the topic is proven once it is `carried`."""
+        """True if an hour of the topic is proven once it is `carried`."""
         policy = self.policies.get(topic, NO_POLICY)
         return policy.proof == "carried" or re.fullmatch(self.carried, topic) is not None

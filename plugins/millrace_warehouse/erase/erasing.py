@@ -316,7 +316,7 @@ class _Run:
         return out
 
     def _bytes_taken(self, erasure: Erasure) -> Iterator[tuple[int, int]]:
-        """Of each load whose messages without rows lost their bytes to the erasure: how many there are."""
+        """The number of messages without rows that lost their bytes to the erasure, of each load with any."""
         storage, topic = self._at.storage, self._topic
         takers = erasures.taking_bytes(storage, topic)
         for load, numbers in layout.editions_of(storage, topic).items() if erasure.rejected else ():

@@ -89,7 +89,7 @@ class CutResult:
     tombstones: Sequence[TombstoneFile]
     packed_sequences: bytes
     reasons: Mapping[Kind, Mapping[str, int]]
-    """Why records were rejected, and how many, by kind."""
+    """Reasons why records were rejected, with their numbers, by kind."""
     aside_by_hour: Mapping[tuple[str, str], int]
     """Hour and kind -> messages that became no rows."""
     foreign: bytes

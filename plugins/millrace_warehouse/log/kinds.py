@@ -20,14 +20,14 @@ _LENGTH_FIRST, _TYPES = 2, (0, 1, 2, 5)
 
 
 class Kind(StrEnum):
-    """Why a record was rejected."""
+    """Kinds of rejected records."""
 
     FOREIGN_FRAMING = "foreign_framing"
-    """It does not begin with the registry's zero byte and a schema id."""
+    """Messages that do not begin with the registry's zero byte and a schema id."""
     UNKNOWN_SCHEMA = "unknown_schema"
-    """The registry does not have its schema id."""
+    """Messages with a schema id that the registry does not have."""
     BROKEN_BODY = "broken_body"
-    """Its schema is known, and its body cannot become a row; or its batch cannot be unpacked."""
+    """Messages whose body does not become a row of their schema; all of a batch that cannot be unpacked."""
 
     @property
     def words(self) -> str:

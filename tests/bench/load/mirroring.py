@@ -26,7 +26,8 @@ from tests.bench.load.messages import Filled, Stream, fill
 from tests.bench.load.raw import count_records
 from tests.bench.load.servers import TOPIC, Broker, Servers
 from tests.peers import maven
-from tests.peers.mirrormaker import ONE_BROKER, POM, MirrorMaker
+from tests.peers.connect import POM
+from tests.peers.mirrormaker import ONE_BROKER, MirrorMaker
 
 ORIGIN = "origin"
 POLL_S = 0.05

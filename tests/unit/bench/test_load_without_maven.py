@@ -41,7 +41,7 @@ def test_a_way_that_needs_jars_is_missing_and_the_others_are_not(tmp_path: Path)
 
 
 def test_mirrormaker_and_apache_kafka_are_missing(tmp_path: Path) -> None:
-    with pytest.raises(Missing, match=r"mirrormaker.pom.xml needs Maven: install it"):
+    with pytest.raises(Missing, match=r"connect.pom.xml needs Maven: install it"):
         mirroring.by_mirrormaker(tmp_path, stream(500, 1, Codec.NONE))
     with Servers(tmp_path) as servers, pytest.raises(Missing, match=r"kafka.pom.xml needs Maven"):
         servers.kafka("origin")

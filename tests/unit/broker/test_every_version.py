@@ -297,7 +297,7 @@ REFUSED_AS_A_WHOLE = {
     *(ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.LIST_CONFIG_RESOURCES, ApiKey.DESCRIBE_CLIENT_QUOTAS),
     *(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.DESCRIBE_LOG_DIRS),
 }
-"""What has a list and an error of its own alone."""
+"""Messages with a list and an error of their own alone."""
 NOT_ANSWERED = {
     *((ApiKey.DESCRIBE_LOG_DIRS, 1), (ApiKey.DESCRIBE_LOG_DIRS, 2)),
     (ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0),

@@ -32,7 +32,7 @@ class Entry:
     coordinator: int | None = None
     version: int = 0
     kept: int = 0
-    """How often its offsets were kept."""
+    """The number of times that its offsets were kept."""
 
 
 class MemoryRegistry:

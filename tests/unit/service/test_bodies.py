@@ -39,7 +39,7 @@ def test_values_outside_of_strings_are_counted(text: bytes, too_many: bool) -> N
 
 
 class Reason(BaseModel):
-    """What is sent."""
+    """Body of a request."""
 
     reason: str
 

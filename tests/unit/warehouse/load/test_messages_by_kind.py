@@ -44,7 +44,7 @@ def topic_of_changes(count: int, deletes: int, bad: int = 0) -> MemoryLog:
 
 
 def sql(folder: Path, query: str) -> list[tuple[Any, ...]]:
-    """What DuckDB answers to a query, {kind} of whose files lie in the warehouse."""
+    """The answer of DuckDB to a query; {rows} stands for the folder of the topic's rows."""
     return duckdb.sql(query.format(rows=folder / TOPIC / "rows")).fetchall()
 
 
