@@ -9,7 +9,7 @@ from pathlib import Path
 from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
 from tests.bench.load.ways import ICEBERG_JARS, SPARK_JARS
-from tests.peers import kafka, maven, mirrormaker
+from tests.peers import connect, kafka, maven
 
 PACKAGES = ("pyspark", "pyarrow", "numpy", "fastavro", "confluent-kafka")
 JARS = (
@@ -25,7 +25,7 @@ JARS = (
 def versions() -> list[str]:
     """`name version` of Python packages, of the jars that were fetched, and of Java."""
     found = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
-    for pom in (kafka.POM, mirrormaker.POM, *SPARK_JARS, *ICEBERG_JARS):
+    for pom in (kafka.POM, connect.POM, *SPARK_JARS, *ICEBERG_JARS):
         try:
             stems = {jar.stem for jar in maven.jars(pom).iterdir()}
         except (maven.NoMaven, AssertionError):
