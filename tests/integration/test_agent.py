@@ -470,9 +470,8 @@ def test_a_copy_of_a_running_agents_spool_is_refused_once_that_agent_has_reporte
     first.await_sent()
     second = world.agent(topic, spool=str(copied(spool_of(first))))
     (instance,) = world.instances(topic)
-    before = len(world.reports(instance))
     assert first.post(topic, event("/1")).status_code == 200
-    wait_until("it has reported", lambda: len(world.reports(instance)) > before + 1)
+    wait_until("it has reported both", lambda: told(world.reports(instance))[0].pairs() == [[0, 1]])
     second.run()
     refused(second)
     assert world.urls(topic) == ["/0", "/1"]
