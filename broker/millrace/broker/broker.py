@@ -103,7 +103,7 @@ class Broker:
         self.clock_check = ClockCheck(logs.clock, cluster)
         self._hosted: dict[TopicPartition, Hosted] = {}
         self._staged: dict[Partition, None] = {}
-        self._recording = False
+        self._recording = self._is_retaining = False
         self._at_end_of_turn: list[Callable[[], None]] = []
         self.parked_partitions = 0
         """Partitions on which fetches wait, counted once for each fetch."""
@@ -138,7 +138,7 @@ class Broker:
             except (errors.MillraceError, OSError) as error:
                 self._fail(key, topic, error)
         self.cluster.store(self.logs)
-        self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
+        self.mailbox.every(RETENTION_INTERVAL_S, self._apply_retention)
         self._standstill.watch()
 
     def _set_aside_deleted(self) -> None:
@@ -482,6 +482,8 @@ class Broker:
             partition.flush()  # when it is due was decided by those of before
 
     def _apply_retention(self) -> None:
+        if self._is_retaining:
+            return
         hosted = list(self._hosted.values())
         led = [one.partition for one in hosted if one.partition is not None and one.replica is None]
         logs = [(partition.name, partition.log, None) for partition in led]
@@ -501,8 +503,8 @@ class Broker:
             if by_time:
                 self._logs.delete_expired()
 
-        def again(done: Future[None]) -> None:
-            self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)  # first: the rest may raise
+        def applied(done: Future[None]) -> None:
+            self._is_retaining = False
             if done.exception() is not None:
                 log.error("retention failed", exc_info=done.exception())
             for partition in self.partitions.values():  # retention may have begun a new file of a mirror
@@ -510,7 +512,8 @@ class Broker:
                 partition.maybe_flush()
             self._retry_failed()
 
-        self._submit("delete", work, again)
+        self._submit("delete", work, applied)
+        self._is_retaining = True
 
     # Records
 

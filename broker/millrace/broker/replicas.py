@@ -456,11 +456,11 @@ class Replicas:
                 self._yield_for_room(one)
 
     def _campaign_who_is_due(self) -> None:
+        self._is_campaigning = bool(self._leaderless)
+        if self._is_campaigning:  # first: the rest may raise
+            self._mailbox.after(CAMPAIGN_TICK_S, self._campaign_who_is_due)
         for one in list(self._leaderless):
             self._maybe_campaign(one)
-        self._is_campaigning = bool(self._leaderless)
-        if self._is_campaigning:
-            self._mailbox.after(CAMPAIGN_TICK_S, self._campaign_who_is_due)
 
     # Elections
 

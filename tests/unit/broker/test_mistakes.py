@@ -146,6 +146,17 @@ def test_a_mistake_when_a_fetchs_time_is_up_ends_its_client(
     assert not running.broker.partition("t", 0).parked
 
 
+def test_retention_goes_on_after_a_mistake_before_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.broker.broker.RETENTION_INTERVAL_S", 0.01)
+    applied: list[str] = []
+    monkeypatch.setattr(PartitionLog, "apply_retention", lambda log, start=None: applied.append("") or [])
+    running = start()
+    running.until("retention", lambda: applied)
+    fail_once(monkeypatch, running.broker.replicas, "retentions")
+    so_far = len(applied)
+    running.until("retention after it", lambda: len(applied) > so_far + 5)
+
+
 def test_a_mistake_after_a_flush_keeps_nobody_from_hearing_of_it(start: Start) -> None:
     running = start()
     partition: Partition = running.broker.partition("t", 0)

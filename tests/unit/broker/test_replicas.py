@@ -31,6 +31,7 @@ from millrace.errors import (
 from millrace.records import split_batches
 from millrace.records.file_slice import FileSlice
 from millrace.replication.leadership import Snapshot
+from millrace.replication.replica import Replica
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.segment import CutFailed, Segment
 from millrace.wire.fetch import FetchRequest
@@ -178,6 +179,30 @@ def test_after_a_start_a_replica_waits_a_session_for_the_others_in_sync(
         running.until("it is elected", lambda: cluster.state.leader == 1)
     finally:
         running.stop()
+
+
+def test_a_replica_is_elected_though_a_look_whether_it_is_its_turn_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Registries(1)
+    del cluster.brokers[2]
+    due = Replica.is_due
+    looks: list[float] = []
+
+    def look(replica: Replica, now: float) -> bool:
+        looks.append(now)
+        if len(looks) == 3:
+            raise MemoryError
+        return due(replica, now)
+
+    monkeypatch.setattr(Replica, "is_due", look)
+    log = LogConfig(flush_ms=NEVER_MS)
+    running = Running(tmp_path, cluster, log, directory=OURS, session_timeout_ms=1000)
+    try:
+        running.until("it is elected", lambda: cluster.state.leader == 1)
+    finally:
+        running.stop()
+    assert len(looks) > 3
 
 
 def test_a_replica_whose_turn_it_is_is_elected_at_once_and_its_whole_log_is_not_cut(
