@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -100,6 +101,16 @@ def test_one_that_is_started_again_waits_for_the_java_of_the_killed_one(start: S
         again.ready(timeout_s=2)
     os.kill(java, signal.SIGCONT)
     again.ready()
+
+
+def test_one_whose_directory_was_put_back_waits_for_the_port_of_the_killed_one(tmp_path: Path) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    ends = threading.Timer(0.5, taken.close)
+    ends.start()
+    with embedded.ZooKeeper.start(tmp_path, port) as server:
+        assert answers("127.0.0.1", server.port)
+    ends.join()
 
 
 @pytest.mark.slow

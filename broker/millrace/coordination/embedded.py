@@ -7,6 +7,7 @@ the server answers.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib.util
 import os
@@ -35,6 +36,8 @@ JARS = [
 MIN_JAVA = 17
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+PORT_SECONDS = 3.0
+"""How long a port may still be taken by the Java of a server that was killed."""
 PORT_TRIES = 5
 """Ports that are tried where any free one will do: somebody may take one before the server does."""
 
@@ -212,14 +215,19 @@ def _lock(data_dir: Path) -> int:
 
 
 def _free_port(port: int) -> int:
-    with socket.socket() as probe:
-        # As the server does it: connections of an earlier run in TIME_WAIT do not make the port taken.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-            probe.listen(1)
-        except OSError as error:
-            raise MillraceError(
-                f"ZooKeeper cannot listen on 127.0.0.1:{port} ({error.strerror}): give another port"
-            ) from None
-        return int(probe.getsockname()[1])
+    """Return the port once nothing listens there, or one that is free for 0; MillraceError after a moment."""
+    deadline = time.monotonic() + PORT_SECONDS
+    while True:
+        with socket.socket() as probe:
+            # As the server does it: connections of an earlier run in TIME_WAIT do not make the port taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                probe.listen(1)
+                return int(probe.getsockname()[1])
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise MillraceError(
+                        f"ZooKeeper cannot listen on 127.0.0.1:{port} ({error.strerror}): give another port"
+                    ) from None
+        time.sleep(0.05)
