@@ -148,8 +148,13 @@ def test_a_mistake_when_a_fetchs_time_is_up_ends_its_client(
 
 def test_retention_goes_on_after_a_mistake_before_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.broker.broker.RETENTION_INTERVAL_S", 0.01)
-    applied: list[str] = []
-    monkeypatch.setattr(PartitionLog, "apply_retention", lambda log, start=None: applied.append("") or [])
+    applied: list[PartitionLog] = []
+
+    def apply(log: PartitionLog, leader_start: int | None = None) -> list[int]:
+        applied.append(log)
+        return []
+
+    monkeypatch.setattr(PartitionLog, "apply_retention", apply)
     running = start()
     running.until("retention", lambda: applied)
     fail_once(monkeypatch, running.broker.replicas, "retentions")
