@@ -244,6 +244,36 @@ def test_a_topic_that_may_not_be_known_is_answered_as_one_that_is_not_there(guar
     assert outcome(guarded, "stranger", "secret") == outcome(guarded, "stranger", "absent")
 
 
+def test_a_client_is_told_what_it_may_do_where_it_asks(guarded: Guarded) -> None:
+    topic = guarded.topic("asked")
+    guarded.acls("allow", "User:reader", "read", "--topic", topic, "--group", "asking")
+    every = {"READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "DESCRIBE_CONFIGS", "ALTER_CONFIGS"}
+
+    def told(described: Any) -> set[str] | None:
+        operations = described.authorized_operations
+        return None if operations is None else {operation.name for operation in operations}
+
+    def of(user: str, **asking: bool) -> list[set[str] | None]:
+        admin = guarded.admin(user)
+        names = confluent_kafka.TopicCollection([topic])
+        futures = [
+            *admin.describe_topics(names, **asking).values(),
+            admin.describe_cluster(**asking),
+            *admin.describe_consumer_groups(["asking"], **asking).values(),
+        ]
+        return [told(future.result(WAIT_S)) for future in futures]
+
+    asking = {"include_authorized_operations": True}
+    assert of("reader") == [None, None, None]
+    on_topic, on_cluster, on_group = of("reader", **asking)
+    assert on_topic == on_group == {"READ", "DESCRIBE"}
+    assert not on_cluster
+    on_topic, on_cluster, on_group = of("admin", **asking)
+    assert on_topic == every
+    assert on_group == {"READ", "DESCRIBE", "DELETE"}
+    assert on_cluster == {"CLUSTER_ACTION", "IDEMPOTENT_WRITE", *every} - {"READ", "WRITE", "DELETE"}
+
+
 def test_only_its_own_right_lets_append_a_mirrors_positions_and_the_command_gives_it(
     guarded: Guarded,
 ) -> None:

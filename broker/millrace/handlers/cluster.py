@@ -5,7 +5,7 @@ As in Metadata, brokers are where clients of the same listener find them, a clie
 may describe, and the controller is the lowest broker. DescribeTopicPartitions (KIP-966) answers in parts: at
 most so many partitions at a time, and where to go on. There are no transactions, so none is listed. A broker
 is registered as long as its ZooKeeper session: nobody else ends that. Left out: controllers as endpoints,
-fenced brokers, authorized operations, loggers, client metrics and groups as resources.
+fenced brokers, loggers, client metrics and groups as resources.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from millrace.errors import BrokerNotRegistered, ErrorCode, InvalidRequest, Unsu
 from millrace.handlers.metadata import live_brokers, partition_fields
 from millrace.handlers.table import Call, serves
 from millrace.security import rights
+from millrace.security.acls import authorized_operations
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import admin_messages as messages
+from millrace.wire.messages import NO_OPERATIONS
 
 _BROKERS = 1
 MAX_DESCRIBED_PARTITIONS = 2_000
@@ -45,6 +47,9 @@ def describe_cluster(call: Call[messages.DescribeClusterRequest]) -> messages.De
             messages.DescribeClusterResponse.Broker(broker_id=number, **broker._asdict())
             for number, broker in live.items()
         ),
+        cluster_authorized_operations=authorized_operations(call.received.client.access, CLUSTER)
+        if call.request.include_cluster_authorized_operations
+        else NO_OPERATIONS,
     )
 
 
@@ -98,6 +103,7 @@ def describe_topic_partitions(
         first = request.cursor.partition_index if names[:1] == [request.cursor.topic_name] else 0
     room = max(1, min(request.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
     live = live_brokers(call.broker.cluster, call.received.client.listener_name)
+    access = call.received.client.access
     topics, cursor = [], None
     for name in names:
         start, first = first, 0
@@ -113,7 +119,13 @@ def describe_topic_partitions(
         described = list(islice(_partitions(topic, live, start), room + 1))
         partitions = tuple(described[:room])
         topics.append(
-            _Topic(error_code=ErrorCode.NONE, name=name, topic_id=topic.topic_id, partitions=partitions)
+            _Topic(
+                error_code=ErrorCode.NONE,
+                name=name,
+                topic_id=topic.topic_id,
+                partitions=partitions,
+                topic_authorized_operations=authorized_operations(access, rights.topic(name)),
+            )
         )
         if len(described) > room:
             cursor = Cursor(topic_name=name, partition_index=described[room].partition_index)

@@ -3,7 +3,7 @@
 A group of Millrace's own consumers is described, too, as if it were one of Kafka's. Each broker lists its
 share, so that clients that ask all get every group once. A group without members, of either kind, is deleted
 with all it has committed. A group that is not there is a dead one, and from v6 on an error (KIP-1043). Every
-group is of the classic type (KIP-848). Left out: authorized operations.
+group is of the classic type (KIP-848).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from millrace.errors import ErrorCode
 from millrace.groups.group import State
 from millrace.handlers.table import Call, serves
 from millrace.security import rights
+from millrace.security.acls import authorized_operations
 from millrace.security.rights import CLUSTER, Need, Operation, ResourceType
 from millrace.wire import group_messages as messages
 from millrace.wire.fields import replace
@@ -42,6 +43,8 @@ def describe_groups(call: Call[messages.DescribeGroupsRequest]) -> None:
         ]
         if call.received.api_version >= _SAYS_NOT_FOUND:
             groups = [_or_not_found(group) for group in groups]
+        if call.request.include_authorized_operations:
+            groups = [_with_operations(call, group) for group in groups]
         call.answer(messages.DescribeGroupsResponse(groups=tuple(groups)))
 
     call.groups.describe_groups(names.keys() - refused, answer)
@@ -52,6 +55,13 @@ def _or_not_found(group: DescribedGroup) -> DescribedGroup:
         return group
     reason = f"there is no group {group.group_id!r}"
     return replace(group, error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=reason)
+
+
+def _with_operations(call: Call[Any], group: DescribedGroup) -> DescribedGroup:
+    if group.error_code != ErrorCode.NONE:
+        return group
+    operations = authorized_operations(call.received.client.access, rights.group(group.group_id))
+    return replace(group, authorized_operations=operations)
 
 
 def _refused(call: Call[Any], names: Iterable[str]) -> Mapping[str, ErrorCode]:

@@ -5,7 +5,7 @@ Brokers are where clients of the same listener find them; one without that liste
 A topic that is not there is created only if the request allows it, the broker is set to, and the name is
 legal: a client is told at once that no topic can have it, and does not ask for ever. A client without the
 right to describe a topic hears the same whether the topic is there or not; of all topics it hears of those it
-may describe. Left out: authorized operations.
+may describe. What it may do to them and to the cluster is told where it asks for that (KIP-430).
 
 ApiVersions, v0 to v4; the answer to any higher version is v0's with error 35 and the full list. Its response
 header is the old one at every version: the client does not know yet what the broker speaks. Left out:
@@ -28,7 +28,9 @@ from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send, write_down
 from millrace.handlers.topic_ids import TopicIds
 from millrace.security import rights
+from millrace.security.acls import authorized_operations
 from millrace.security.rights import (
+    CLUSTER,
     NOTHING_REFUSED,
     Access,
     Need,
@@ -40,7 +42,13 @@ from millrace.security.rights import (
 from millrace.server.request import Request
 from millrace.wire.codec import decode_request, encode, encode_error
 from millrace.wire.fields import replace
-from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
+from millrace.wire.messages import (
+    NO_OPERATIONS,
+    ApiKey,
+    ApiVersionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
 from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 log = logging.getLogger(__name__)
@@ -72,8 +80,8 @@ class Metadata:
     def __init__(self) -> None:
         self._snapshot: tuple[object, object, int] = (None, None, 0)
         self._answers: dict[tuple[int, bytes, str, str, str], bytes] = {}
-        self._topics: dict[tuple[int, str, str], _EncodedTopic] = {}
-        """By version, listener and name."""
+        self._topics: dict[tuple[int, str, int, str], _EncodedTopic] = {}
+        """By version, listener, authorized operations and name."""
         self._ids = TopicIds()
         self._creating: set[str] = set()
         """Whoever waits for a topic asks again and again: it is created once."""
@@ -87,7 +95,7 @@ class Metadata:
             self._snapshot = (cluster.brokers, cluster.topics, access.version)
             self._answers.clear()
             if topics is not cluster.topics:
-                self._topics = {key: one for key, one in self._topics.items() if key[2] in cluster.topics}
+                self._topics = {key: one for key, one in self._topics.items() if key[-1] in cluster.topics}
         whose = ("", "") if access.everything else (access.principal, access.host)
         key = (version, bytes(request.body), request.client.listener_name, *whose)
         answer = self._answers.get(key)
@@ -111,7 +119,7 @@ class Metadata:
             shown: Iterable[TopicState] = cluster.topics.values()
             if not access.everything:
                 shown = [topic for topic in shown if access.allows(_may_describe(topic.name))]
-            topics = [self._encoded(topic, live.keys(), request) for topic in shown]
+            topics = [self._encoded(topic, live.keys(), request, asked) for topic in shown]
         else:
             topics = []
             # Once each, so that a small request cannot ask for an answer of any size.
@@ -119,7 +127,7 @@ class Metadata:
                 if wanted.name is not None and rights.topic(wanted.name) in refused:
                     topics.append(_unauthorized(wanted.name))
                 elif (topic := self._topic(broker, wanted, access)) is not None:
-                    topics.append(self._encoded(topic, live.keys(), request))
+                    topics.append(self._encoded(topic, live.keys(), request, asked))
                 else:
                     topics.append(_missing(broker, wanted, asked.allow_auto_topic_creation, access))
         return MetadataResponse(
@@ -129,6 +137,9 @@ class Metadata:
             cluster_id=cluster.cluster_id,
             controller_id=min(live, default=-1),  # any broker creates topics; the lowest id is as good as any
             topics=tuple(topics),
+            cluster_authorized_operations=authorized_operations(access, CLUSTER)
+            if asked.include_cluster_authorized_operations
+            else NO_OPERATIONS,
         )
 
     def _topic(self, broker: Broker, wanted: MetadataRequest.Topic, access: Access) -> TopicState | None:
@@ -142,13 +153,18 @@ class Metadata:
         topic = topics.get(name)  # by now it may be another one of that name
         return topic if topic is not None and topic.topic_id == wanted.topic_id else None
 
-    def _encoded(self, topic: TopicState, live: Collection[int], request: Request) -> bytes:
+    def _encoded(
+        self, topic: TopicState, live: Collection[int], request: Request, asked: MetadataRequest
+    ) -> bytes:
         version, listener = request.api_version, request.client.listener_name
-        kept = self._topics.get((version, listener, topic.name))
+        operations = NO_OPERATIONS
+        if asked.include_topic_authorized_operations:
+            operations = authorized_operations(request.client.access, rights.topic(topic.name))
+        kept = self._topics.get((version, listener, operations, topic.name))
         if kept is None or kept.topic is not topic or kept.live != live:
-            encoded = encode(_described(topic, live), ApiKey.METADATA, version)
+            encoded = encode(_described(topic, live, operations), ApiKey.METADATA, version)
             kept = _EncodedTopic(topic, frozenset(live), encoded)
-            self._topics[version, listener, topic.name] = kept
+            self._topics[version, listener, operations, topic.name] = kept
         return kept.encoded
 
     def _create_missing(self, broker: Broker, response: MetadataResponse, request: Request) -> bool:
@@ -245,13 +261,17 @@ def _missing(
     return MetadataResponse.Topic(error_code=error, name=wanted.name or "", topic_id=wanted.topic_id)
 
 
-def _described(topic: TopicState, live: Collection[int]) -> MetadataResponse.Topic:
+def _described(topic: TopicState, live: Collection[int], operations: int) -> MetadataResponse.Topic:
     Partition = MetadataResponse.Topic.Partition
     partitions = tuple(
         Partition(**partition_fields(number, state, live)) for number, state in topic.partitions.items()
     )
     return MetadataResponse.Topic(
-        error_code=0, name=topic.name, topic_id=topic.topic_id, partitions=partitions
+        error_code=0,
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=partitions,
+        topic_authorized_operations=operations,
     )
 
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from millrace.errors import InvalidRequest
-from millrace.security.rights import CLUSTER, Operation, Resource, ResourceType
+from millrace.security.rights import CLUSTER, Access, Need, Operation, Resource, ResourceType
 
 EVERYONE, EVERYWHERE, ANY_NAME = "User:*", "*", "*"
 MAX_TEXT_CHARACTERS = 500
@@ -81,16 +81,29 @@ OPERATIONS: Mapping[ResourceType, frozenset[Operation]] = {
     ),
 }
 """What a rule may name for each type."""
+_OWN = 100
+"""Numbers of operations from here on are Millrace's own."""
 _IMPLIED_BY = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
     Operation.DESCRIBE_CONFIGS: {Operation.ALTER_CONFIGS},
 }
 _GIVEN_BY = {
     # What is Millrace's own is given by its own name only: ALL is what Kafka means by it.
-    operation: {operation, *_IMPLIED_BY.get(operation, ())} | ({Operation.ALL} if operation < 100 else set())
+    operation: {operation, *_IMPLIED_BY.get(operation, ())} | ({Operation.ALL} if operation < _OWN else set())
     for operation in Operation
 }
 """Operation -> the operations of rules that allow it."""
+
+
+def authorized_operations(access: Access, resource: Resource) -> int:
+    """Return the operations of Kafka's that a client may do to a resource, a bit for each (KIP-430).
+
+    Nothing of the cluster for a client that may not describe it, as with Kafka.
+    """
+    if resource == CLUSTER and not access.allows(Need(Operation.DESCRIBE, CLUSTER)):
+        return 0
+    known = (one for one in OPERATIONS[resource.type] if one is not Operation.ALL and one < _OWN)
+    return sum(1 << one for one in known if access.allows(Need(one, resource)))
 
 
 def check_rule(rule: Rule) -> None:
