@@ -233,11 +233,11 @@ class Progress:
         loaded = {name(row): row.end for row in self._coverage[WAREHOUSE, topic]}
         return bool(loaded) and _covers(loaded, ends)
 
-    def is_ahead(self, topic: str, origin: str) -> bool:
-        """True if the origin's reader has counted all that the aggregate cluster's has of its events."""
+    def is_ahead(self, topic: str, origin: str, serial: int) -> bool:
+        """True if the origin's reader has counted all that the copies hold which were counted by `serial`."""
         for row in self._coverage[OFFLINE, topic]:
-            if row.end > 0 and not row.gone and row.origin and row.origin[::2] == [origin, None]:
-                return False  # copies are counted, and how far they go is not known yet
+            if row.origin and row.origin[0] == origin and not row.gone and row.unplaced <= serial:
+                return False  # how far these copies go in the origin is not known yet
         rows = self._coverage[origin, topic]
         counted = {name(row): FOR_EVER if row.gone else row.end for row in rows}
         return _covers(counted, {key: [end] for key, end in self._mirrored(topic, origin).items()})

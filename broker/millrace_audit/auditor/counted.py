@@ -101,7 +101,7 @@ class Counted:
             origin = count.origin.cluster
             place = f"{count.origin.topic_id}-{count.origin.partition}"
             end = count.origin.end if count.origin.end is not None else row.origin[2] if row.origin else None
-            row.origin = [origin, place, end]
+            row.origin, row.unplaced = [origin, place, end], _unplaced(count, row.unplaced, serial)
             if self._place.tier != OFFLINE:
                 return  # a mirror within a cluster that is produced to: it is counted where it comes from
         outside = self._add(count.topic, origin, count.counts, serial)
@@ -256,3 +256,14 @@ class Counted:
             row.offset, row.cause = bad.offset, storable(bad.cause)
         for row in known.values():
             self._session.delete(row)
+
+
+def _unplaced(count: Count, before: int, serial: int) -> int:
+    """Serial of the first count with copies behind the origin's known end, given that `before` this count."""
+    known = count.origin is not None and count.origin.end is not None
+    through = count.copied_through if known else NOTHING
+    if through is None or through >= count.end:  # readers of the version before do not tell
+        return FOR_EVER
+    if through >= count.start or (before == FOR_EVER and count.end > count.start):
+        return serial
+    return before

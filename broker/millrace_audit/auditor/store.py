@@ -274,6 +274,8 @@ class CoverageRow(Row):
     """It has been deleted: nothing more will come of it."""
     origin: Mapped[list[Any] | None] = mapped_column(JSON, default=None)
     """Of a mirrored partition: [cluster, topic id-partition, next offset]."""
+    unplaced: Mapped[int] = mapped_column(default=FOR_EVER)
+    """Serial of the first count with copies that may lie behind that next offset; FOR_EVER for none."""
 
 
 class UncountedRow(Row):
@@ -480,6 +482,7 @@ def _added(now: int) -> Mapping[str, Mapping[str, int]]:
         "loads": {"whole": 0, "retold": 0},
         "topics": {"unkeyed_from": now},
         "audit_positions": {"epoch": -1, "shift": 0},
+        "coverage": {"unplaced": FOR_EVER},
     }
 
 

@@ -231,7 +231,7 @@ class TopicView:
                 continue
             if origin not in stuck:  # beyond what its reader cannot read nobody knows what should be there
                 around.past.add((origin, OFFLINE))
-            if progress.is_ahead(topic, origin):
+            if progress.is_ahead(topic, origin, counted.get(OFFLINE, NOTHING)):
                 around.ahead.add((origin, OFFLINE))
             else:
                 around.waiting.append(self._behind(origin))

@@ -77,7 +77,9 @@ class Partition:
     """Offsets since `told` that were gone before they could be read."""
     origin: Origin | None = None
     """What it is a copy of, and how far, by the last position batch that was read or by its leader."""
-    origin_told: Origin | None = None
+    copied_through: int | None = None
+    """Offset before which everything lies before the origin's end; None if no end is known."""
+    origin_told: tuple[Origin | None, int | None] = (None, None)
     ask_at: float = 0.0
     """When its mirror is asked again how far it has come."""
     stuck: Stuck | None = None
@@ -114,7 +116,9 @@ class Partition:
 
     @property
     def has_news(self) -> bool:
-        return self.told is not None and (self.end > self.told or self.origin != self.origin_told)
+        return self.told is not None and (
+            self.end > self.told or (self.origin, self.copied_through) != self.origin_told
+        )
 
     def is_due(self) -> bool:
         """True if it can be read, or it is time to try again."""
@@ -165,6 +169,8 @@ class Partition:
         if end < self.told:
             self.truncated, self.told = self.told, end
         self.cursor = Cursor(self.told)
+        if self.copied_through is not None:
+            self.copied_through = min(self.copied_through, self.told)
         self.tally, self.lost = Tally(), SequenceRanges()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
@@ -175,7 +181,7 @@ class Partition:
         if self.origin is None:
             self.origin = Origin(origin.cluster, origin.topic_id.hex, origin.partition, None)
         if position is not None and through == self.end:
-            self.origin = _origin(position)
+            self.origin, self.copied_through = _origin(position), through
 
     def skip_to(self, log_start: int) -> None:
         """What lies before `log_start` is gone, and nobody will ever count it."""
@@ -225,15 +231,15 @@ class Partition:
     def _reach(self, cursor: Cursor, marks: list[tuple[int, SequenceRanges | MirrorPosition]]) -> None:
         self.cursor = cursor
         while marks and marks[0][0] <= cursor.next_offset:
-            _, mark = marks.pop(0)
+            place, mark = marks.pop(0)
             if isinstance(mark, MirrorPosition):
-                self.origin = _origin(mark)
+                self.origin, self.copied_through = _origin(mark), place
             else:
                 self.lost = self.lost | mark
 
     def published(self) -> None:
         """What was counted is on its way: begin the next count."""
-        self.told, self.origin_told = self.end, self.origin
+        self.told, self.origin_told = self.end, (self.origin, self.copied_through)
         self.tally, self.lost = Tally(), SequenceRanges()
 
 

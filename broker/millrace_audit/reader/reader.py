@@ -461,6 +461,7 @@ class AuditReader(TierReader):
             end=partition.end,
             expired=partition.lost,
             origin=partition.origin,
+            copied_through=partition.copied_through,
             counts=partition.tally.counts,
             foreign=partition.tally.foreign_counts(),
         )

@@ -186,6 +186,8 @@ class Count:
     expired: SequenceRanges = field(default_factory=SequenceRanges)
     """Offsets of the range that had expired before they could be read."""
     origin: Origin | None = None
+    copied_through: int | None = None
+    """Offset before which everything lies before the origin's `end`; None if no end is known."""
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     foreign: Sequence[ForeignCount] = field(default_factory=list)
 
@@ -336,7 +338,11 @@ SIGNED = (Count, Heartbeat, *OF_THE_WAREHOUSE)
 _KINDS: Mapping[str, type[AuditRecord]] = {
     f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, *OF_THE_WAREHOUSE)
 }
-_NEW_FIELDS = {"AuditLoadCount": {"hours", "unkeyed", "rejected"}, "AuditTableCount": {"unkeyed"}}
+_NEW_FIELDS = {
+    "AuditCount": {"copiedThrough"},
+    "AuditLoadCount": {"hours", "unkeyed", "rejected"},
+    "AuditTableCount": {"unkeyed"},
+}
 """Kind -> the fields that its records in the form of the version before lack."""
 
 
@@ -347,6 +353,7 @@ class OtherVersion:
 Kind = type[AuditRecord] | type[OtherVersion]
 _AVRO_NAMES = {
     "closed_through": "closedThrough",
+    "copied_through": "copiedThrough",
     "failed_fingerprint": "failedFingerprint",
     "reported_through": "reportedThrough",
     "topic_id": "topicId",

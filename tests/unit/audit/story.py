@@ -191,6 +191,7 @@ class Story:
             number = 10 * (ord(cluster[-1]) - ord("0")) + partition
             origin = Origin(cluster, f"{cluster}-{topic}", partition, end)
         values: dict[str, Any] = {"start": end - size, "end": end, "origin": origin}
+        values["copied_through"] = None if origin is None else end
         values |= {"topic_id": f"{tier}-{topic}", "time": NOW, **other}
         self.ends[tier, cluster, partition] = values["end"]
         record = Count(tier=tier, topic=topic, partition=number, counts=counts, foreign=foreign, **values)

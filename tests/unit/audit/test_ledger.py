@@ -1258,6 +1258,44 @@ def test_copies_of_which_is_not_known_how_far_they_are_come_before_no_count_of_t
     assert story.apply().verdict() == "complete", story.window()
 
 
+def test_copies_behind_the_last_known_position_of_the_mirror_come_before_no_count_of_their_cluster(
+    story: Story,
+) -> None:
+    """Under traffic the aggregate cluster's reader counts copies whose position is not visible yet."""
+    story.beats(NOW - WINDOW_MS)
+    story.hello()
+    story.report(0, (0, 9), closed=W)
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 9)))
+    place, reached = f"dc1-{TOPIC}", story.ends["offline", "dc1", 0]
+    early = Origin("dc1", place, 0, reached)
+    story.count("offline", found((10, 19)), origin=early, copied_through=reached)
+    story.beats(NOW)
+    assert story.apply().findings() == []
+    story.report(1, (10, 19))
+    story.count("dc1", found((10, 19)))
+    story.count("offline", found(), size=0)
+    story.load(found((0, 19)))
+    story.beats(LATER)
+    assert story.apply().verdict() == "complete", story.window()
+
+
+def test_a_surplus_is_found_although_later_copies_lie_behind_the_known_position(story: Story) -> None:
+    story.beats(NOW - WINDOW_MS)
+    story.hello()
+    story.report(0, (0, 9))
+    story.count("dc1", found((0, 9)))
+    story.count("offline", found((0, 10)))
+    story.count("dc1", found((10, 19), window=W + WINDOW_MS))
+    for later in (1, 2):  # the traffic goes on, and a position is always known late
+        reached = story.ends["offline", "dc1", 0]
+        early = Origin("dc1", f"dc1-{TOPIC}", 0, reached)
+        copies = found((10 * later, 10 * later + 9), window=W + later * WINDOW_MS)
+        story.count("offline", copies, origin=early, copied_through=reached)
+    story.beats(NOW)
+    assert story.apply().findings() == [("unexpected", "offline", [[10, 10]])]
+
+
 @pytest.mark.parametrize("is_alone", [False, True], ids=["by a heartbeat", "before a heartbeat"])
 def test_a_log_that_was_truncated_leaves_the_windows_between_unknown_and_is_counted_on(
     story: Story, is_alone: bool

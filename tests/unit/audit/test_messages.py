@@ -124,6 +124,7 @@ RECORDS: list[AuditRecord] = [
         end=1 << 40,
         expired=SequenceRanges([(100, 200)]),
         origin=ORIGIN,
+        copied_through=200,
         counts=counts(),
         foreign=[ForeignCount(600_000, 7, -8)],
     ),
@@ -227,17 +228,18 @@ def test_a_record_of_another_version_is_told_from_what_is_no_audit_record() -> N
     assert codec.decode(message) is None
 
 
-def of_the_version_before(record: LoadCount | TableCount, ids: Ids) -> bytes:
+def of_the_version_before(record: Count | LoadCount | TableCount, ids: Ids) -> bytes:
     """The message of a record as the version before wrote it: without the fields that are new."""
     name = f"Audit{type(record).__name__}"
     schema = dict(previous_schema(name))
     out = BytesIO()
-    written = {"source": {"load": 7}, **vars_of(record), "counts": record.counts.to_avro()}
+    written = {"source": {"load": 7}, "expired": [], **vars_of(record), "counts": record.counts.to_avro()}
+    written["topicId"] = written.get("topic_id")
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), written)
     return b"\0" + ids.register(name, schema).to_bytes(4, "big") + out.getvalue()
 
 
-def vars_of(record: LoadCount | TableCount) -> dict[str, Any]:
+def vars_of(record: Count | LoadCount | TableCount) -> dict[str, Any]:
     simple = {field.name: getattr(record, field.name) for field in fields(record)}
     return {name: value for name, value in simple.items() if isinstance(value, int | str | list)}
 
@@ -246,7 +248,8 @@ def test_records_of_the_version_before_are_read_and_say_nothing_of_what_is_new()
     ids = Ids()
     load = replace(cast(LoadCount, RECORDS[6]), hours=None, unkeyed=None)
     table = replace(cast(TableCount, RECORDS[8]), unkeyed=None)
-    for record in (load, table):
+    count = replace(cast(Count, RECORDS[5]), origin=None, foreign=[])
+    for record in (count, load, table):
         assert AuditCodec(ids).decode(of_the_version_before(record, ids)) == record
 
 

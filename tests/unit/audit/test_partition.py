@@ -193,11 +193,13 @@ def test_the_newest_position_counts_when_all_was_read_that_it_accounts_for() -> 
     first = data(len(mark))
     take(state, answer(mark, first))
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 100), "as far as it could be read"
+    assert state.copied_through == BatchHeader.of(mark).next_offset < state.end
     newest = MirrorPosition(ORIGIN, 0, Cursor(250), 2, 2, 0)
     state.copied(ORIGIN, newest, state.end + 1)  # something is on its way to the disk
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 100)
     state.copied(ORIGIN, newest, state.end)
     assert state.origin == Origin("dc1", TOPIC_ID.hex, 3, 250)
+    assert state.copied_through == state.end
     assert BatchHeader.of(first).next_offset == state.end
 
 

@@ -94,6 +94,7 @@ def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
             session.execute(text(f"DROP TABLE {table}"))
         session.execute(text("ALTER TABLE loads DROP COLUMN whole"))
         session.execute(text("ALTER TABLE topics DROP COLUMN unkeyed_from"))
+        session.execute(text("ALTER TABLE coverage DROP COLUMN unplaced"))
     store.close()
     store = AuditStore(url)
     story = Story(store)
