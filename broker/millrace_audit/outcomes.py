@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.messages import FOR_EVER
-from millrace_audit.reports.outcome import Outcome, Untold
+from millrace_audit.reports.outcome import Outcome, Untold, still_open
 from millrace_audit.reports.ranges import SequenceRanges
 
 
@@ -56,6 +56,8 @@ class Outcomes:
         self._sent: _Windows = defaultdict(_Sent)
         self._epochs: list[tuple[float, _Windows]] = []
         self._news: defaultdict[_Key, Outcome] = defaultdict(Outcome)
+        self.open: set[_Key] = set()
+        """Windows of events that were handed over, until a report closes them."""
         self._in_doubt: defaultdict[_Key, list[tuple[int, int]]] = defaultdict(list)
         """Failed sequences and fingerprints that the epoch they were sent in still counts as sent."""
 
@@ -68,6 +70,7 @@ class Outcomes:
         state.run_from = window_start(time_ms)
         state.run_until = min(state.run_from + WINDOW_MS, most_ms + 1)
         state.run_first = state.next_sequence
+        self.open.add((state.topic, state.run_from))
 
     def _end_run(self, state: TopicOutcomes) -> None:
         if state.next_sequence > state.run_first and state.run_until:
@@ -121,4 +124,9 @@ class Outcomes:
     def take_news(self) -> Untold:
         """All that was learnt since the last call."""
         news, self._news = self._news, defaultdict(Outcome)
+        self.open.update(news)
         return {key: outcome for key, outcome in news.items() if outcome.is_news}
+
+    def close(self, closed_through: int) -> None:
+        """Note that a report closes the windows before that time."""
+        self.open = still_open(self.open, closed_through)

@@ -30,7 +30,16 @@ from millrace_audit.answer import iso
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS, window_start
 from millrace_audit.reports.event import MAX_NAME_BYTES, EventSchema, NotAudited, read_header
-from millrace_audit.reports.messages import AUDIT_TOPIC, FOR_EVER, NOTHING, AuditCodec, Hello, Report, now_ms
+from millrace_audit.reports.messages import (
+    AUDIT_TOPIC,
+    FOR_EVER,
+    MOST_OPEN_WINDOWS,
+    NOTHING,
+    AuditCodec,
+    Hello,
+    Report,
+    now_ms,
+)
 from millrace_audit.reports.outcome import Untold, closable, portion, reported
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
@@ -306,6 +315,7 @@ class AuditedProducer:
                     )
                 if not state.run_from <= time_ms < state.run_until:
                     most_ms = _check_time(state.topic, time_ms)
+                    self._check_room(state.topic, time_ms)
                     self._outcomes.begin_run(state, time_ms, most_ms)
                 sequence = state.next_sequence
                 header["time"], header["sequence"] = time_ms, sequence
@@ -322,6 +332,16 @@ class AuditedProducer:
         except TypeError:
             _check_time(state.topic, time_ms)  # which says it in words
             raise
+
+    def _check_room(self, topic: str, time_ms: int) -> None:
+        """Under the lock: MillraceError when the event would open one window too many."""
+        held = self._outcomes.open
+        if len(held) >= MOST_OPEN_WINDOWS and (topic, window_start(time_ms)) not in held:
+            raise MillraceError(
+                f"topic {topic}: nothing was sent, because this producer holds {len(held)} windows of ten"
+                " minutes open, and the audit takes no more: call closed_through() with the time that is"
+                " over, then flush(); or close this producer and start a new one"
+            )
 
     def _wait_for_room(self, topic: str, full_since: float, give_up_at: float) -> None:
         """Wait a little for room in the queue, which has been full since then; NotSent when time is up."""
@@ -517,6 +537,7 @@ class AuditedProducer:
                 promised = self._clock_promise(self._promised)
                 closed_through = min(promised, self._outcomes.open_from)
                 news = self._outcomes.take_news()
+                self._outcomes.close(closed_through)
             self._reports.report(news, closed_through)
 
     def _raise_failures(self) -> None:

@@ -9,6 +9,7 @@ decoded and applied to a new SQLite file in batches as a fetch brings them, then
 from __future__ import annotations
 
 import argparse
+import math
 import sqlite3
 import tempfile
 import time
@@ -22,7 +23,7 @@ from sqlalchemy import func, select
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import settle
+from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore, WindowRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
@@ -180,13 +181,11 @@ def main() -> None:
             rates = f"{len(values) / cpu:,.0f} records and {entries / cpu:,.0f} entries a second of CPU"
             print(f"{place.topic}: {len(values):,} records, {entries:,} entries: {rates}; {wall:.1f} s")
         began = time.process_time()
-        with store.writing() as session:
-            judged = settle(session, rules)
+        judged = Settling(store, rules).turn(math.inf)
         cpu = time.process_time() - began
         print(f"judged {judged:,} windows of {given.instances} instances in {cpu:.2f} s of CPU")
         began = time.process_time()
-        with store.writing() as session:
-            settle(session, rules)
+        Settling(store, rules).turn(math.inf)
         print(f"judged again: {time.process_time() - began:.3f} s")
         before = sum(file.stat().st_size for file in Path(folder).iterdir())
         later = replace(rules, clock_ms=lambda: rules.clock_ms() + 30 * 3_600_000)

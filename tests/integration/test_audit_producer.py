@@ -23,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
 from millrace.wire.cluster_id import WrongCluster
+from millrace_audit import producer as producer_module
 from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import EventHeader, read_header
@@ -255,6 +256,24 @@ def test_a_time_that_has_no_hour_in_the_warehouse_is_refused_and_leaves_no_hole(
         with pytest.raises(MillraceError, match="a day ahead of the clock"):
             producer.send(topic, PAGE_VIEW, EVENT, time_ms=int(time.time() * 1000) + day + MINUTE_MS)
     assert sequences(world.events(topic), producer.instance) == [0, 1, 2]
+
+
+def test_a_window_too_many_is_refused_until_others_are_closed_and_leaves_no_hole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "MOST_OPEN_WINDOWS", 3)
+    topic = world.topic()
+    with world.producer() as producer:
+        for n in (0, 1, 2, 0, 1):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + n * WINDOW_MS)
+        with pytest.raises(
+            MillraceError, match=r"nothing was sent.*holds 3 windows.*call closed_through\(\)"
+        ):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + 3 * WINDOW_MS)
+        producer.closed_through(START + WINDOW_MS)
+        producer.flush()
+        assert producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + 3 * WINDOW_MS) == 5
+    assert sequences(world.events(topic), producer.instance) == [*range(6)]
 
 
 def test_reports_carry_the_fingerprint_of_what_is_in_the_log_and_seal_the_next_one(world: World) -> None:

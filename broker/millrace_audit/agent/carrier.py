@@ -33,8 +33,8 @@ from millrace_audit.agent.spool import Chunk, Event, Spool, SpooledInstance
 from millrace_audit.agent.voice import Voice
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import instance_bytes
-from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec
-from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Untold
+from millrace_audit.reports.messages import AUDIT_TOPIC, MOST_OPEN_WINDOWS, AuditCodec
+from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Untold, still_open
 from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
 from millrace_audit.reports.seals import fingerprint
 from millrace_registry.client import SchemaRegistryClient
@@ -136,6 +136,7 @@ class Carrier:
         self._dead = [self._voice(each) for each in left]
         self._mine = self._voice(spooled)
         self._lanes: dict[str, _Lane] = {}
+        self._open: set[tuple[str, int]] = set()  # windows with events that were handed over, until closed
         self._chunks = 0
         self._fatal = self._may_send = False
         self._failing: str | None = None  # why reports or the spool do not go on
@@ -250,6 +251,7 @@ class Carrier:
         if self._dead:
             self._take_over()
         self._mine.report(self._promise())
+        self._open = still_open(self._open, self._mine.closed_through)
 
     def _take_over(self) -> None:
         """Announce the waiting events and end earlier instances; SpoolCopied when another agent was first."""
@@ -315,6 +317,14 @@ class Carrier:
         return events
 
     def _hand_over(self, lane: _Lane) -> None:
+        has_events = lane.has_news or lane.again
+        if has_events and len(self._open) + CHUNK_EVENTS > MOST_OPEN_WINDOWS:
+            lane.trouble = (
+                f"its events wait, because the agent holds {len(self._open)} windows of ten minutes open,"
+                " and the audit takes no more: they close when all followed files are read; restart the"
+                " agent if they stay open"
+            )
+            return
         events = self._next_events(lane)
         if not events:
             return
@@ -322,6 +332,7 @@ class Carrier:
         mine.greet(lane.topic, self._promise())
         if min(event.time for _, event in events) < mine.closed_through:
             mine.report(self._promise())  # which takes back that nothing of that time will follow
+        self._open.update((lane.topic, window_start(event.time)) for _, event in events)
         ids = [number for number, _ in events]
         self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
         lane.behind = max(lane.behind, ids[-1])

@@ -49,7 +49,7 @@ from millrace_audit.auditor.console import ClusterLook, add_console
 from millrace_audit.auditor.lease import LeaseHeld
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import settle
+from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, OFFLINE, WAREHOUSE
@@ -59,6 +59,9 @@ MOST_WINDOWS = 10_000
 """In one answer: about 69 days."""
 BEHIND_S = 60.0
 """A tier that was not counted for longer makes the auditor unhealthy."""
+
+JUDGING_S = 0.5
+"""Of the windows that an operator's decision is about, before the answer; the worker judges the others."""
 
 MAX_BODY_BYTES = 64 << 10
 """Of what an operator says."""
@@ -225,8 +228,8 @@ def build_app(
         with store.writing() as session:
             acceptance = Acceptance(**whom, disown=said.disown, reason=reason, who=who)
             accepted = accept(session, rules, acceptance)
-            if accepted:
-                settle(session, rules)
+        if accepted:
+            Settling(store, rules).turn(JUDGING_S)
         return [instance.instance for instance in accepted]
 
     @app.post("/v1/instances/{instance}/accept")
@@ -254,7 +257,7 @@ def build_app(
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
             messages = accept_rejected(session, rules, topic, said.load, reason, who)
-            settle(session, rules)
+        Settling(store, rules).turn(JUDGING_S)
         return {"load": said.load, "messages": messages, "accepted": reason}
 
     @app.post("/v1/topics/{topic}/replace-loads")
@@ -263,7 +266,7 @@ def build_app(
         reason, who = _reason(said), who_asks(request) or said.who
         with store.writing() as session:
             loads = replace_loads(session, rules, topic, reason, who)
-            settle(session, rules)
+        Settling(store, rules).turn(JUDGING_S)
         return {"loads": loads, "accepted": reason}
 
     app.add_middleware(WholeBodies, most=MAX_BODY_BYTES)

@@ -1,8 +1,8 @@
 """The auditor's reading thread: applies the audit topics of the aggregate cluster to the database.
 
-Every batch is applied in the same transaction as the position behind it, so a kill at any moment loses and
-repeats nothing. Whose word a partition is, the cluster says whose mirror it is, never its records: `audit`
-and `audit-counts` have a partition for each origin, `audit-offline` is the aggregate cluster's own.
+Every part of a fetch is applied in the same transaction as the position behind it, so a kill at any moment
+loses and repeats nothing. Whose word a partition is, the cluster says whose mirror it is, never its records:
+`audit` and `audit-counts` have a partition for each origin, `audit-offline` is the aggregate cluster's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -34,7 +33,7 @@ from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.numbers import AuditNumbers
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import settle
+from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.auditor.tidying import tidy
 from millrace_audit.reports.batches import AuditMessage, messages_of
@@ -60,8 +59,8 @@ from millrace_registry.client import SchemaRegistryClient
 log = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
-PART_BYTES = 2 << 20
-"""Of messages that are decoded at a time: one may take 80 times its bytes in memory."""
+PART_BYTES = 256 << 10
+"""Of messages that are decoded and applied at a time: they may take 80 times their bytes in memory."""
 MOST_SAID_BYTES = 512 << 10
 """Of a hello or a report, which anybody may write; no producer puts so much into one."""
 _TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
@@ -73,8 +72,20 @@ _PAUSE_S = 0.2
 _CHECK_S = 3.0
 _RETRY_S = 1.0
 _SETTLE_S = 5.0
+_TURN_S = 2.0
+"""Of judging: what is left after that waits for the next turn."""
 _TIDY_S = 60.0
 _FETCH_WAIT_MS = 100
+
+
+class _Part(NamedTuple):
+    """Records that are applied in one transaction."""
+
+    heard: list[Heard]
+    lost: tuple[int, int] | None = None
+    """What the origin has lost behind them: where its log goes on, and the time there."""
+    goes_on: bool = False
+    """True if the next part may lie before the same offset of the origin's log."""
 
 
 class _Waiting(NamedTuple):
@@ -176,6 +187,7 @@ class Auditor:
         """True while another process writes to the database."""
         self._is_stale = True  # something was applied that is not settled
         self.numbers = AuditNumbers(store, rules)
+        self._settling = Settling(store, rules, self.numbers.settled)
         self.trouble: str | None = "the audit topics are not read to their end yet"
         """Why the database is behind what was said; None while it is not."""
         self.applied_at: int | None = None
@@ -243,11 +255,10 @@ class Auditor:
         now = time.monotonic()
         self._is_stale |= news
         if now >= self._settle_due and (self._is_stale or now >= self._settle_due + _SETTLE_S):
-            with self._store.writing() as session:
-                settle(session, self._rules, self.numbers.settled)
-            self._is_stale = False
+            self._settling.turn(_TURN_S)
+            self._is_stale = self._settling.is_behind
             took = time.monotonic() - now
-            self._settle_due = now + min(5 * took, _SETTLE_S)  # a fifth of a core at the most
+            self._settle_due = now + min(5 * took, _SETTLE_S)  # less than half of a core at the most
         if now >= self._tidy_due:
             with self._store.writing() as session:
                 more = tidy(session, self._rules)
@@ -365,49 +376,52 @@ class Auditor:
         return position is not None and position.cursor.next_offset <= heard_through
 
     def _apply(self, readings: Mapping[int, _Reading]) -> bool:
-        """Apply what is ready, a partition in a transaction; True if there was any."""
+        """Apply what is ready, a part in a transaction; True if there was any."""
         fetch = next(self._fetches)
         news = False
         for reading in readings.values():
             if reading.applied == (reading.apply_to, reading.heard_through):
                 continue
-            place, parts = reading.place, self._parts(reading, fetch)
-            part = next(parts)  # nearly always all there is: services are asked outside of the transaction
-            with self._store.writing() as session:
-                for heard, lost in chain([part], parts):
-                    news |= bool(heard)
-                    ledger.apply(session, place, heard, self._rules.clock_ms())
-                    if lost is not None:
-                        ledger.miss_words(session, place, *lost)
-                ledger.note_heard(session, place, reading.heard_through)
-                row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
-                row.next_offset = reading.apply_to
-                row.epoch = reading.epochs.get(reading.apply_to, -1)
+            place = reading.place
+            for part in self._parts(reading, fetch):  # services are asked outside of the transactions
+                news |= bool(part.heard)
+                with self._store.writing() as session:
+                    ledger.apply(session, place, part.heard, self._rules.clock_ms(), goes_on=part.goes_on)
+                    row = session.get_one(AuditPosition, (reading.topic_id, reading.partition))
+                    if part.lost is not None:
+                        ledger.miss_words(session, place, *part.lost)
+                    if part.lost is None and not part.goes_on:
+                        ledger.note_heard(session, place, reading.heard_through)
+                        row.next_offset = reading.apply_to
+                        row.epoch = reading.epochs.get(reading.apply_to, -1)
+                    elif part.heard:
+                        row.next_offset, row.epoch = part.heard[-1].offset + 1, -1
             reading.applied = (reading.apply_to, reading.heard_through)
             reading.ready.clear()
             reading.lost.clear()
         return news
 
-    def _parts(self, reading: _Reading, fetch: int) -> Iterator[tuple[list[Heard], tuple[int, int] | None]]:
-        """What is ready in parts of a bounded size, each with what its origin has lost behind it."""
+    def _parts(self, reading: _Reading, fetch: int) -> Iterator[_Part]:
+        """What is ready in parts of a bounded size; the last one neither goes on nor has lost anything."""
         lost, place = deque(reading.lost), reading.place
         heard: list[Heard] = []
         size = 0
         for number, (waiting, at) in enumerate(reading.ready):
             while lost and lost[0][0] == number:
-                yield heard, lost.popleft()[1:]
+                yield _Part(heard, lost.popleft()[1:])
                 heard, size = [], 0
             for message in messages_of(waiting.header, waiting.batch):
-                if message.offset >= waiting.first:
-                    heard.append(self._heard(place, fetch, message, at))
-                    size += len(message.value)
+                if message.offset < waiting.first:
+                    continue
                 if size > PART_BYTES:
-                    yield heard, None
+                    yield _Part(heard, goes_on=True)
                     heard, size = [], 0
+                heard.append(self._heard(place, fetch, message, at))
+                size += len(message.value)
         while lost:
-            yield heard, lost.popleft()[1:]
+            yield _Part(heard, lost.popleft()[1:])
             heard = []
-        yield heard, None
+        yield _Part(heard)
 
     def _heard(self, place: Place, fetch: int, message: AuditMessage, at: int) -> Heard:
         key, value, offset = message

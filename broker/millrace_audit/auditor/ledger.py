@@ -29,26 +29,29 @@ _AWAY = (OperationalError, InterfaceError)
 __all__ = ["Heard", "Place", "apply", "lose"]
 
 
-def apply(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -> None:
+def apply(
+    session: Session, place: Place, heard: Sequence[Heard], now_ms: int, *, goes_on: bool = False
+) -> None:
     """Take records of one partition in; nothing happens for those that were taken in before.
 
-    One that cannot be taken in is listed among the strangers, so that nobody's record stops all others.
+    One that cannot be taken in is listed among the strangers, so that nobody's record stops all others. With
+    `goes_on` more records may lie before the same offset of the origin's log.
     """
     try:
         with session.begin_nested():
-            _take(session, place, heard, now_ms)
+            _take(session, place, heard, now_ms, goes_on)
     except _AWAY:
         raise
     except Exception as error:
         if len(heard) > 1:
             for entry in heard:
-                apply(session, place, [entry], now_ms)
+                apply(session, place, [entry], now_ms, goes_on=goes_on)
             return
         log.error("%s: the record at %d cannot be taken in: %r", place.name, heard[0].offset, error)
-        _take(session, place, [heard[0]._replace(record=None)], now_ms)
+        _take(session, place, [heard[0]._replace(record=None)], now_ms, goes_on)
 
 
-def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -> None:
+def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int, goes_on: bool) -> None:
     changes, strangers = Changes(session, now_ms), Strangers(place)
     belong = []
     for entry in heard:
@@ -70,7 +73,8 @@ def _take(session: Session, place: Place, heard: Sequence[Heard], now_ms: int) -
         gap = store.UnheardRow
         here = (gap.origin == place.tier, gap.topic == "", gap.to.is_(None))
         session.execute(update(gap).where(*here).values(to=heard[0].at))
-        note_heard(session, place, max(entry.at for entry in heard))
+        if not goes_on:
+            note_heard(session, place, max(entry.at for entry in heard))
     changes.write()
     strangers.write(session)
 

@@ -7,16 +7,17 @@ seal of what was said before. Nobody can tell whose report is further on: it say
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.orm import Session
 
 from millrace_audit.auditor import store
 from millrace_audit.auditor.batch import Changes, Heard, Place, Producers, Strangers, names_hash, storable
-from millrace_audit.auditor.store import ProducerRow
-from millrace_audit.reports.counts import WINDOW_MS, CountKey, is_of_this_world
-from millrace_audit.reports.messages import FOR_EVER, MOST_WINDOWS, Hello, Report
+from millrace_audit.auditor.store import HeldOpenRow, ProducerRow
+from millrace_audit.reports.counts import WINDOW_MS, CountKey, is_of_this_world, window_start
+from millrace_audit.reports.messages import FOR_EVER, MOST_OPEN_WINDOWS, MOST_WINDOWS, Hello, Report
 from millrace_audit.reports.seals import seal_of
 
 MOST_OPEN = 10_000
@@ -25,6 +26,10 @@ MOST_MISSING = 1000
 """Reports that may be missing before the next one of an instance; one further on is a stranger."""
 MOST_RANGES = 50_000
 """Of all windows of a report: more than twice what producers put into one."""
+_HOLD = text(
+    'INSERT INTO held_open (producer, "window", topic) VALUES (:producer, :window, :topic)'
+    " ON CONFLICT DO NOTHING"
+).execution_options(preserve_rowcount=True)
 
 
 class Reported:
@@ -34,6 +39,8 @@ class Reported:
         self._session, self._place, self._changes, self._strangers = session, place, changes, strangers
         self._producers = Producers(session)
         self._links: set[tuple[str, int]] = set()  # (topic, producer) of those that the batch names
+        self._held: defaultdict[int, set[tuple[int, str]]] = defaultdict(set)
+        """Producer -> windows that are surely among those that it holds open."""
         self._open: dict[str, int] = {}
         # Whose hello may have been lost: as long as windows of that time are kept.
         gaps = select(store.UnheardRow).where(store.UnheardRow.origin == place.tier)
@@ -146,6 +153,9 @@ class Reported:
             return ""
         elif seal_of(report.key) != row.seal:
             return "its key does not fit the seal of what was said before"
+        if self._held_open(row, report) > MOST_OPEN_WINDOWS:
+            row.missing = [[report.number, report.number]]
+            return f"more than {MOST_OPEN_WINDOWS} windows of its instance are open"
         row.missing = []  # no producer writes a report before the next one is there: who seemed to did not
         promised, row.closed_through = row.closed_through, report.closed_through
         row.next_report, row.seal, row.last_report = report.number + 1, report.seal, digest
@@ -166,6 +176,26 @@ class Reported:
                 row.first_report = row.next_report  # what it said before is not all known
                 self._strangers.add(entry, "Report", f"more than {MOST_OPEN} instances are open")
         return ""
+
+    def _held_open(self, row: ProducerRow, report: Report) -> int:
+        """Note which windows the instance opens and closes with a report; return how many it holds open."""
+        connection = self._session.connection()  # a session would write all its rows first
+        known = self._held[row.producer]
+        opened = {
+            (news.window, news.topic)
+            for news in report.windows
+            if news.window + WINDOW_MS > report.closed_through and is_of_this_world(news.window)
+        } - known
+        if opened:
+            rows = [{"producer": row.producer, "window": w, "topic": topic} for w, topic in opened]
+            row.held_open += connection.execute(_HOLD, rows).rowcount
+            known |= opened
+        if row.held_open and report.closed_through > row.closed_through:
+            closed = window_start(max(report.closed_through, 0))
+            here = (HeldOpenRow.producer == row.producer, HeldOpenRow.window < closed)
+            row.held_open -= connection.execute(delete(HeldOpenRow).where(*here)).rowcount
+            self._held[row.producer] = {held for held in known if held[0] >= closed}
+        return row.held_open
 
 
 def _ended(row: ProducerRow) -> str:

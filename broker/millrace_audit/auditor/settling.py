@@ -1,7 +1,15 @@
-"""Has windows judged whose evidence or circumstances are others than at their last verdict, and keeps it."""
+"""Judges windows whose evidence or circumstances have changed since their last verdict, and keeps verdicts.
+
+Producers decide how many windows are open. So windows are judged in turns of a bounded time: a portion of
+each topic in a transaction, the newest first. An operator's decision goes between two transactions. A window
+that waits for its turn has a verdict that proves nothing.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -16,41 +24,89 @@ from millrace_audit.auditor.evidence import MOST_RANGES_KEPT, Evidence
 from millrace_audit.auditor.gaps import note_unheard
 from millrace_audit.auditor.load_facts import erased_in, rejected_in
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.store import ChangedRow, HistoryRow, ProducerRow, TopicRow, WindowRow
-from millrace_audit.auditor.topic_view import TopicView, is_listed, to_instance, views
+from millrace_audit.auditor.store import AuditStore, ChangedRow, HistoryRow, ProducerRow, TopicRow, WindowRow
+from millrace_audit.auditor.topic_view import TopicView, listed, to_instance, views
 from millrace_audit.auditor.verdict import judge
 from millrace_audit.reports.counts import HOUR_MS
-from millrace_audit.reports.messages import NOTHING
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 _TOO_MUCH = (
     f"more than {MOST_RANGES_KEPT} ranges of sequences were reported or counted in it: look for who sends"
     " sequences out of order, or in others' names"
 )
+PORTION = 300
+"""Windows of a topic in one transaction."""
+TRANSACTION_S = 0.5
+"""Time of judging after which a transaction begins with no other topic."""
+_BETWEEN_S = 0.02
+"""Pause between transactions: who waits for the lock gets it."""
 Settled = Callable[[Window, Circumstances, str], object]
 
 
-def settle(session: Session, rules: AuditRules, settled: Settled = lambda *_: None) -> int:
-    """Judge every window whose verdict may have changed; call it when all that was said is applied.
+class Settling:
+    """Judges open windows in turns: each one the newest, then those that the turn before has left."""
 
-    Returns how many were judged; `settled` hears of those that are final for the first time.
-    """
-    progress = Progress(session)
-    _note_hellos(session, progress)
-    note_unheard(session, progress)
-    judged = 0
-    listed = select(TopicRow).where(is_listed(TopicRow.topic)).order_by(TopicRow.topic)
-    topics = {row.topic: row for row in session.scalars(listed)}
-    for view in views(session, rules, progress, [*topics]):
-        if view.announced:
-            topic = topics[view.topic]
-            topic.final_through = max(topic.final_through, view.final_through)
-        _doubt_table(session, view)
-        judging = _Judge(session, rules, progress.heartbeats, view)
-        judged += _settle(session, judging, view, settled)
-    return judged
+    def __init__(self, store: AuditStore, rules: AuditRules, settled: Settled = lambda *_: None) -> None:
+        """`settled` is called with each window that is final for the first time."""
+        self._store, self._rules, self._settled = store, rules, settled
+        self._next = ""
+        """The topic that the next turn begins with."""
+        self._below: dict[str, int] = {}
+        """Topic -> the window below which its windows are still to be judged."""
+        self.is_behind = False
+        """True if the last turn has left windows to the next."""
+
+    def turn(self, seconds: float) -> int:
+        """Judge until everything is judged or that time is over; return how many windows were judged.
+
+        Call it when all that was said is applied.
+        """
+        until = time.monotonic() + seconds
+        with self._store.reading() as session:
+            topics = listed(session)
+        first = bisect_left(topics, self._next)
+        queue = dict.fromkeys([*topics[first:], *topics[:first]], FOR_EVER)
+        judged = self._transaction(queue)
+        while queue and time.monotonic() < until:
+            time.sleep(_BETWEEN_S)
+            judged += self._transaction(queue)
+        self._next, self.is_behind = next(iter(queue), ""), bool(queue)
+        return judged
+
+    def _transaction(self, queue: dict[str, int]) -> int:
+        """Judge a portion of each topic in the queue, below its window there; what is left is queued again.
+
+        The newest portion of a topic comes with one of its older windows: each turn brings both forward.
+        """
+        until, judged = math.inf, 0
+        with self._store.writing() as session:
+            progress = Progress(session)
+            _note_hellos(session, progress)
+            note_unheard(session, progress)
+            for view in views(session, self._rules, progress, [*queue]):
+                until = min(until, time.monotonic() + TRANSACTION_S)  # what they all need is read by now
+                if view.announced:
+                    topic = session.get_one(TopicRow, view.topic)
+                    topic.final_through = max(topic.final_through, view.final_through)
+                _doubt_table(session, view)
+                judging = _Judge(session, self._rules, progress.heartbeats, view)
+                below, older = queue.pop(view.topic), self._below.pop(view.topic, None)
+                changed, rest = _settle(session, judging, view, below, self._settled)
+                judged += changed
+                if rest is not None and below == FOR_EVER and older is not None:  # all between is judged
+                    changed, rest = _settle(session, judging, view, min(rest, older), self._settled)
+                    judged += changed
+                if rest is not None:
+                    queue[view.topic] = self._below[view.topic] = rest
+                if time.monotonic() >= until:
+                    break
+        return judged
 
 
-def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled) -> int:
+def _settle(
+    session: Session, judging: _Judge, view: TopicView, below: int, settled: Settled
+) -> tuple[int, int | None]:
+    """Judge the newest open windows below one; return how many, and below which window others are left."""
     columns = select(
         WindowRow.window,
         WindowRow.revision,
@@ -62,10 +118,14 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
     )
     # What is still to come nobody can have sent, whatever clocks say: it waits for its time.
     still_open = columns.where(
-        ~WindowRow.settled, WindowRow.topic == view.topic, WindowRow.window <= view.now
+        ~WindowRow.settled,
+        WindowRow.topic == view.topic,
+        WindowRow.window <= view.now,
+        WindowRow.window < below,
     )
+    rows = session.execute(still_open.order_by(WindowRow.window.desc()).limit(PORTION)).all()
     changes, changed = [], set()
-    for row in session.execute(still_open.order_by(WindowRow.window)).all():
+    for row in rows:
         around = view.around(row.window, row.positions)
         signature = around.digest()
         if not row.dirty and signature == row.signature:
@@ -93,7 +153,7 @@ def _settle(session: Session, judging: _Judge, view: TopicView, settled: Settled
     if changes:
         session.execute(update(WindowRow), changes)
     _note_changed(session, view.topic, changed)
-    return len(changes)
+    return len(changes), rows[-1].window if len(rows) == PORTION else None
 
 
 def _became(window: Window, row: Any, view: TopicView) -> HistoryRow:
@@ -149,7 +209,7 @@ def _doubt_table(session: Session, view: TopicView) -> None:
     if state is not None and not state.is_table_doubted and view.loads.is_table_gone(view.now):
         state.is_table_doubted = True
         settled = update(WindowRow).where(WindowRow.topic == view.topic, WindowRow.settled)
-        session.execute(settled.values(settled=False, signature=""))
+        session.execute(settled.values(settled=False, dirty=True))
 
 
 def _note_hellos(session: Session, progress: Progress) -> None:

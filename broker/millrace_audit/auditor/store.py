@@ -123,6 +123,8 @@ class ProducerRow(Row):
     """An event of it was counted in its own cluster."""
     awaited_from: Mapped[int] = mapped_column(default=NOTHING)
     """Its cluster's heartbeat time when the hello was surely there."""
+    held_open: Mapped[int] = mapped_column(default=0)
+    """Number of windows that it holds open: of its rows in `held_open`."""
     done: Mapped[bool] = mapped_column(default=False)
     """It has closed for ever and no report is missing: nothing of it is awaited."""
     accepted: Mapped[LongText | None] = mapped_column(default=None)
@@ -144,6 +146,15 @@ class ProducerTopicRow(Row):
     __tablename__ = "producer_topics"
     topic: Mapped[TopicKey]
     producer: Mapped[NumberKey]
+
+
+class HeldOpenRow(Row):
+    """A window that an instance has reported and not closed."""
+
+    __tablename__ = "held_open"
+    producer: Mapped[NumberKey]
+    window: Mapped[NumberKey]
+    topic: Mapped[TopicKey]
 
 
 class UnheardRow(Row):
@@ -185,7 +196,7 @@ class WindowRow(Row):
 
     __tablename__ = "windows"
     __table_args__ = (
-        Index("open_windows", "settled", "topic"),
+        Index("open_by_time", "settled", "topic", "window"),
         Index("verdicts", "verdict", "topic"),
         Index("hours", "topic", "window", "verdict", "dirty"),  # the console reads nothing else of a window
     )
@@ -476,9 +487,10 @@ def _added(now: int) -> Mapping[str, Mapping[str, int]]:
     """Table -> the columns that a database of the version before lacks, and their values for its rows.
 
     Its loads reported no rows without a header: which of these are loaded is not known. Its positions have
-    no epochs.
+    no epochs. Its producers hold nothing open until they report again.
     """
     return {
+        "producers": {"held_open": 0},
         "loads": {"whole": 0, "retold": 0},
         "topics": {"unkeyed_from": now},
         "audit_positions": {"epoch": -1, "shift": 0},
@@ -503,6 +515,8 @@ def _prepare(engine: Engine) -> None:
             )
         for name in sorted(lacking):
             _add_column(engine, table.columns[name], added[table.name][name])
+    with engine.begin() as connection:  # of the version before, where `open_by_time` is now
+        connection.exec_driver_sql("DROP INDEX IF EXISTS open_windows")
     Row.metadata.create_all(engine)
     for table in Row.metadata.sorted_tables:  # of a database that was made before there was the index
         for index in table.indexes:

@@ -100,6 +100,7 @@ def _forget_producers(session: Session, now: int, kept_from: int) -> None:
     link = store.ProducerTopicRow
     for some in store.slices(forgotten):
         session.execute(delete(link).where(link.producer.in_(some)))
+        session.execute(delete(store.HeldOpenRow).where(store.HeldOpenRow.producer.in_(some)))
         session.execute(delete(table).where(table.producer.in_(some)))
     named = (select(CoverageRow.topic), select(link.topic), select(WindowRow.topic))
     session.execute(delete(TopicRow).where(*(TopicRow.topic.not_in(topics) for topics in named)))

@@ -37,6 +37,8 @@ OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
 _NAMESPACE = "millrace.audit"
 MOST_WINDOWS = 1000
 """In one report: who has news of more writes several."""
+MOST_OPEN_WINDOWS = 500_000
+"""Windows of all topics that one instance may hold open: nearly ten years of one topic."""
 MOST_UNKNOWN = 100
 """Schemas that a registry does not know, asked for in one fetch; of further ones only our own are known."""
 

@@ -5,8 +5,10 @@ Shared by both producers, `AuditedProducer` and the agent. Knows neither brokers
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
+from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import MOST_WINDOWS, ReportedWindow
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import wrapped
@@ -78,6 +80,11 @@ def portion(untold: Untold) -> tuple[Untold, Untold]:
 def closable(closed_through: int, left: Untold) -> int:
     """How far a report may close time: no window that one behind it tells of."""
     return min((closed_through, *(window for _, window in left)))
+
+
+def still_open(windows: Set[tuple[str, int]], closed_through: int) -> set[tuple[str, int]]:
+    """The windows that do not end before that time."""
+    return {(topic, window) for topic, window in windows if window + WINDOW_MS > closed_through}
 
 
 def reported(told: Untold) -> list[ReportedWindow]:

@@ -7,6 +7,7 @@ takes what is new of each, `interleaved` all of it, in any order between partiti
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.acceptance import Acceptance, accept
 from millrace_audit.auditor.ledger import Heard, Place
 from millrace_audit.auditor.rules import AuditRules
-from millrace_audit.auditor.settling import settle
+from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
@@ -365,12 +366,16 @@ class Story:
 
     def apply(self) -> Story:
         """Apply what is new, a partition after the other, and settle."""
+        self.apply_only()
+        self.settle()
+        return self
+
+    def apply_only(self) -> None:
+        """Apply what is new, a partition after the other, and judge nothing."""
         for key, there in self.partitions.items():
             with self.store.writing() as session:
                 ledger.apply(session, self.place(key), there[self._applied[key] :], self.rules.clock_ms())
             self._applied[key] = len(there)
-        self.settle()
-        return self
 
     def interleaved(self, store: AuditStore, dice: random.Random) -> Story:
         """The same story in another database, the partitions in another order."""
@@ -392,8 +397,7 @@ class Story:
         return other
 
     def settle(self) -> int:
-        with self.store.writing() as session:
-            return settle(session, self.rules)
+        return Settling(self.store, self.rules).turn(math.inf)
 
     def accept(self, **said: Any) -> list[int]:
         with self.store.writing() as session:

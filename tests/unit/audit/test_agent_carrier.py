@@ -61,9 +61,8 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     spool.close()
 
 
-def test_a_promise_is_taken_back_before_an_older_event_is_sent(brokers: Brokers, spool: Spool) -> None:
-    now = 1_700_000_123_456
-    carrying = Carrier(
+def carrier_of(spool: Spool, brokers: Brokers, caught_up: Callable[[], float]) -> Carrier:
+    return Carrier(
         spool,
         "",
         brokers.registry,
@@ -72,8 +71,13 @@ def test_a_promise_is_taken_back_before_an_older_event_is_sent(brokers: Brokers,
         service="shop",
         lateness_ms=0,
         report_interval_s=10,
-        caught_up=lambda: now / 1000,
+        caught_up=caught_up,
     )
+
+
+def test_a_promise_is_taken_back_before_an_older_event_is_sent(brokers: Brokers, spool: Spool) -> None:
+    now = 1_700_000_123_456
+    carrying = carrier_of(spool, brokers, lambda: now / 1000)
     late = window_start(now) - 2 * WINDOW_MS
     for time_ms in (now, late):
         spool.take([Event("t", 1, time_ms, None, b"")]).result()
@@ -87,3 +91,31 @@ def test_a_promise_is_taken_back_before_an_older_event_is_sent(brokers: Brokers,
         late,
         window_start(now),
     ]
+
+
+def test_events_wait_while_the_agent_holds_as_many_windows_open_as_the_audit_takes(
+    brokers: Brokers, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrier, "CHUNK_EVENTS", 1)
+    monkeypatch.setattr(carrier, "MOST_OPEN_WINDOWS", 2)
+    now, seconds = 1_700_000_123_456, [0.0]
+    carrying = carrier_of(spool, brokers, lambda: seconds[0])
+    times = [now - n * WINDOW_MS for n in (3, 2, 1)]
+    spool.take([Event("t", 1, time_ms, None, b"") for time_ms in times]).result()
+
+    def carry() -> list[int]:
+        for _ in range(6):
+            carrying._carry()
+        carrying._report()
+        return [one for one in brokers.heard if not isinstance(one, Report)]
+
+    assert carry() == times[:2]
+    (trouble,) = carrying.troubles
+    assert trouble.startswith(
+        "topic t: its events wait, because the agent holds 2 windows of ten minutes open"
+    )
+    assert carry() == times[:2], "a followed file is still read: nothing is closed"
+    seconds[0] = now / 1000
+    carrying._report()
+    assert carry() == times
+    assert carrying.troubles == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
 from millrace_audit.auditor.numbers import AuditNumbers
-from millrace_audit.auditor.settling import settle
+from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, Heartbeat, RejectedMessages
@@ -57,8 +58,7 @@ class Service:
     client: Client
 
     def settle(self) -> None:
-        with self.story.store.writing() as session:
-            settle(session, self.story.rules, self.worker.numbers.settled)
+        Settling(self.story.store, self.story.rules, self.worker.numbers.settled).turn(math.inf)
 
 
 @pytest.fixture

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy.orm import Session
 
 from millrace.client.cluster_client import EARLIEST, FetchedPartition, TopicMetadata
+from millrace.errors import MillraceError
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.epochs import EpochMap
 from millrace.wire.fetch import Parting
-from millrace_audit.auditor import answers
+from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor import auditor as auditor_module
 from millrace_audit.auditor.auditor import Auditor
-from millrace_audit.auditor.store import AuditStore
+from millrace_audit.auditor.ledger import Heard, Place
+from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, AuditCodec, Heartbeat, ReaderPosition
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
@@ -382,6 +385,37 @@ def test_more_than_a_part_is_applied_in_its_order(story: Story, monkeypatch: pyt
     cluster.publish(story)
     auditor(story, cluster).apply_all()
     assert story.verdict() == "complete", story.window()
+
+
+def test_an_auditor_that_is_killed_between_two_parts_goes_on_behind_the_first(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditor_module, "PART_BYTES", 1)
+    cluster = Cluster()
+    story.whole()
+    cluster.publish(story)
+    taken: list[Any] = []
+    apply = ledger.apply
+
+    def killed_at_the_second(
+        session: Session, place: Place, heard: Sequence[Heard], *rest: Any, **how: Any
+    ) -> None:
+        if place.topic == SAID and taken:
+            raise MillraceError("killed")
+        taken.extend(one.record for one in heard)
+        apply(session, place, heard, *rest, **how)
+
+    monkeypatch.setattr(ledger, "apply", killed_at_the_second)
+    with pytest.raises(MillraceError):
+        auditor(story, cluster).apply_all()
+    with story.store.reading() as session:
+        position = session.get_one(AuditPosition, (UUID(int=7).hex, 0))
+        assert (len(taken), position.next_offset) == (1, 1)
+        assert session.get(TierRow, "dc1") is None, "the report lies before the same offset"
+    monkeypatch.setattr(ledger, "apply", apply)
+    auditor(story, cluster).apply_all()
+    assert story.verdict() == "complete", story.window()
+    assert story.strangers() == []
 
 
 def test_what_producers_said_is_heard_also_behind_what_no_consumer_sees(story: Story) -> None:

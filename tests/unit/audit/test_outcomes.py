@@ -175,3 +175,20 @@ def test_news_in_portions_stay_small_and_lose_nothing() -> None:
     portions = take_news(outcomes, 50)
     assert max(sum(w.acknowledged.range_count for w in portion) for portion in portions) <= 50
     assert sum(len(numbers) for numbers, _ in told(portions).values()) == 1000
+
+
+def test_a_window_is_open_from_its_first_event_until_a_report_closes_it() -> None:
+    outcomes = Outcomes()
+    for time_ms in (HOUR, HOUR + 1, HOUR + WINDOW_MS):
+        send(outcomes, "PageView", time_ms)
+    send(outcomes, "SearchQuery", HOUR)
+    assert len(outcomes.open) == 3
+    outcomes.close(HOUR + WINDOW_MS - 1)
+    assert len(outcomes.open) == 3, "it is not over before its end"
+    outcomes.close(HOUR + WINDOW_MS)
+    assert outcomes.open == {("PageView", HOUR + WINDOW_MS)}
+    outcomes.fail("SearchQuery", HOUR, 0, 1)
+    outcomes.take_news()
+    assert ("SearchQuery", HOUR) in outcomes.open, "what a report names is open until it is closed again"
+    outcomes.close(FOR_EVER)
+    assert outcomes.open == set()

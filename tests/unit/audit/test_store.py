@@ -68,7 +68,16 @@ def test_a_database_of_another_millrace_is_refused_in_one_sentence(tmp_path: Pat
         AuditStore(url)
 
 
-NEW_TABLES = ("load_part", "load_hour", "rejected", "warehouse_state", "acceptance", "changed", "database")
+NEW_TABLES = (
+    "held_open",
+    "load_part",
+    "load_hour",
+    "rejected",
+    "warehouse_state",
+    "acceptance",
+    "changed",
+    "database",
+)
 
 
 def empty(store: AuditStore) -> None:
@@ -95,6 +104,9 @@ def test_a_database_of_the_version_before_is_extended_and_keeps_its_verdicts(
         session.execute(text("ALTER TABLE loads DROP COLUMN whole"))
         session.execute(text("ALTER TABLE topics DROP COLUMN unkeyed_from"))
         session.execute(text("ALTER TABLE coverage DROP COLUMN unplaced"))
+        session.execute(text("ALTER TABLE producers DROP COLUMN held_open"))
+        session.execute(text("DROP INDEX open_by_time"))
+        session.execute(text("CREATE INDEX open_windows ON windows (settled, topic)"))
     store.close()
     store = AuditStore(url)
     story = Story(store)
