@@ -80,7 +80,7 @@ soak: setup ## The property tests on new examples, then kills, power cuts and th
 	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m "soak or long"
 	$(MAKE) attack
 
-attack: setup ## Crafted and random requests for every API, also before a login and at the services, counted in the broker's CPU time and memory [ROUNDS=n] [SEED=n]
+attack: setup ## Crafted and random requests for every API, also before a login and at the services, and a million open windows, counted in the broker's CPU time and memory [ROUNDS=n] [SEED=n]
 	$(BIN)/python -m tests.attack --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 # Every block of these is run by `make docs-test`.

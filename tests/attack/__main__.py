@@ -1,7 +1,7 @@
 """Attacks servers of its own: `python -m tests.attack [--rounds N] [--seed N]`, last line ATTACK OK.
 
 First one that serves everybody, then one with TLS and logins by strangers who never log in. Then a registry
-and an auditor with TLS and tokens.
+and an auditor with TLS and tokens, and an auditor with a million open windows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.attack.open_windows import attack_with_open_windows
 from tests.attack.requests import versions
 from tests.attack.run import Attack
 from tests.attack.services import attack_services
@@ -35,6 +36,8 @@ def main() -> None:
         outcome += attack_before_login(Path(folder), versions(), rounds=rounds, seed=options.seed)
     with tempfile.TemporaryDirectory() as folder:
         outcome += attack_services(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        outcome += attack_with_open_windows(Path(folder))
     counts = f"requests={outcome.requests} apis={outcome.apis} worst_cpu_ms={outcome.worst_cpu_s * 1e3:.1f}"
     if outcome.failures:
         print("\n".join(outcome.failures))
