@@ -72,6 +72,8 @@ class Sent(NamedTuple):
     data: bytes
     log_bytes: int | None = None
     """By how much it may make the log of FORGED grow; None when nobody looks."""
+    items: int = 0
+    """Number of items in a long list, each of which is answered."""
 
 
 def versions() -> list[tuple[int, int]]:
@@ -90,8 +92,8 @@ def requests_for(
 ) -> Iterator[Sent]:
     """One request of each kind."""
 
-    def sent(kind: str, body: bytes) -> Sent:
-        return Sent(api_key, version, kind, frame(api_key, version, body))
+    def sent(kind: str, body: bytes, items: int = 0) -> Sent:
+        return Sent(api_key, version, kind, frame(api_key, version, body), items=items)
 
     whole = body_of(api_key, version, rng)
     yield sent("whole", whole)
@@ -100,7 +102,7 @@ def requests_for(
     yield sent("noise", rng.randbytes(rng.choice([1, 10, 100, 2000])))
     yield sent("lengths", rng.choice([b"\x7f\xff\xff\xff", b"\xff", b"\0\1", b"\0\0\x27\x0f"]) * 400)
     for length in LONG_LISTS if long_lists else ():
-        yield sent(f"list of {length}", body_of(api_key, version, rng, length))
+        yield sent(f"list of {length}", body_of(api_key, version, rng, length), length)
 
 
 def forged_batches(rng: random.Random) -> Iterator[Sent]:
