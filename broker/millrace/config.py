@@ -27,6 +27,9 @@ MIN_BYTES_PER_SECOND = 10_000
 FLUSH = ("soon", "batch")
 OFFLINE_AUDIT_TOPIC = "audit-offline"
 """In the aggregate cluster: what is counted there and in the warehouse; never mirrored."""
+MAX_PRODUCER_IDS = 100_000
+MIN_PRODUCER_IDS = 1_000
+"""So that a partition has enough places for one principal and for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,6 +420,9 @@ class BrokerConfig(ClientLimits):
     max_partitions_per_topic: int = 1_000
     """Refuse to give a topic more. A topic is one ZooKeeper node of at most 1 MB, and every broker reads it
     anew at each change: a partition takes 90 bytes of it, a mirrored one 220."""
+    max_producer_ids: int = MAX_PRODUCER_IDS
+    """Places for ids of idempotent producers, in all partitions together; a tenth of them in each. One
+    principal takes at most half."""
     session_timeout_ms: int = 6_000
     """ZooKeeper forgets a dead broker after this."""
     admin_hosts: Sequence[str] = ()
@@ -452,6 +458,8 @@ class BrokerConfig(ClientLimits):
             raise ConfigError(f"broker_id is {self.broker_id}: it is at most {MAX_BROKER_ID}")
         if self.default_replicas < 1:
             raise ConfigError("default_replicas must be at least 1")
+        if self.max_producer_ids < MIN_PRODUCER_IDS:
+            raise ConfigError(f"max_producer_ids must be at least {MIN_PRODUCER_IDS:,}")
         if self.offsets_retention_minutes == 0:
             raise ConfigError("offsets_retention_minutes must be at least 1; -1 keeps offsets for ever")
         rate = self.replica_catch_up_bytes_per_second

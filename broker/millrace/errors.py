@@ -79,6 +79,7 @@ class ErrorCode(IntEnum):
     OFFSET_NOT_AVAILABLE = 78
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
+    THROTTLING_QUOTA_EXCEEDED = 89
 
 
 class MillraceError(Exception):
@@ -212,6 +213,10 @@ class OutOfOrderSequence(BrokerError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBE
 
 class InvalidProducerEpoch(BrokerError, code=ErrorCode.INVALID_PRODUCER_EPOCH):
     """An idempotent producer's batch carries an older epoch than its last one."""
+
+
+class TooManyProducers(BrokerError, code=ErrorCode.THROTTLING_QUOTA_EXCEEDED):
+    """A principal sends new producer ids faster than old ones fall silent; nothing was written."""
 
 
 class RequestTimedOut(BrokerError, code=ErrorCode.REQUEST_TIMED_OUT):

@@ -33,6 +33,8 @@ class Producing(Protocol):
     """One or more produce requests that wait for their partitions."""
 
     acks_all: bool
+    principal: str
+    """Who sent the batches: places for producer ids are shared out by it."""
     timeout_ms: int
     """How long it waits for acks=all, where that takes other brokers."""
 
@@ -134,7 +136,10 @@ class Partition:
 
     def _append(self, staged: Sequence[Staged]) -> None:
         batches = staged[0][0] if len(staged) == 1 else [batch for entry in staged for batch in entry[0]]
-        outcomes = self.log.append(batches)
+        principals: list[str] = []
+        for own, producing, _ in staged:
+            principals += [producing.principal] * len(own)
+        outcomes = self.log.append(batches, principals)
         self.batches_in += len(batches)
         end, start = self.log.end, self.log.log_start_offset
         must_wait = end > self.log.visible_end or self._doubtful()

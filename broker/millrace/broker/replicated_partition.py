@@ -119,7 +119,7 @@ class ReplicatedPartition(Partition):
         taken = []
         for batches, producing, index in staged:
             if producing.acks_all:
-                self.log.note_refused(batches, why)
+                self.log.note_refused(batches, [producing.principal] * len(batches), why)
                 self._notify(producing, index, [why] * len(batches))
             else:
                 taken.append((batches, producing, index))

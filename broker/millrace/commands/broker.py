@@ -75,7 +75,7 @@ def broker(config: Path, overrides: Sequence[str]) -> None:
 def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     """Start everything in order, serve until a signal, stop everything in the opposite order."""
     allow_open_files()
-    logs = LogDirectory.open(Path(config.log_dir), config.log, clock)
+    logs = LogDirectory.open(Path(config.log_dir), config.log, clock, config.max_producer_ids)
     mailbox = Mailbox()
     certificates = _certificates(config)
     listeners = [Listener(name, one, certificates) for name, one in config.named_listeners.items()]

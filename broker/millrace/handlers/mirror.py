@@ -47,6 +47,7 @@ class _Append:
 
     def __init__(self, services: Services, request: Request) -> None:
         self._broker, self._states, self._request = services.broker, services.mirrors, request
+        self.principal = request.client.access.principal
         self._answer = MirrorAppended()
 
     def start(self, topic: str, append: MirrorAppend) -> None:

@@ -33,7 +33,7 @@ class _Answer:
 
     __slots__ = (
         *("_acks", "_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics"),
-        *("acks_all", "throttle_ms", "timeout_ms"),
+        *("acks_all", "principal", "throttle_ms", "timeout_ms"),
     )
 
     def __init__(
@@ -50,6 +50,7 @@ class _Answer:
         self._request, self._acks, self._ids = request, acks, correlation_ids
         self._topics, self._partitions = topics, partitions
         self.acks_all, self.timeout_ms = acks == -1, timeout_ms
+        self.principal = request.client.access.principal
         self.throttle_ms = 0
         """How long the client is told to wait for its quota; set it before anything is staged."""
         self._missing = len(partitions) * len(correlation_ids)

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import UUID
 
-from millrace.config import LogConfig
+from millrace.config import MAX_PRODUCER_IDS, LogConfig
 from millrace.errors import MillraceError, StorageError
 from millrace.records.topic_partition import TopicPartition
 from millrace.storage import sealed
@@ -141,7 +141,14 @@ def _make_directory(path: Path) -> None:
 class LogDirectory:
     """Every partition log of one broker."""
 
-    def __init__(self, path: Path, config: LogConfig, clock: Callable[[], float], lock_fd: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: LogConfig,
+        clock: Callable[[], float],
+        lock_fd: int,
+        max_producer_ids: int = MAX_PRODUCER_IDS,
+    ) -> None:
         self.path = path
         self.config = config
         self.clock = clock
@@ -151,17 +158,23 @@ class LogDirectory:
         """The topic ids there is a directory for: usually one."""
         self._aside: dict[Path, int] = {}
         """When what is set aside was, in ms."""
-        self._producer_limit = ProducerLimit()
+        self._producer_limit = ProducerLimit(max_producer_ids)
         self._lock = threading.RLock()
 
     @classmethod
-    def open(cls, path: Path, config: LogConfig, clock: Callable[[], float]) -> LogDirectory:
+    def open(
+        cls,
+        path: Path,
+        config: LogConfig,
+        clock: Callable[[], float],
+        max_producer_ids: int = MAX_PRODUCER_IDS,
+    ) -> LogDirectory:
         """The log directory, created if need be; MillraceError when another broker holds its lock."""
         try:
             _make_directory(path)
         except OSError as error:
             raise MillraceError(f"cannot create the log directory {path}: {error.strerror}") from error
-        directory = cls(path, config, clock, lock_directory(path))
+        directory = cls(path, config, clock, lock_directory(path), max_producer_ids)
         try:
             for doomed in path.glob("*.deleted"):
                 remove_directory(doomed)

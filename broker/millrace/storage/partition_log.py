@@ -242,16 +242,16 @@ class PartitionLog:
             self._epoch, self._copying = max(epoch, self.epochs.last), None
             self._refused_at = None
 
-    def append(self, batches: Sequence[Buffer]) -> list[int | BrokerError]:
+    def append(self, batches: Sequence[Buffer], principals: Sequence[str]) -> list[int | BrokerError]:
         """Append validated batches in order and return their base offsets; one write per segment they go to.
 
-        Base offsets are stamped into the given buffers; a read-only one is copied. A retry of an idempotent
+        `principals` says for each batch which principal sent it. Base offsets are stamped into the given buffers; a read-only one is copied. A retry of an idempotent
         producer is answered with its first base offset. Raises nothing: an error stands in the place of its
         batch, StorageError in the place of every batch that could not be written, for whatever reason.
         """
         with self._lock:
             if self.refusal is not None:
-                self._producers.note_refused(batches, StorageError(self.refusal))
+                self._producers.note_refused(batches, principals, StorageError(self.refusal))
                 return [StorageError(self.refusal)] * len(batches)
             if self._appended.mirror is not None:
                 refused = PolicyViolation("a mirrored partition takes messages from its origin only")
@@ -260,7 +260,7 @@ class PartitionLog:
             staging, written = self._stage(), 0
             try:
                 while True:
-                    results += staging.add(batches, len(results))
+                    results += staging.add(batches, principals, len(results))
                     if len(results) == len(batches):
                         break
                     self._write(staging)
@@ -272,14 +272,17 @@ class PartitionLog:
                 if not isinstance(error, StorageError):
                     log.exception("a mistake while appending to %s", self.directory)
                     error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
-                self._producers.note_refused(batches[written:], error)
+                self._producers.abandon(staging.producers)
+                self._producers.note_refused(batches[written:], principals[written:], error)
                 results[written:] = [error] * (len(batches) - written)
             return results
 
-    def note_refused(self, batches: Sequence[Buffer], why: BrokerError) -> None:
+    def note_refused(
+        self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError
+    ) -> None:
         """Note produced batches that the partition refused before an append, for a reason that passes."""
         with self._lock:
-            self._producers.note_refused(batches, why)
+            self._producers.note_refused(batches, principals, why)
 
     def append_mirrored(
         self,
@@ -745,7 +748,7 @@ class PartitionLog:
         self._closed = True
         self.refusal = self.flush_refusal = reason
         self._reader.forget()
-        self._producers.clear()
+        self._producers.close()
         for segment in self._files.segments:
             segment.close()
 

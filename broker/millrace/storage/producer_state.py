@@ -2,9 +2,13 @@
 
 The rules are Kafka's: the last five batches per producer are remembered; a batch equal to one of them is a
 duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
-not known (new, silent for a day, or the longest silent of too many) may start anywhere.
+not known (new, silent for a day, or forgotten for a newer one) may start anywhere.
 
-One rule is not Kafka's. Behind a batch that was refused for a reason that passes, such as a full disk, those
+Two rules are not Kafka's. Places are limited, and shared out by principal (`places.py`). A new id takes the
+place of one that was silent for `RETRIED_S`, of its own principal where that holds half of the places. When
+no such id is there, the new id is refused: an id that may still retry is never forgotten for it.
+
+And behind a batch that was refused for a reason that passes, such as a full disk, those
 that the producer had in flight do not follow the last one either. They are refused for the same reason until
 the first one comes again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again
 what it has in flight to all partitions, so that it may be stored twice.
@@ -22,23 +26,28 @@ first batch of a producer that the file does not tell of.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from millrace.errors import BrokerError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
+from millrace.config import MAX_PRODUCER_IDS
+from millrace.errors import (
+    BrokerError,
+    InvalidProducerEpoch,
+    InvalidRecord,
+    OutOfOrderSequence,
+    TooManyProducers,
+)
 from millrace.records import BatchHeader
 from millrace.records.compression import Buffer
 from millrace.storage import sealed
+from millrace.storage.places import Places, Principal
 from millrace.storage.segment import sync_directory
 
 REMEMBERED_BATCHES = 5
 """Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
-MAX_PRODUCERS = 4096
-"""Most producers of one partition: beyond it the longest silent are forgotten."""
-MAX_IN_ALL = 100_000
-"""Most producers of all partitions of a broker, each counted where it is remembered; one takes 1.2 KB."""
+RETRIED_S = 120.0
+"""Time for which a batch may be retried: the default `delivery.timeout.ms` of Kafka's producers."""
 EXPIRY_S = 24 * 3600.0
 REFUSED_S = 300.0
 """Time for which a refused batch is awaited: librdkafka's own limit, after which it begins a new epoch."""
@@ -71,6 +80,8 @@ class ProducerState(NamedTuple):
     epoch: int
     batches: tuple[SentBatch, ...]
     seen_at: float
+    principal: Principal = None
+    """The sender of the newest batch."""
 
 
 class RefusedBatch(NamedTuple):
@@ -80,6 +91,7 @@ class RefusedBatch(NamedTuple):
     sequence: int
     why: BrokerError
     at: float
+    principal: str
 
 
 Staged: TypeAlias = dict[int, ProducerState]
@@ -87,27 +99,15 @@ Staged: TypeAlias = dict[int, ProducerState]
 
 
 class ProducerLimit:
-    """How many producers the partitions of one broker remember together: the longest silent are forgotten."""
+    """The places for producers in all partitions of one broker, each counted where it is remembered."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_producer_ids: int = MAX_PRODUCER_IDS) -> None:
         self.lock = threading.Lock()
         """Held for every change of what any partition remembers."""
-        self._seen: OrderedDict[tuple[ProducerStates, int], None] = OrderedDict()
-        """The longest silent first. A dict looks for its first item behind all that were ever removed."""
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def seen(self, states: ProducerStates, producer_id: int) -> None:
-        """Count a producer as the latest heard of; with the lock held."""
-        self._seen[states, producer_id] = None
-        self._seen.move_to_end((states, producer_id))
-        while len(self._seen) > MAX_IN_ALL:
-            longest_silent, forgotten = next(iter(self._seen))
-            longest_silent.forget(forgotten)
-
-    def forgotten(self, states: ProducerStates, producer_id: int) -> None:
-        self._seen.pop((states, producer_id), None)
+        self.places = Places[tuple[ProducerStates, int]](max_producer_ids)
+        self.refused = Places[tuple[ProducerStates, int]](max_producer_ids // 4)
+        """For producers whose refused batch is awaited."""
+        self.of_partition = max_producer_ids // 10
 
 
 class ProducerStates:
@@ -119,8 +119,9 @@ class ProducerStates:
         self._limit = limit
         self._states: Staged = {}
         """The longest silent first."""
-        self._refused: OrderedDict[int, RefusedBatch] = OrderedDict()
-        """Producer id -> its batch, the oldest first; at most MAX_PRODUCERS, in memory only."""
+        self._places = Places[int](limit.of_partition)
+        self._refused: dict[int, RefusedBatch] = {}
+        """Producer id -> its batch; in memory only."""
         self._newest_end = -1
         """Log position behind the newest batch of any producer."""
         self._file_end = -1
@@ -188,27 +189,88 @@ class ProducerStates:
                 f" {first.why}"
             )
 
-    def note_refused(self, batches: Iterable[Buffer], why: BrokerError) -> None:
+    def note_refused(
+        self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError
+    ) -> None:
         """Note batches that were refused, for a reason that passes, before any part of them was written."""
-        for batch in batches:
-            header = BatchHeader.of(batch)
-            id_, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
-            if id_ < 0 or sequence < 0:
-                continue
-            first = self._refused.pop(id_, None)
-            if first is not None and first.epoch == epoch and _follows(sequence, first.sequence):
-                sequence = first.sequence
-            self._refused[id_] = RefusedBatch(epoch, sequence, why, self._clock())
-        while len(self._refused) > MAX_PRODUCERS:
-            self._refused.popitem(last=False)
+        with self._limit.lock:
+            for batch, principal in zip(batches, principals, strict=True):
+                self._note_refused(BatchHeader.of(batch), principal, why)
 
-    def stage(self, header: BatchHeader, base_offset: int, end: int, staged: Staged) -> None:
+    def _note_refused(self, header: BatchHeader, principal: str, why: BrokerError) -> None:
+        id_, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
+        if id_ < 0 or sequence < 0:
+            return
+        first, places = self._refused.get(id_), self._limit.refused
+        if first is not None:
+            self._drop_refused(id_)
+            if first.epoch == epoch and _follows(sequence, first.sequence):
+                sequence = first.sequence
+        while (oldest := places.in_the_way(principal)) is not None:
+            (states, other), _ = oldest
+            states._drop_refused(other)
+        self._refused[id_] = RefusedBatch(epoch, sequence, why, now := self._clock(), principal)
+        places.put((self, id_), principal, now)
+
+    def _drop_refused(self, producer_id: int) -> None:
+        self._limit.refused.drop((self, producer_id), self._refused.pop(producer_id).principal)
+
+    def admit(self, header: BatchHeader, principal: str, staged: Staged) -> None:
+        """Give the producer of a batch that is staged next a place, or keep its place; `abandon` undoes it.
+
+        Raises TooManyProducers for a new producer while only producers that may still retry could make room.
+        """
+        producer_id = header.producer_id
+        with self._limit.lock:
+            known = staged.get(producer_id) or self._states.get(producer_id)
+            if known is None:
+                try:
+                    self._make_room(principal)
+                except TooManyProducers as error:
+                    self._note_refused(header, principal, error)
+                    raise
+            elif known.principal != principal:
+                self._drop(producer_id, known.principal)
+            self._put(producer_id, principal, self._clock())
+
+    def _make_room(self, principal: str) -> None:
+        """Forget the longest silent producer where the new one needs its place, on the broker and here."""
+        if (oldest := self._limit.places.in_the_way(principal)) is not None:
+            (states, other), seen_at = oldest
+            self._check_is_stale(seen_at, principal, "the broker")
+            states.forget(other)
+        if (oldest_here := self._places.in_the_way(principal)) is not None:
+            other, seen_at = oldest_here
+            self._check_is_stale(seen_at, principal, self._directory.name)
+            self.forget(other)
+
+    def _check_is_stale(self, seen_at: float, principal: str, where: str) -> None:
+        # A time far ahead is that of a clock which was set back: it must not keep its place for as long.
+        if abs(self._clock() - seen_at) <= RETRIED_S:
+            raise TooManyProducers(
+                f"too many new producer ids of {principal}: {where} has no place for another before one was"
+                f" silent for {RETRIED_S:.0f} s. Keep producers open, or raise max_producer_ids of the broker"
+            )
+
+    def abandon(self, staged: Staged) -> None:
+        """Take places back as they were: what was staged is not written."""
+        with self._limit.lock:
+            for producer_id, state in staged.items():
+                before = self._states.get(producer_id)
+                if before is not state:
+                    self._drop(producer_id, state.principal)
+                    if before is not None:
+                        self._put(producer_id, before.principal, before.seen_at)
+
+    def stage(
+        self, header: BatchHeader, base_offset: int, end: int, staged: Staged, principal: Principal = None
+    ) -> None:
         """Note a batch about to be written; `commit` makes it count."""
         state = self._state(header.producer_id, staged)
         earlier = state.batches if state is not None and state.epoch == header.producer_epoch else ()
         batch = SentBatch(header.base_sequence, base_offset, header.records_count, end)
         batches = (*earlier, batch)[-REMEMBERED_BATCHES:]
-        staged[header.producer_id] = ProducerState(header.producer_epoch, batches, self._clock())
+        staged[header.producer_id] = ProducerState(header.producer_epoch, batches, self._clock(), principal)
 
     def commit(self, staged: Staged) -> None:
         """Make the staged changes of a written append count."""
@@ -220,28 +282,45 @@ class ProducerStates:
                 states.pop(producer_id, None)
                 states[producer_id] = state
                 self._newest_end = max(self._newest_end, state.batches[-1].end)
-                self._forget_refused(producer_id, state)
-                self._limit.seen(self, producer_id)
-            while len(states) > MAX_PRODUCERS:
-                self.forget(next(iter(states)))
+                if producer_id in self._refused:
+                    self._forget_refused(producer_id, state)
 
     def _forget_refused(self, producer_id: int, state: ProducerState) -> None:
-        first = self._refused.get(producer_id)
-        if first is not None and (
-            state.epoch > first.epoch or _follows(state.batches[-1].next_sequence, first.sequence)
-        ):
-            del self._refused[producer_id]
+        first = self._refused[producer_id]
+        if state.epoch > first.epoch or _follows(state.batches[-1].next_sequence, first.sequence):
+            self._drop_refused(producer_id)
 
     def forget(self, producer_id: int) -> None:
-        self._states.pop(producer_id, None)
-        self._limit.forgotten(self, producer_id)
+        """Forget a producer; with the lock held."""
+        self._drop(producer_id, self._states.pop(producer_id).principal)
+
+    def _put(self, producer_id: int, principal: Principal, seen_at: float) -> None:
+        self._places.put(producer_id, principal, seen_at)
+        self._limit.places.put((self, producer_id), principal, seen_at)
+
+    def _drop(self, producer_id: int, principal: Principal) -> None:
+        self._places.drop(producer_id, principal)
+        self._limit.places.drop((self, producer_id), principal)
 
     def replay(self, header: BatchHeader, end: int) -> None:
         """Note a batch found in the log by recovery."""
         if header.producer_id >= 0 and not header.is_control:
             staged: Staged = {}
             self.stage(header, header.base_offset, end, staged)
-            self.commit(staged)
+            self._restore(header.producer_id, staged[header.producer_id])
+
+    def _restore(self, producer_id: int, state: ProducerState) -> None:
+        """Remember a producer of which the log or a checkpoint tells: it has a place in any case."""
+        with self._limit.lock:
+            before = self._states.get(producer_id)
+            if before is not None and before.principal is not None:
+                self._drop(producer_id, before.principal)
+            self._put(producer_id, None, state.seen_at)
+            while (here := self._places.surplus) is not None:
+                self.forget(here)
+            while (elsewhere := self._limit.places.surplus) is not None:
+                elsewhere[0].forget(elsewhere[1])
+        self.commit({producer_id: state})
 
     def expire(self) -> None:
         """Forget producers that were silent for a day."""
@@ -256,6 +335,13 @@ class ProducerStates:
                 self.forget(producer_id)
         # What the file tells of may be cut: it is written anew before a checkpoint relies on it.
         self._newest_end = self._file_end = self._read_from = -1
+
+    def close(self) -> None:
+        """Forget everything: the log is not used any more."""
+        self.clear()
+        with self._limit.lock:
+            for producer_id in list(self._refused):
+                self._drop_refused(producer_id)
 
     def save(self, flushed: int, rolled_at: int, *, closing: bool) -> list[Any] | int:
         """What the checkpoint has to say of the producers; writes the file if that is due.
@@ -312,7 +398,7 @@ class ProducerStates:
         for producer_id, epoch, seen_at, batches in states:
             sent = tuple(SentBatch(*batch) for batch in batches if batch[-1] <= end)
             if sent:
-                self.commit({producer_id: ProducerState(epoch, sent, seen_at)})
+                self._restore(producer_id, ProducerState(epoch, sent, seen_at))
 
 
 def _follows(sequence: int, other: int) -> bool:

@@ -57,8 +57,10 @@ class Staging:
         self._noted = segment.landmarks
         self._landmarks = segment.landmarks.continued()
 
-    def add(self, batches: Sequence[Buffer], first: int) -> list[int | BrokerError]:
-        """Place produced batches from number `first` on, as many as there is room for.
+    def add(
+        self, batches: Sequence[Buffer], principals: Sequence[str], first: int
+    ) -> list[int | BrokerError]:
+        """Place produced batches of these principals from number `first` on, as many as there is room for.
 
         An empty segment has room for any one. Gives the base offset of each, or why it is not placed. A retry
         is answered with the first attempt's offset and not placed again.
@@ -67,7 +69,7 @@ class Staging:
         while (index := first + len(outcomes)) < len(batches):
             if plain := self._add_plain(batches, index):
                 outcomes += plain
-            elif (outcome := self._add(batches[index])) is not None:
+            elif (outcome := self._add(batches[index], principals[index])) is not None:
                 outcomes.append(outcome)
             else:
                 break
@@ -95,7 +97,7 @@ class Staging:
                 self._max_timestamp = max_timestamp
         return bases
 
-    def _add(self, batch: Buffer) -> int | BrokerError | None:
+    def _add(self, batch: Buffer, principal: str) -> int | BrokerError | None:
         """Place one produced batch of any kind; None: no room for it."""
         header = BatchHeader.of(batch)
         is_idempotent = header.producer_id >= 0
@@ -109,11 +111,13 @@ class Staging:
                 raise _too_many_offsets(header)
             if self.size + size > self._room and (self.size or self._segment.size):
                 return None
+            if is_idempotent:
+                self._earlier_producers.admit(header, principal, self.producers)
         except BrokerError as error:
             return error
         base = self.place(batch)
         if is_idempotent:
-            self._earlier_producers.stage(header, base, self._data_end, self.producers)
+            self._earlier_producers.stage(header, base, self._data_end, self.producers, principal)
         return base
 
     def place(self, batch: Buffer) -> int:
