@@ -31,7 +31,7 @@ def measure(directory: Path, messages: int, total: int) -> str:
     log = PartitionLog(directory, LogConfig(), time.time)
     started = time.process_time()
     while log.end < total:
-        log.append(buffers)
+        log.append(buffers, ["User:bench"] * len(buffers))
     append = time.process_time() - started
     started = time.process_time()
     log.publish(log.flush())

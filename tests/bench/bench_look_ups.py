@@ -65,7 +65,7 @@ def fill(log: PartitionLog, total: int, *, with_forgeries: bool) -> int:
             batches.append(batch)
             position += len(batch)
             count += 1
-        log.append(batches)
+        log.append(batches, ["User:bench"] * len(batches))
     log.publish(log.flush())
     return count
 

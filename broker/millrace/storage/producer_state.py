@@ -105,9 +105,14 @@ class ProducerLimit:
         self.lock = threading.Lock()
         """Held for every change of what any partition remembers."""
         self.places = Places[tuple[ProducerStates, int]](max_producer_ids)
+        self.copied = Places[tuple[ProducerStates, int]](max_producer_ids)
+        """For producers that came with a log. They take no places of clients: other leaders admitted them."""
         self.refused = Places[tuple[ProducerStates, int]](max_producer_ids // 4)
         """For producers whose refused batch is awaited."""
         self.of_partition = max_producer_ids // 10
+
+    def places_of(self, principal: Principal) -> Places[tuple[ProducerStates, int]]:
+        return self.copied if principal is None else self.places
 
 
 class ProducerStates:
@@ -296,11 +301,11 @@ class ProducerStates:
 
     def _put(self, producer_id: int, principal: Principal, seen_at: float) -> None:
         self._places.put(producer_id, principal, seen_at)
-        self._limit.places.put((self, producer_id), principal, seen_at)
+        self._limit.places_of(principal).put((self, producer_id), principal, seen_at)
 
     def _drop(self, producer_id: int, principal: Principal) -> None:
         self._places.drop(producer_id, principal)
-        self._limit.places.drop((self, producer_id), principal)
+        self._limit.places_of(principal).drop((self, producer_id), principal)
 
     def replay(self, header: BatchHeader, end: int) -> None:
         """Note a batch found in the log by recovery."""
@@ -318,7 +323,7 @@ class ProducerStates:
             self._put(producer_id, None, state.seen_at)
             while (here := self._places.surplus) is not None:
                 self.forget(here)
-            while (elsewhere := self._limit.places.surplus) is not None:
+            while (elsewhere := self._limit.copied.surplus) is not None:
                 elsewhere[0].forget(elsewhere[1])
         self.commit({producer_id: state})
 

@@ -75,6 +75,7 @@ class Outcome:
     """What a produce request hears."""
 
     acks_all: bool = False
+    principal: str = "User:web"
     timeout_ms: int = 30_000
     heard: list[int | BrokerError] = field(default_factory=list)
     fails: bool = False

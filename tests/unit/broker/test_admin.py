@@ -835,9 +835,9 @@ def test_a_client_hears_where_the_batches_of_an_epoch_end(running: Setup, versio
 def test_an_epoch_never_ends_above_what_consumers_see(running: Setup) -> None:
     partition = running.broker.partition("t", 0)
     batch = bytearray(build_batch([Message(1, None, b"x")]))
-    partition.log.append([batch])
+    partition.log.append([batch], ["User:a"])
     partition.log.lead(1)
-    partition.log.append([batch])
+    partition.log.append([batch], ["User:a"])
     for epoch in (0, 1):
         asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": epoch}]}]}
         answer = ask(running, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked).topics[0].partitions[0]
@@ -848,7 +848,7 @@ def test_an_epoch_that_retention_took_ends_where_what_is_left_begins(running: Se
     """As in Kafka: epoch -1 would say that the log was truncated, and consumers would reset."""
     partition = running.broker.partition("t", 0)
     batch = bytearray(build_batch([Message(1, None, b"x")]))
-    partition.log.append([batch])
+    partition.log.append([batch], ["User:a"])
     partition.log.publish(partition.log.flush())
     end = partition.log.high_watermark
     partition.log.epochs._replace(((3, 0),))  # all of the epochs before has gone, and 3 begins there

@@ -118,7 +118,7 @@ def test_a_log_that_may_be_half_changed_takes_no_more_writes_until_it_is_opened_
     opened = LogDirectory.open(tmp_path / "logs", config, lambda: 0.0)
     log = opened.partition("t", 0, running.cluster.topics["t"].topic_id, config)
     assert log.refusal is None
-    assert log.append([bytearray(BATCH)]) == [log.end - len(BATCH)]
+    assert log.append([bytearray(BATCH)], ["User:a"]) == [log.end - len(BATCH)]
     opened.close()
 
 

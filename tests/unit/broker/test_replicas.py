@@ -758,7 +758,7 @@ def test_followers_hear_of_what_retention_appends(begin: Begin, monkeypatch: pyt
     log = running.broker.partition("t", 0).log
 
     def roll(log: PartitionLog, leader_start: int | None = None) -> list[int]:
-        log.append([batch()])  # as the position batch that begins a new file of an idle mirror
+        log.append([batch()], ["User:a"])  # as the position batch that begins a new file of an idle mirror
         return []
 
     monkeypatch.setattr(PartitionLog, "apply_retention", roll)

@@ -35,7 +35,7 @@ from millrace.wire.replica import (
     encode_answer,
     encode_fetch,
 )
-from tests.unit.storage.logs import Clock, batch, crash, crowded_batch, log_files
+from tests.unit.storage.logs import PRINCIPAL, Clock, batch, crash, crowded_batch, log_files
 
 ROUNDS = int(os.environ.get("MILLRACE_ROUNDS", "1")) * 30
 PARTITION = ReplicaPartition(UUID(int=5), 3)
@@ -69,7 +69,8 @@ class Node:
     def append(self, rng: Random) -> None:
         leading = self.replica.leading
         assert leading is not None
-        self.log.append([crowded_batch(300) if rng.random() < 0.2 else batch(rng.randint(1, 4))])
+        made = crowded_batch(300) if rng.random() < 0.2 else batch(rng.randint(1, 4))
+        self.log.append([made], [PRINCIPAL])
         self.states.appended(self.log.appended)
         leading.appended()
         for session in self.sessions.values():
@@ -371,7 +372,7 @@ def test_a_batch_may_be_larger_than_what_a_follower_asks_for(tmp_path: Path) -> 
     world.elect(1)
     leader = world.nodes[1]
     large = bytearray(build_batch([Message(1, None, b"x" * 5000)]))
-    leader.log.append([large])
+    leader.log.append([large], [PRINCIPAL])
     session = follower_of(leader)
     session.update(fetch_request(Wanted(PARTITION, 1, 0, -1, -1), anew=True), 0.0)
     (copied,) = session.answer(10)

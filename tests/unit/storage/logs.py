@@ -17,6 +17,7 @@ from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.partition_log import PartitionLog
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 3)
+PRINCIPAL = "User:web"
 
 
 @dataclass
@@ -72,10 +73,12 @@ class Appended:
     end: int
 
 
-def append(log: PartitionLog, *batches: bytearray) -> list[Appended | BrokerError]:
+def append(
+    log: PartitionLog, *batches: bytearray, principal: str = PRINCIPAL
+) -> list[Appended | BrokerError]:
     end = log.end
     found: list[Appended | BrokerError] = []
-    for each, base in zip(batches, log.append(batches), strict=True):
+    for each, base in zip(batches, log.append(batches, [principal] * len(batches)), strict=True):
         if isinstance(base, int):
             found.append(Appended(base, base < end, base + len(each)))
             end = max(end, base + len(each))
@@ -84,8 +87,8 @@ def append(log: PartitionLog, *batches: bytearray) -> list[Appended | BrokerErro
     return found
 
 
-def appended(log: PartitionLog, *batches: bytearray) -> list[Appended]:
-    results = append(log, *batches)
+def appended(log: PartitionLog, *batches: bytearray, principal: str = PRINCIPAL) -> list[Appended]:
+    results = append(log, *batches, principal=principal)
     assert all(isinstance(result, Appended) for result in results), results
     return [result for result in results if isinstance(result, Appended)]
 

@@ -17,6 +17,7 @@ from millrace.storage.partition_log import PartitionLog
 from millrace.storage.reading import RecentPositions
 from millrace.storage.staging import MAX_FILLER_BYTES, MAX_FILLER_RATIO
 from tests.unit.storage.logs import (
+    PRINCIPAL,
     Appended,
     Clock,
     append,
@@ -49,7 +50,7 @@ def test_read_only_buffers_are_copied_not_refused(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     frozen = bytes(batch())
     appended(log, batch())
-    log.append([frozen, memoryview(frozen)])
+    log.append([frozen, memoryview(frozen)], [PRINCIPAL] * 2)
     flush(log)
     assert len(list(consume(log, 0))) == 3
     log.close()

@@ -27,6 +27,7 @@ from millrace.storage.segment import Segment
 from tests.support import wait_until
 from tests.unit.storage.logs import (
     ORIGIN,
+    PRINCIPAL,
     Appended,
     Clock,
     appended,
@@ -135,7 +136,7 @@ def test_an_append_that_fails_leaves_no_landmark(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", full)
-        log.append([batch(1, b"x" * 3000)] * 3)
+        log.append([batch(1, b"x" * 3000)] * 3, [PRINCIPAL] * 3)
     assert values(log) == before
     appended(log, *[batch(1, b"x" * 3000) for _ in range(2)])
     assert len(values(log)) > len(before)

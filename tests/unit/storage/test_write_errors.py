@@ -20,6 +20,7 @@ from millrace.storage.producer_state import MAX_SEQUENCE, REFUSED_S
 from millrace.storage.segment import CutFailed, Segment
 from tests.unit.storage.logs import (
     ORIGIN,
+    PRINCIPAL,
     Clock,
     append,
     appended,
@@ -340,7 +341,8 @@ def test_appends_that_no_disk_refused_say_nothing(tmp_path: Path, caplog: pytest
 def codes(log: PartitionLog, *sequences: int, producer: int = 9, epoch: int = 0) -> list[int]:
     """0 or the error's code for a batch of one message with each sequence, appended together."""
     batches = [batch(1, producer=producer, epoch=epoch, sequence=sequence) for sequence in sequences]
-    return [0 if isinstance(outcome, int) else int(outcome.code) for outcome in log.append(batches)]
+    outcomes = log.append(batches, [PRINCIPAL] * len(batches))
+    return [0 if isinstance(outcome, int) else int(outcome.code) for outcome in outcomes]
 
 
 def refuse(log: PartitionLog, *sequences: int, **producer: int) -> None:
@@ -416,15 +418,4 @@ def test_a_batch_that_does_not_come_again_is_awaited_for_a_time(tmp_path: Path) 
     assert codes(log, 2) == [STORAGE]
     clock.now += 1
     assert codes(log, 2) == [OUT_OF_ORDER]
-    log.close()
-
-
-def test_refused_batches_of_many_producers_take_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 10)
-    log = open_log(tmp_path)
-    for producer in range(100):
-        refuse(log, 0, producer=producer)
-    assert len(log._producers._refused) == 10
     log.close()
