@@ -79,7 +79,6 @@ class ErrorCode(IntEnum):
     OFFSET_NOT_AVAILABLE = 78
     GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
-    THROTTLING_QUOTA_EXCEEDED = 89
 
 
 class MillraceError(Exception):
@@ -215,16 +214,20 @@ class InvalidProducerEpoch(BrokerError, code=ErrorCode.INVALID_PRODUCER_EPOCH):
     """An idempotent producer's batch carries an older epoch than its last one."""
 
 
-class TooManyProducers(BrokerError, code=ErrorCode.THROTTLING_QUOTA_EXCEEDED):
-    """A principal sends new producer ids faster than old ones fall silent; nothing was written."""
-
-
 class RequestTimedOut(BrokerError, code=ErrorCode.REQUEST_TIMED_OUT):
     """What the request needs, such as ZooKeeper, did not answer in time: try again."""
 
 
 class NotEnoughReplicas(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
     """Fewer replicas are in sync than acks=all asks for; nothing was written."""
+
+
+class TooManyProducers(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
+    """A principal sends new producer ids faster than old ones fall silent; nothing was written.
+
+    Of the codes that mean it, clients give up at once at THROTTLING_QUOTA_EXCEEDED. This one says as well that
+    nothing was written, and all of them try again.
+    """
 
 
 class NotEnoughReplicasAfterAppend(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):

@@ -128,7 +128,7 @@ def test_a_retry_is_stored_once_however_many_ids_another_principal_sends_meanwhi
         outcomes = produce(attacker, topic, new_ids(2 * PLACES, b"attacker"))
         assert produce(victim, topic, [first]) == [(0, offset)], "the retry is answered with its first offset"
         codes = [code for code, _ in outcomes]
-        assert codes == [0] * (PLACES // 2) + [ErrorCode.THROTTLING_QUOTA_EXCEEDED] * (2 * PLACES - PLACES // 2)
+        assert codes == [0] * (PLACES // 2) + [ErrorCode.NOT_ENOUGH_REPLICAS] * (2 * PLACES - PLACES // 2)
         assert produce(victim, topic, new_ids(1, b"new"))[0][0] == 0, "another principal finds a place"
     found = values(guarded, topic, PLACES // 2 + 2)
     assert (found.count(b"victim"), found.count(b"new")) == (1, 1)

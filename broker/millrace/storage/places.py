@@ -38,6 +38,10 @@ class Places(Generic[Key]):
             ids[key] = seen_at
             ids.move_to_end(key)
 
+    def seen_at(self, key: Key) -> float:
+        """When an id that has a place was last seen."""
+        return self._all[key]
+
     def drop(self, key: Key, principal: Principal) -> None:
         """Free the place of an id, if it has one."""
         if self._all.pop(key, None) is not None:

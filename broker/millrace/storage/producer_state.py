@@ -25,6 +25,8 @@ first batch of a producer that the file does not tell of.
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -44,10 +46,14 @@ from millrace.storage import sealed
 from millrace.storage.places import Places, Principal
 from millrace.storage.segment import sync_directory
 
+logger = logging.getLogger(__name__)
+
 REMEMBERED_BATCHES = 5
 """Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
 RETRIED_S = 120.0
 """Time for which a batch may be retried: the default `delivery.timeout.ms` of Kafka's producers."""
+SEEN_AGAIN_S = 1.0
+"""Time in which a place notes only once that its id was seen, because noting costs each batch."""
 EXPIRY_S = 24 * 3600.0
 REFUSED_S = 300.0
 """Time for which a refused batch is awaited: librdkafka's own limit, after which it begins a new epoch."""
@@ -127,6 +133,7 @@ class ProducerStates:
         self._places = Places[int](limit.of_partition)
         self._refused: dict[int, RefusedBatch] = {}
         """Producer id -> its batch; in memory only."""
+        self._refusal_logged_at = -math.inf
         self._newest_end = -1
         """Log position behind the newest batch of any producer."""
         self._file_end = -1
@@ -225,37 +232,45 @@ class ProducerStates:
 
         Raises TooManyProducers for a new producer while only producers that may still retry could make room.
         """
-        producer_id = header.producer_id
+        producer_id, now = header.producer_id, self._clock()
+        known = staged.get(producer_id) or self._states.get(producer_id)
+        is_same = known is not None and known.principal == principal
+        if is_same and 0 <= now - self._places.seen_at(producer_id) < SEEN_AGAIN_S:
+            return
         with self._limit.lock:
-            known = staged.get(producer_id) or self._states.get(producer_id)
             if known is None:
                 try:
-                    self._make_room(principal)
+                    self._make_room(principal, now)
                 except TooManyProducers as error:
                     self._note_refused(header, principal, error)
                     raise
-            elif known.principal != principal:
+            elif not is_same:
                 self._drop(producer_id, known.principal)
-            self._put(producer_id, principal, self._clock())
+            self._put(producer_id, principal, now)
 
-    def _make_room(self, principal: str) -> None:
+    def _make_room(self, principal: str, now: float) -> None:
         """Forget the longest silent producer where the new one needs its place, on the broker and here."""
         if (oldest := self._limit.places.in_the_way(principal)) is not None:
             (states, other), seen_at = oldest
-            self._check_is_stale(seen_at, principal, "the broker")
+            self._check_is_stale(seen_at, now, principal, "the broker")
             states.forget(other)
         if (oldest_here := self._places.in_the_way(principal)) is not None:
             other, seen_at = oldest_here
-            self._check_is_stale(seen_at, principal, self._directory.name)
+            self._check_is_stale(seen_at, now, principal, self._directory.name)
             self.forget(other)
 
-    def _check_is_stale(self, seen_at: float, principal: str, where: str) -> None:
+    def _check_is_stale(self, seen_at: float, now: float, principal: str, where: str) -> None:
         # A time far ahead is that of a clock which was set back: it must not keep its place for as long.
-        if abs(self._clock() - seen_at) <= RETRIED_S:
-            raise TooManyProducers(
-                f"too many new producer ids of {principal}: {where} has no place for another before one was"
-                f" silent for {RETRIED_S:.0f} s. Keep producers open, or raise max_producer_ids of the broker"
-            )
+        if abs(now - seen_at) >= RETRIED_S + SEEN_AGAIN_S:
+            return
+        error = TooManyProducers(
+            f"{where} has no place for another producer id of {principal} before one was silent for"
+            f" {RETRIED_S:.0f} s. Keep producers open, or raise max_producer_ids of the brokers"
+        )
+        if not 0 <= now - self._refusal_logged_at < RETRIED_S:
+            self._refusal_logged_at = now
+            logger.warning("%s: a new producer is refused: %s", self._directory.name, error)
+        raise error
 
     def abandon(self, staged: Staged) -> None:
         """Take places back as they were: what was staged is not written."""
