@@ -223,10 +223,9 @@ class NotEnoughReplicas(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
 
 
 class TooManyProducers(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
-    """A principal sends new producer ids faster than old ones fall silent; nothing was written.
+    """A principal sends new producer ids faster than its old ones fall silent; nothing was written.
 
-    Of the codes that mean it, clients give up at once at THROTTLING_QUOTA_EXCEEDED. This one says as well that
-    nothing was written, and all of them try again.
+    librdkafka and aiokafka give up on THROTTLING_QUOTA_EXCEEDED at once. All clients retry this code.
     """
 
 

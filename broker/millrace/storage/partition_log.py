@@ -245,9 +245,10 @@ class PartitionLog:
     def append(self, batches: Sequence[Buffer], principals: Sequence[str]) -> list[int | BrokerError]:
         """Append validated batches in order and return their base offsets; one write per segment they go to.
 
-        `principals` says for each batch which principal sent it. Base offsets are stamped into the given buffers; a read-only one is copied. A retry of an idempotent
-        producer is answered with its first base offset. Raises nothing: an error stands in the place of its
-        batch, StorageError in the place of every batch that could not be written, for whatever reason.
+        `principals` names the sender of each batch. Base offsets are stamped into the given buffers; a
+        read-only one is copied. A retry of an idempotent producer is answered with its first base offset.
+        Raises nothing: an error stands in the place of its batch, StorageError in the place of every batch
+        that could not be written, for whatever reason.
         """
         with self._lock:
             if self.refusal is not None:
@@ -277,9 +278,7 @@ class PartitionLog:
                 results[written:] = [error] * (len(batches) - written)
             return results
 
-    def note_refused(
-        self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError
-    ) -> None:
+    def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
         """Note produced batches that the partition refused before an append, for a reason that passes."""
         with self._lock:
             self._producers.note_refused(batches, principals, why)

@@ -1,8 +1,8 @@
 """Places for producer ids, shared out by principal: which id gives its place up for a new one.
 
-    places = Places(1000)
-    if (oldest := places.in_the_way("User:web")) is not None: ...   # forget it, or refuse the new id
-    places.put(producer_id, "User:web", seen_at)
+places = Places(1000)
+if (oldest := places.in_the_way("User:web")) is not None: ...   # forget it, or refuse the new id
+places.put(producer_id, "User:web", seen_at)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Places(Generic[Key]):
                 del self._of[principal]
 
     def in_the_way(self, principal: str) -> tuple[Key, float] | None:
-        """Return the id that must go before the principal takes a place, and when it was seen; None: none must.
+        """Return the id that must go before the principal takes a place, and when it was seen, if one must.
 
         A principal that holds half of the places gives up its own longest silent id. Else, when all places
         are taken, the longest silent id of all goes.

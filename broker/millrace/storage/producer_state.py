@@ -4,14 +4,14 @@ The rules are Kafka's: the last five batches per producer are remembered; a batc
 duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
 not known (new, silent for a day, or forgotten for a newer one) may start anywhere.
 
-Two rules are not Kafka's. Places are limited, and shared out by principal (`places.py`). A new id takes the
-place of one that was silent for `RETRIED_S`, of its own principal where that holds half of the places. When
-no such id is there, the new id is refused: an id that may still retry is never forgotten for it.
+Two rules are not Kafka's. Places are limited and shared out by principal (`places.py`): a new id takes the
+place of one that was silent for `RETRIED_S`, of its own principal where that holds half of the places. While
+there is no such id, the new one is refused: no id is forgotten for it that may still retry.
 
-And behind a batch that was refused for a reason that passes, such as a full disk, those
-that the producer had in flight do not follow the last one either. They are refused for the same reason until
-the first one comes again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again
-what it has in flight to all partitions, so that it may be stored twice.
+Behind a batch that was refused for a reason that passes, such as a full disk, those that the producer had in
+flight do not follow the last one either. They are refused for the same reason until the first one comes
+again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again what it has in
+flight to all partitions, so that it may be stored twice.
 
 While they are few they are written into the checkpoint, else into a file of their own:
 
@@ -201,9 +201,7 @@ class ProducerStates:
                 f" {first.why}"
             )
 
-    def note_refused(
-        self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError
-    ) -> None:
+    def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
         """Note batches that were refused, for a reason that passes, before any part of them was written."""
         with self._limit.lock:
             for batch, principal in zip(batches, principals, strict=True):

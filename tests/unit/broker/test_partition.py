@@ -68,6 +68,7 @@ class Waiting:
     """A produce request; `answers` counts the times it was answered."""
 
     acks_all: bool = True
+    principal: str = "User:web"
     timeout_ms: int = 30_000
     answers: int = 0
     outcomes: Sequence[int | BrokerError] = ()

@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -17,7 +16,6 @@ from millrace.errors import InvalidProducerEpoch, InvalidRecord, MillraceError, 
 from millrace.records import BatchHeader
 from millrace.storage import producer_state, sealed
 from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.producer_state import (
     EXPIRY_S,

@@ -13,7 +13,6 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import ErrorCode, StorageError
-from millrace.storage import producer_state
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.producer_state import MAX_SEQUENCE, REFUSED_S
