@@ -1,7 +1,7 @@
 """Attacks servers of its own: `python -m tests.attack [--rounds N] [--seed N]`, last line ATTACK OK.
 
-First one that serves everybody, then one with TLS and logins by strangers who never log in. Then a registry
-and an auditor with TLS and tokens, and an auditor with a million open windows.
+First one that serves everybody, then one with TLS and logins by strangers who never log in, then one with new
+producer ids. Then a registry and an auditor with TLS and tokens, and an auditor with a million open windows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tests.attack.open_windows import attack_with_open_windows
+from tests.attack.producer_ids import attack_producer_ids
 from tests.attack.requests import versions
 from tests.attack.run import Attack
 from tests.attack.services import attack_services
@@ -34,6 +35,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rounds = min(options.rounds, STRANGERS_ROUNDS)
         outcome += attack_before_login(Path(folder), versions(), rounds=rounds, seed=options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome += attack_producer_ids(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         outcome += attack_services(Path(folder))
     with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.wire.messages import ApiKey
+from tests.attack.producer_ids import attack_producer_ids
 from tests.attack.requests import versions
 from tests.attack.run import Attack, Outcome
 from tests.attack.services import Strangers, registry
@@ -28,6 +29,12 @@ def test_strangers_cost_a_listener_with_logins_little_and_keep_no_user_out(tmp_p
     outcome = attack_before_login(
         tmp_path, [*highest.items()], rounds=1, seed=1, half_handshakes=1_000, step=9, long_lists=False
     )
+    assert not outcome.failures, outcome.failures
+
+
+@pytest.mark.slow
+def test_new_producer_ids_cost_a_broker_little_and_make_it_forget_nobody_else(tmp_path: Path) -> None:
+    outcome = attack_producer_ids(tmp_path)
     assert not outcome.failures, outcome.failures
 
 

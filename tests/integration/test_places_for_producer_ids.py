@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import struct
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiokafka
 import confluent_kafka
 import pytest
 
@@ -18,15 +23,24 @@ from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
+from millrace.storage.producer_state import RETRIED_S
 from millrace.wire.messages import ApiKey
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, wait_until
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PASSWORD, PRODUCE_VERSION = "long enough", 8
 PLACES = 1_000
 """Places of one partition in these tests; one principal takes at most half."""
 PIPELINED = 200
+MESSAGES = 30
+LONGEST_S = 2 * RETRIED_S
+"""Time that clients take for a delivery: more than the age at which an id gives its place up."""
 PRODUCER_IDS = itertools.count(1)
 
 
@@ -117,6 +131,83 @@ def values(guarded: Guarded, topic: str, count: int) -> list[bytes | None]:
     wait_until("the end of the partition", read)
     consumer.close()
     return found
+
+
+def send_by_librdkafka(guarded: Guarded, topic: str) -> None:
+    failed: list[object] = []
+    producer = confluent_kafka.Producer(
+        {
+            **guarded.settings("victim"),
+            "enable.idempotence": True,
+            "batch.num.messages": 1,
+            "delivery.timeout.ms": int(LONGEST_S * 1000),
+        }
+    )
+    for number in range(MESSAGES):
+        producer.produce(
+            topic, b"%d" % number, on_delivery=lambda error, _: failed.append(error) if error else None
+        )
+    assert producer.flush(LONGEST_S) == 0
+    assert not failed
+
+
+def send_by_kafka_python(guarded: Guarded, topic: str) -> None:
+    settings = guarded.settings("victim")
+    producer = kafka.KafkaProducer(
+        bootstrap_servers=settings["bootstrap.servers"],
+        security_protocol=settings["security.protocol"],
+        sasl_mechanism=settings["sasl.mechanism"],
+        sasl_plain_username="victim",
+        sasl_plain_password=PASSWORD,
+        enable_idempotence=True,
+        batch_size=1,
+        delivery_timeout_ms=int(LONGEST_S * 1000),
+    )
+    sent = [producer.send(topic, b"%d" % number) for number in range(MESSAGES)]
+    for each in sent:
+        each.get(LONGEST_S)
+    producer.close()
+
+
+def send_by_aiokafka(guarded: Guarded, topic: str) -> None:
+    settings = guarded.settings("victim")
+
+    async def send() -> None:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=settings["bootstrap.servers"],
+            security_protocol=settings["security.protocol"],
+            sasl_mechanism=settings["sasl.mechanism"],
+            sasl_plain_username="victim",
+            sasl_plain_password=PASSWORD,
+            enable_idempotence=True,
+            max_batch_size=1,
+            request_timeout_ms=int(LONGEST_S * 1000),
+        )
+        await producer.start()
+        sent = [await producer.send(topic, b"%d" % number) for number in range(MESSAGES)]
+        await asyncio.gather(*sent)
+        await producer.stop()
+
+    asyncio.run(send())
+
+
+@pytest.mark.slow
+def test_clients_wait_for_a_place_and_store_each_message_once_and_in_order(guarded: Guarded) -> None:
+    """Their principal has taken its half; places are free when the first ids are two minutes old."""
+    senders = {"rdkafka": send_by_librdkafka, "python": send_by_kafka_python, "aio": send_by_aiokafka}
+    for topic in senders:
+        guarded.broker.create_topic(topic, 1, flush_ms=5)
+        with guarded.connection("victim") as connection:
+            outcomes = produce(connection, topic, new_ids(PLACES // 2, b"early"))
+        assert {code for code, _ in outcomes} == {0}
+    began = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        for sending in [threads.submit(send, guarded, topic) for topic, send in senders.items()]:
+            sending.result()
+    assert time.monotonic() - began > RETRIED_S - 10, "they had to wait"
+    for topic in senders:
+        found = [value for value in values(guarded, topic, PLACES // 2 + MESSAGES) if value != b"early"]
+        assert found == [b"%d" % number for number in range(MESSAGES)], topic
 
 
 def test_a_retry_is_stored_once_however_many_ids_another_principal_sends_meanwhile(guarded: Guarded) -> None:

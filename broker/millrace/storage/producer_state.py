@@ -95,7 +95,9 @@ class RefusedBatch(NamedTuple):
 
     epoch: int
     sequence: int
-    why: BrokerError
+    error: type[BrokerError]
+    reason: str
+    """The error's text: the error itself would keep the batch with its traceback."""
     at: float
     principal: str
 
@@ -196,9 +198,9 @@ class ProducerStates:
         if first is None or first.epoch != header.producer_epoch or first.at + REFUSED_S < self._clock():
             return
         if _follows(header.base_sequence, first.sequence):
-            raise type(first.why)(
+            raise first.error(
                 f"sequence {first.sequence} of producer {header.producer_id} was refused and must come first:"
-                f" {first.why}"
+                f" {first.reason}"
             )
 
     def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
@@ -219,7 +221,9 @@ class ProducerStates:
         while (oldest := places.in_the_way(principal)) is not None:
             (states, other), _ = oldest
             states._drop_refused(other)
-        self._refused[id_] = RefusedBatch(epoch, sequence, why, now := self._clock(), principal)
+        self._refused[id_] = RefusedBatch(
+            epoch, sequence, type(why), str(why), now := self._clock(), principal
+        )
         places.put((self, id_), principal, now)
 
     def _drop_refused(self, producer_id: int) -> None:
