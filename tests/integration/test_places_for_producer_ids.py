@@ -19,13 +19,14 @@ import pytest
 
 from millrace.client.connection import Connection
 from millrace.config import ClientSecurity
+from millrace.coordination.cluster import Cluster
 from millrace.coordination.session import Session
 from millrace.coordination.users import Users
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.storage.producer_state import RETRIED_S
 from millrace.wire.messages import ApiKey
-from tests.brokers import free_port
+from tests.brokers import TestCluster, free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, wait_until
 
@@ -37,6 +38,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PASSWORD, PRODUCE_VERSION = "long enough", 8
 PLACES = 1_000
 """Places of one partition in these tests; one principal takes at most half."""
+HALF_TAKEN = [0] * (PLACES // 2) + [int(ErrorCode.NOT_ENOUGH_REPLICAS)] * (PLACES // 2)
+"""Error codes of as many new ids as there are places, sent by one principal."""
 PIPELINED = 200
 MESSAGES = 30
 LONGEST_S = 2 * RETRIED_S
@@ -216,11 +219,48 @@ def test_a_retry_is_stored_once_however_many_ids_another_principal_sends_meanwhi
         first = batch_of(next(PRODUCER_IDS), 0, b"victim")
         ((code, offset),) = produce(victim, topic, [first])
         assert code == 0
-        outcomes = produce(attacker, topic, new_ids(2 * PLACES, b"attacker"))
+        outcomes = produce(attacker, topic, new_ids(PLACES, b"attacker"))
         assert produce(victim, topic, [first]) == [(0, offset)], "the retry is answered with its first offset"
-        codes = [code for code, _ in outcomes]
-        assert codes == [0] * (PLACES // 2) + [ErrorCode.NOT_ENOUGH_REPLICAS] * (2 * PLACES - PLACES // 2)
+        assert [code for code, _ in outcomes] == HALF_TAKEN
         assert produce(victim, topic, new_ids(1, b"new"))[0][0] == 0, "another principal finds a place"
     found = values(guarded, topic, PLACES // 2 + 2)
     assert (found.count(b"victim"), found.count(b"new")) == (1, 1)
     assert found.count(b"attacker") == PLACES // 2, "nothing that was refused is stored"
+
+
+def test_a_new_leader_knows_every_id_and_shares_out_the_places_that_are_left(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    settings = f"max_producer_ids = {10 * PLACES}\n"
+    brokers = TestCluster(start, tmp_path.name, tmp_path, zookeeper, settings).start_brokers(1, 2)
+    with brokers.client() as client:
+        client.create_topic("moved", 1, {"flush.ms": "5"}, replicas=2)
+    cluster = Cluster.connect(zookeeper, brokers.name, create=False)
+
+    def led_by(*ids: int) -> int:
+        topic = cluster.topics.get("moved")
+        state = None if topic is None else topic.partitions[0]
+        ready = state is not None and state.leader in ids and set(ids) <= set(state.isr)
+        return state.leader if state is not None and ready else 0
+
+    def connection(broker_id: int) -> Connection:
+        host, _, port = brokers.brokers[broker_id].address.rpartition(":")
+        return Connection(host, int(port), client_id="one of many", timeout_s=20)
+
+    leader = wait_until("both replicas are in sync", lambda: led_by(1, 2))
+    early = new_ids(PLACES, b"early")
+    with connection(leader) as first:
+        stored = produce(first, "moved", early)
+    assert [code for code, _ in stored] == [0] * (PLACES // 2) + [ErrorCode.NOT_ENOUGH_REPLICAS] * (
+        PLACES // 2
+    )
+    brokers.brokers[leader].kill()
+    wait_until("the other replica leads", lambda: led_by(3 - leader))
+    with connection(3 - leader) as second:
+        probe = build_batch([Message(1, None, b"probe")])
+        wait_until("it takes messages", lambda: produce(second, "moved", [probe])[0][0] == 0)
+        codes = [code for code, _ in produce(second, "moved", new_ids(PLACES, b"late"))]
+        assert codes == HALF_TAKEN
+        again = produce(second, "moved", early[: PLACES // 2])
+    assert again == stored[: PLACES // 2], "every retry is answered with its first offset"
+    cluster.close()
