@@ -25,7 +25,18 @@ from millrace.storage.producer_state import (
     ProducerStates,
     Staged,
 )
-from tests.unit.storage.logs import Appended, Clock, append, appended, batch, consume, crash, flush, open_log
+from tests.unit.storage.logs import (
+    PRINCIPAL,
+    Appended,
+    Clock,
+    append,
+    appended,
+    batch,
+    consume,
+    crash,
+    flush,
+    open_log,
+)
 
 
 def test_a_retry_is_answered_with_the_first_base_offset(tmp_path: Path) -> None:
@@ -412,8 +423,9 @@ def test_a_full_set_of_producers_takes_the_memory_that_the_documents_say(tmp_pat
                 end = 10**10 + 1000 * number + sequence
                 sent = BatchHeader(0, 100, -1, 2, 0, 0, 0, 0, 0, 10**15 + number, 0, sequence, 1)
                 staged: Staged = {}
-                states.stage(sent, end - 70, end, staged)
+                states.admit(sent, PRINCIPAL, staged)
+                states.stage(sent, end - 70, end, staged, PRINCIPAL)
                 states.commit(staged)
-        assert (tracemalloc.get_traced_memory()[0] - before) / 2000 < 1300
+        assert (tracemalloc.get_traced_memory()[0] - before) / 2000 < 1600
     finally:
         tracemalloc.stop()
