@@ -121,12 +121,16 @@ with DAG(
         | {name: getattr(one.policy, name) for name in OF_A_LOAD}
         for one in TOPICS
     }
-    if streamed := [settings[one.name] for one in TOPICS if not one.policy.mirror]:
+    if streamed := [settings[one.name] for one in TOPICS if not (one.policy.mirror or one.policy.owner)]:
         schemas >> table.expand_kwargs(streamed)
     for one in TOPICS:
+        name, arguments = one.group_id, one.default_args
+        own = table.override(group_id=name, default_args=arguments)
         if one.policy.mirror:
-            name = one.name.replace(".", "_")
+            found = origins.override(task_id=f"origins_{name}", **arguments)(one.conn_id)
             mirror = MirrorTopicOperator.partial(
-                task_id=f"mirror_{name}", topic=one.name, conn_id=one.conn_id
-            ).expand(origin=origins.override(task_id=f"origins_{name}")(one.conn_id))
-            schemas >> mirror >> table.override(group_id=name)(**settings[one.name])
+                task_id=f"mirror_{name}", topic=one.name, conn_id=one.conn_id, **arguments
+            ).expand(origin=found)
+            schemas >> mirror >> own(**settings[one.name])
+        elif one.policy.owner:
+            schemas >> own(**settings[one.name])

@@ -76,7 +76,12 @@ with DAG(
     tags=["millrace"],
     doc_md=__doc__,
 ):
-    table.expand_kwargs([{"topic": one.name, "conn_id": one.conn_id} for one in TOPICS])
+    if shared := [one for one in TOPICS if not one.policy.owner]:
+        table.expand_kwargs([{"topic": one.name, "conn_id": one.conn_id} for one in shared])
+    for one in TOPICS:
+        if one.policy.owner:
+            own = table.override(group_id=one.group_id, default_args=one.default_args)
+            own(one.name, one.conn_id)
 
 with DAG(
     dag_id="warehouse_reload",

@@ -5,6 +5,7 @@
     subject = "topic-value"
     proof = "carried"
     [Click]
+    owner = "team-web"
     max_bytes = "2GiB"
     max_rejected = "1%"
     [SearchQuery]
@@ -34,6 +35,8 @@ class TopicPolicy:
 
     subject: str = ""
     """Subject in the registry, or strategy that names it, as in `--subject TOPIC=`; empty for the default."""
+    owner: str = ""
+    """Team or person that Airflow names as the owner of the topic's tasks; empty for Airflow's default."""
     proof: str = "complete"
     """Verdict by which the auditor calls an hour proven, one of PROOFS."""
     max_bytes: str = ""

@@ -23,6 +23,16 @@ class Topic:
         """Connection to its brokers, its auditor and its warehouse."""
         return self.policy.conn_id or DEFAULT_CONN_ID
 
+    @property
+    def default_args(self) -> dict[str, str]:
+        """Arguments of each of its tasks: the owner, if the topic has one."""
+        return {"owner": self.policy.owner} if self.policy.owner else {}
+
+    @property
+    def group_id(self) -> str:
+        """Name of its own group of tasks."""
+        return self.name.replace(".", "_")
+
 
 def topics_of_environment(shipped: Path) -> Sequence[Topic]:
     """The topics in the file that MILLRACE_TOPICS_FILE names, else those of a shipped file.

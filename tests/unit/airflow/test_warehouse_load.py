@@ -63,6 +63,25 @@ def test_each_topic_waits_and_is_published_by_itself_under_its_own_name(dag: DAG
             assert task.map_index_template == f"{{{{ task.{'topics' if name == 'load' else 'topic'} }}}}"
 
 
+def test_the_tasks_of_a_topic_belong_to_the_owner_that_the_file_of_topics_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "topics.toml"
+    file.write_text(
+        "[PageView]\n[Click]\nowner = 'team-web'\n[SearchQuery]\nmirror = true\nowner = 'team-search'\n"
+    )
+    monkeypatch.setenv("MILLRACE_TOPICS_FILE", str(file))
+    bag = DagBag(str(DAGS))
+    assert bag.import_errors == {}
+    owners = {task.task_id: task.owner for task in bag.dags["warehouse_load"].tasks}
+    for group, owner in (("table", "airflow"), ("Click", "team-web"), ("SearchQuery", "team-search")):
+        assert {owners[f"{group}.{name}"] for name in ("load", "wait", "publish")} == {owner}
+    assert owners["mirror_SearchQuery"] == owners["origins_SearchQuery"] == "team-search"
+    owners = {task.task_id: task.owner for task in bag.dags["warehouse_upkeep"].tasks}
+    for group, owner in (("table", "airflow"), ("Click", "team-web"), ("SearchQuery", "team-search")):
+        assert {owners[f"{group}.{name}"] for name in ("publish", "compact", "expire")} == {owner}
+
+
 def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(dag: DAG) -> None:
     assert dag.get_task("SearchQuery.load").trigger_rule == "all_done"
     assert dag.get_task("SearchQuery.publish").trigger_rule == "all_success"
