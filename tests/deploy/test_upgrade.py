@@ -138,7 +138,6 @@ def test_brokers_are_upgraded_one_by_one_under_traffic_and_copy_once_all_are(
             assert cluster.brokers[broker].process.stop() == 0
             cluster.restart(broker)
             run_until_stored(producers, 100)
-            ledger.check(client, range(3), f"broker {broker} is of this version")
             if broker < numbers[-1]:
                 with ClusterClient(cluster.brokers[1].address, timeout_s=20) as newest:
                     refused = pytest.raises(InvalidReplicationFactor, match=f"upgrade broker {broker + 1}")
@@ -146,6 +145,7 @@ def test_brokers_are_upgraded_one_by_one_under_traffic_and_copy_once_all_are(
                         newest.create_topic("copied", 1, replicas=2)
                     with refused:
                         move_replicas(newest, everywhere)
+        ledger.check(client, range(3), "all brokers are of this version")
         move_replicas(client, everywhere)
         wait_until("all have three replicas", lambda: count_moving(client, everywhere) == 0)
         states = [state for _, state in sorted(seen.topics["traffic"].partitions.items())]
