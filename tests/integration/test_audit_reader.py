@@ -260,7 +260,8 @@ def test_the_aggregates_reader_says_of_what_a_partition_is_a_copy_and_how_far(
 
     def is_copied_as_far_as_counted_at_home() -> bool:
         ends = {key: origin.end or 0 for key, origin in copied().items()}
-        return ends.keys() == at_home.ends.keys() and all(ends[key] >= at_home.ends[key] for key in ends)
+        # All messages may be in one partition: without a key they go where the client's batch goes.
+        return all(ends.get(key, 0) >= end for key, end in at_home.ends.items())
 
     wait_until("it is copied as far as it is counted at home", is_copied_as_far_as_counted_at_home)
     assert {origin.cluster for origin in copied().values()} == {"dc1"}
