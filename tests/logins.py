@@ -1,6 +1,8 @@
-"""SASL by single requests, so that a test sees each answer."""
+"""SASL by single requests, so that a test sees each answer, and the settings of clients that log in."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from scramp import ScramClient
 
@@ -48,3 +50,14 @@ def log_in_plainly(connection: Connection, user: str, password: str) -> messages
     """By PLAIN."""
     assert handshake(connection, "PLAIN").error_code == 0
     return authenticate(connection, "\0".join(("", user, password)).encode())
+
+
+def scram_settings(bootstrap: str, user: str, password: str) -> dict[str, Any]:
+    """Settings of a client of librdkafka that logs in without TLS."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": user,
+        "sasl.password": password,
+    }

@@ -31,6 +31,7 @@ from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.wire import produce_body
 from tests.integration.test_client_file import client_file
+from tests.logins import scram_settings
 from tests.page_view import EVENT, START
 from tests.support import WAIT_S, Process, wait_until
 from tests.unit.broker.asking import request_body
@@ -62,13 +63,7 @@ class Guarded:
         return self.millrace("acls", *arguments, "--bootstrap", self.broker.bootstrap)
 
     def settings(self, user: str) -> dict[str, Any]:
-        return {
-            "bootstrap.servers": self.logins,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "SCRAM-SHA-256",
-            "sasl.username": user,
-            "sasl.password": PASSWORD,
-        }
+        return scram_settings(self.logins, user, PASSWORD)
 
     def admin(self, user: str) -> Any:
         return _admin.AdminClient(self.settings(user))

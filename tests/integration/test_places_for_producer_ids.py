@@ -28,6 +28,7 @@ from millrace.storage.producer_state import RETRIED_S
 from millrace.wire.messages import ApiKey
 from tests.brokers import TestCluster, free_port
 from tests.compat.brokers import RunningBroker, start_broker
+from tests.logins import scram_settings
 from tests.support import Process, wait_until
 
 with warnings.catch_warnings():
@@ -59,13 +60,7 @@ class Guarded:
         return Connection(host, int(port), client_id=user, timeout_s=20, security=security)
 
     def settings(self, user: str) -> dict[str, Any]:
-        return {
-            "bootstrap.servers": self.logins,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "SCRAM-SHA-256",
-            "sasl.username": user,
-            "sasl.password": PASSWORD,
-        }
+        return scram_settings(self.logins, user, PASSWORD)
 
 
 @pytest.fixture
@@ -154,17 +149,20 @@ def send_by_librdkafka(guarded: Guarded, topic: str) -> None:
     assert not failed
 
 
+def in_python(guarded: Guarded) -> dict[str, Any]:
+    """The victim's settings as clients in Python name them."""
+    return {
+        "bootstrap_servers": guarded.logins,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "sasl_plain_username": "victim",
+        "sasl_plain_password": PASSWORD,
+    }
+
+
 def send_by_kafka_python(guarded: Guarded, topic: str) -> None:
-    settings = guarded.settings("victim")
     producer = kafka.KafkaProducer(
-        bootstrap_servers=settings["bootstrap.servers"],
-        security_protocol=settings["security.protocol"],
-        sasl_mechanism=settings["sasl.mechanism"],
-        sasl_plain_username="victim",
-        sasl_plain_password=PASSWORD,
-        enable_idempotence=True,
-        batch_size=1,
-        delivery_timeout_ms=int(LONGEST_S * 1000),
+        **in_python(guarded), enable_idempotence=True, batch_size=1, delivery_timeout_ms=int(LONGEST_S * 1000)
     )
     sent = [producer.send(topic, b"%d" % number) for number in range(MESSAGES)]
     for each in sent:
@@ -173,15 +171,9 @@ def send_by_kafka_python(guarded: Guarded, topic: str) -> None:
 
 
 def send_by_aiokafka(guarded: Guarded, topic: str) -> None:
-    settings = guarded.settings("victim")
-
     async def send() -> None:
         producer = aiokafka.AIOKafkaProducer(
-            bootstrap_servers=settings["bootstrap.servers"],
-            security_protocol=settings["security.protocol"],
-            sasl_mechanism=settings["sasl.mechanism"],
-            sasl_plain_username="victim",
-            sasl_plain_password=PASSWORD,
+            **in_python(guarded),
             enable_idempotence=True,
             max_batch_size=1,
             request_timeout_ms=int(LONGEST_S * 1000),

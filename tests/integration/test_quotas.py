@@ -23,6 +23,7 @@ from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
+from tests.logins import scram_settings
 from tests.support import Process, wait_until
 from tests.unit.broker.asking import request_body
 
@@ -37,13 +38,7 @@ class Guarded:
     password_file: Path
 
     def settings(self, user: str) -> dict[str, Any]:
-        return {
-            "bootstrap.servers": self.logins,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "SCRAM-SHA-256",
-            "sasl.username": user,
-            "sasl.password": PASSWORD,
-        }
+        return scram_settings(self.logins, user, PASSWORD)
 
     def connection(self, user: str) -> Connection:
         host, _, port = self.logins.rpartition(":")
