@@ -29,7 +29,7 @@ OFFLINE_AUDIT_TOPIC = "audit-offline"
 """In the aggregate cluster: what is counted there and in the warehouse; never mirrored."""
 MAX_PRODUCER_IDS = 100_000
 MIN_PRODUCER_IDS = 1_000
-"""So that a partition has enough places for one principal and for others."""
+"""Fewer would leave a partition too few places for one principal and for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

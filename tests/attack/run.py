@@ -28,7 +28,7 @@ from tests.support import wait_until
 CPU_S = 0.020
 CPU_S_PER_BYTE = 20e-9
 CPU_S_PER_ITEM = 8e-6
-"""Of a list that is refused: each item is read and has an answer."""
+"""Allowance for each item of a refused list: it is read and has an answer."""
 COUNTING_S = 0.012
 """CPU time that the machine which the limits are for takes to add the numbers up to 200,000."""
 MORE_MEMORY_BYTES = 20_000_000

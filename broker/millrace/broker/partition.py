@@ -34,7 +34,7 @@ class Producing(Protocol):
 
     acks_all: bool
     principal: str
-    """Who sent the batches: places for producer ids are shared out by it."""
+    """Sender of the batches, by whom places for producer ids are shared out."""
     timeout_ms: int
     """How long it waits for acks=all, where that takes other brokers."""
 

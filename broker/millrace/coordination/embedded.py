@@ -37,7 +37,7 @@ MIN_JAVA = 17
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 PORT_SECONDS = 3.0
-"""How long a port may still be taken by the Java of a server that was killed."""
+"""Time for which the Java of a server that was killed may still hold its port."""
 PORT_TRIES = 5
 """Ports that are tried where any free one will do: somebody may take one before the server does."""
 

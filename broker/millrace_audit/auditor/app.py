@@ -61,7 +61,7 @@ BEHIND_S = 60.0
 """A tier that was not counted for longer makes the auditor unhealthy."""
 
 JUDGING_S = 0.5
-"""Of the windows that an operator's decision is about, before the answer; the worker judges the others."""
+"""Time of judging after an operator's decision, before its answer; the worker judges what is left."""
 
 MAX_BODY_BYTES = 64 << 10
 """Of what an operator says."""

@@ -60,7 +60,7 @@ log = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
 PART_BYTES = 256 << 10
-"""Of messages that are decoded and applied at a time: they may take 80 times their bytes in memory."""
+"""Bytes of messages that are decoded and applied at a time: in memory they may take 80 times as much."""
 MOST_SAID_BYTES = 512 << 10
 """Of a hello or a report, which anybody may write; no producer puts so much into one."""
 _TAKES: Mapping[str, tuple[type[AuditRecord], ...]] = {
@@ -73,7 +73,7 @@ _CHECK_S = 3.0
 _RETRY_S = 1.0
 _SETTLE_S = 5.0
 _TURN_S = 2.0
-"""Of judging: what is left after that waits for the next turn."""
+"""Time of judging in a turn; what is left waits for the next turn."""
 _TIDY_S = 60.0
 _FETCH_WAIT_MS = 100
 
@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 
     heard: list[Heard]
     lost: tuple[int, int] | None = None
-    """What the origin has lost behind them: where its log goes on, and the time there."""
+    """Loss in the origin's log behind the records: the offset where the log goes on, and the time there."""
     goes_on: bool = False
     """True if the next part may lie before the same offset of the origin's log."""
 
@@ -402,7 +402,7 @@ class Auditor:
         return news
 
     def _parts(self, reading: _Reading, fetch: int) -> Iterator[_Part]:
-        """What is ready in parts of a bounded size; the last one neither goes on nor has lost anything."""
+        """Yield the ready records in parts of a bounded size; the last one neither goes on nor has a loss."""
         lost, place = deque(reading.lost), reading.place
         heard: list[Heard] = []
         size = 0

@@ -45,7 +45,7 @@ def takes(log: PartitionLog, principal: str, *producers: int) -> list[bool]:
 
 
 def is_known(log: PartitionLog, principal: str, producer: int, sequence: int = 0) -> bool:
-    """Whether a retry is answered instead of stored."""
+    """True if a retry is answered instead of stored."""
     outcome = send(log, principal, producer, sequence)
     assert isinstance(outcome, Appended)
     return outcome.duplicate
