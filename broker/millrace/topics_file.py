@@ -23,10 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.config import from_mapping
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, InvalidTopic
+from millrace.escaping import escaped
+from millrace.topic_names import check_topic_name
 
 VARIABLE = "MILLRACE_TOPICS_FILE"
 PROOFS = ("complete", "carried")
+MAX_OWNER_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class TopicPolicy:
     subject: str = ""
     """Subject in the registry, or strategy that names it, as in `--subject TOPIC=`; empty for the default."""
     owner: str = ""
-    """Team or person that Airflow names as the owner of the topic's tasks; empty for Airflow's default."""
+    """Team or person that owns the topic, named by Airflow and the auditor; empty for no owner."""
     proof: str = "complete"
     """Verdict by which the auditor calls an hour proven, one of PROOFS."""
     max_bytes: str = ""
@@ -65,7 +68,7 @@ def policies_of_environment() -> TopicPolicies:
 
 
 def read_policies(file: str | Path) -> TopicPolicies:
-    """Return the policies in a file; ConfigError if it cannot be read or has an unknown setting."""
+    """Return the policies in a file; ConfigError if it cannot be read or a name or setting is wrong."""
     try:
         tables = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
@@ -74,6 +77,11 @@ def read_policies(file: str | Path) -> TopicPolicies:
         raise ConfigError(f"{file} is no TOML: {error}") from None
     if not tables:
         raise ConfigError(f"{file} names no topic: write [NAME] for each")
+    for topic in tables:
+        try:
+            check_topic_name(topic)
+        except InvalidTopic as error:
+            raise ConfigError(f"{file}: {error}") from None
     return {topic: _policy(table, f"{file}: [{topic}]") for topic, table in tables.items()}
 
 
@@ -85,4 +93,15 @@ def _policy(table: object, where: str) -> TopicPolicy:
     policy = from_mapping(TopicPolicy, table, where)
     if policy.proof not in PROOFS:
         raise ConfigError(f"{where}: proof {policy.proof!r} is unknown: write {' or '.join(PROOFS)}")
+    _check_owner(policy.owner, where)
     return policy
+
+
+def _check_owner(owner: str, where: str) -> None:
+    hidden = next((shown for character in owner if (shown := escaped(character)) != character), None)
+    if hidden is not None:
+        raise ConfigError(f"{where}: owner holds the control or hidden character {hidden}: take it out")
+    if len(owner) > MAX_OWNER_CHARACTERS:
+        raise ConfigError(
+            f"{where}: owner has {len(owner)} characters: write {MAX_OWNER_CHARACTERS} at most"
+        )

@@ -40,6 +40,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[PageView]\nmirror = 'yes'", r"\[PageView\]: mirror has the wrong type"),
         ("[PageView]\nproof = 'some'", "proof 'some' is unknown: write complete or carried"),
         ("PageView = true", "PageView.* is no table of a topic: write the name in brackets"),
+        ("[PageView]\n['a b']", "topics.toml: 'a b' is no topic name"),
+        ("['..']", "topics.toml: '..' is no topic name"),
+        (f"[{'x' * 250}]", f"topics.toml: '{'x' * 250}' is no topic name"),
+        ('[Click]\nowner = "web\\u001b[2J"', r"topics.toml: \[Click\]: owner holds .* \\x1b: take it out"),
+        ('[Click]\nowner = "web\\nteam"', r"\[Click\]: owner holds .* \\n: take it out"),
+        ('[Click]\nowner = "\\u202eweb"', r"\[Click\]: owner holds .* \\u202e: take it out"),
+        (f"[Click]\nowner = '{'x' * 201}'", r"topics.toml: \[Click\]: owner has 201 characters: .* 200"),
         ("[shop.orders]\nproof = 'carried'", 'write a name with dots in quotes, like \\["a.b"\\]'),
         ("", "names no topic"),
         ("[PageView", "is no TOML"),
@@ -52,6 +59,13 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str | None, says: 
         file.write_text(text)
     with pytest.raises(ConfigError, match=says):
         read_policies(file)
+
+
+def test_an_owner_may_be_any_visible_text(tmp_path: Path) -> None:
+    owner = ("Équipe <web> & 数据 " * 20)[:200]
+    file = tmp_path / "topics.toml"
+    file.write_text(f'[Click]\nowner = "{owner}"', encoding="utf-8")
+    assert read_policies(file)["Click"].owner == owner
 
 
 def test_without_the_variable_no_topic_has_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:

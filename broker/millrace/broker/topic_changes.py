@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from millrace.broker.broker import Broker
 from millrace.broker.topic_settings import check_topic_settings
 from millrace.coordination.placement import Replicas
-from millrace.coordination.state import TopicState, check_topic_name, new_topic, with_partitions
+from millrace.coordination.state import TopicState, new_topic, with_partitions
 from millrace.errors import (
     InvalidPartitions,
     InvalidRequest,
@@ -24,6 +24,7 @@ from millrace.errors import (
 )
 from millrace.replication.state import with_minimum
 from millrace.storage.partition_log import PartitionLog
+from millrace.topic_names import check_topic_name
 
 OPENING_SECONDS = 30.0
 """The most a request waits for logs to open, however long its client would: others need the thread."""

@@ -51,7 +51,6 @@ from millrace.coordination.session import OPERATION_SECONDS, Session
 from millrace.coordination.state import (
     BrokerAddress,
     TopicState,
-    check_topic_name,
     decode_topic,
     encode_topic,
     new_topic,
@@ -60,6 +59,7 @@ from millrace.coordination.state import (
 from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin
 from millrace.records.topic_partition import TopicPartition
+from millrace.topic_names import check_topic_name
 from millrace.wire.cluster_id import new_cluster_id
 
 log = logging.getLogger("millrace.cluster")

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -39,7 +38,6 @@ from millrace.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
-    InvalidTopic,
     MillraceError,
     NoLiveBroker,
     PolicyViolation,
@@ -178,14 +176,6 @@ class TopicState:
 def default_minimum(replicas: int) -> int:
     """`min.insync.replicas` of a topic that does not say it."""
     return 1 if replicas <= 2 else 2
-
-
-def check_topic_name(name: str) -> None:
-    """InvalidTopic unless Kafka, too, would take the name."""
-    if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
-        raise InvalidTopic(
-            f"{name!r} is no topic name: 1 to 249 letters, digits, dots, underscores or hyphens"
-        )
 
 
 def new_topic(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import PartitionState, TopicState, check_topic_name
+from millrace.coordination.state import PartitionState, TopicState
 from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send, write_down
 from millrace.handlers.topic_ids import TopicIds
@@ -40,6 +40,7 @@ from millrace.security.rights import (
     open_to_all,
 )
 from millrace.server.request import Request
+from millrace.topic_names import check_topic_name
 from millrace.wire.codec import decode_request, encode, encode_error
 from millrace.wire.fields import replace
 from millrace.wire.messages import (

@@ -21,13 +21,13 @@ from millrace.coordination.session import Session
 from millrace.coordination.state import (
     BrokerAddress,
     TopicState,
-    check_topic_name,
     decode_topic,
     encode_topic,
     with_mirrors,
 )
 from millrace.errors import BrokerError, ErrorCode, MillraceError, PolicyViolation
 from millrace.records.mirror_position import Origin
+from millrace.topic_names import check_topic_name
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
 log = logging.getLogger(__name__)

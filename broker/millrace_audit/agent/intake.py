@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import fastavro
 
-from millrace.coordination.state import check_topic_name
 from millrace.errors import BrokerError, MillraceError
 from millrace.records.messages import read_varint
+from millrace.topic_names import check_topic_name
 from millrace_audit.agent.spool import Event
 from millrace_audit.answer import iso
 from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import fastavro
 from fastavro.schema import to_parsing_canonical_form
 
-from millrace.coordination.state import check_topic_name
 from millrace.installation import shipped
+from millrace.topic_names import check_topic_name
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.event import PREFIX_BYTES
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, to_deltas

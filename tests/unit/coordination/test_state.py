@@ -17,7 +17,6 @@ from millrace.coordination.state import (
     OriginRecreated,
     PartitionState,
     TopicState,
-    check_topic_name,
     decode_topic,
     encode_topic,
     new_topic,
@@ -34,6 +33,7 @@ from millrace.errors import (
     PolicyViolation,
 )
 from millrace.records.mirror_position import Origin
+from millrace.topic_names import check_topic_name
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
 EMPTY = TopicState("PageView", UUID(int=1), {}, {})

@@ -1,0 +1,15 @@
+"""The names that a topic may have."""
+
+from __future__ import annotations
+
+import re
+
+from millrace.errors import InvalidTopic
+
+
+def check_topic_name(name: str) -> None:
+    """InvalidTopic unless Kafka, too, would take the name."""
+    if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
+        raise InvalidTopic(
+            f"{name!r} is no topic name: 1 to 249 letters, digits, dots, underscores or hyphens"
+        )
