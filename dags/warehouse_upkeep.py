@@ -26,6 +26,7 @@ from millrace_airflow.topics import topics_of_environment
 
 TOPICS = topics_of_environment(Path(__file__).with_name("topics.toml"))
 NAMES = [one.name for one in TOPICS]
+WITH_OWNER = {one.name: f"{one.name} (owner: {one.policy.owner})" for one in TOPICS if one.policy.owner}
 CONN_ID = f"{{{{ { ({one.name: one.conn_id for one in TOPICS}) }[params.topic] }}}}"
 KEEP = os.environ.get("MILLRACE_KEEP", "30d")
 UNPROVEN_AFTER = os.environ.get("MILLRACE_UNPROVEN_AFTER", "1d")
@@ -90,7 +91,9 @@ with DAG(
     max_active_runs=1,
     default_args=DEFAULTS,
     params={
-        "topic": Param(NAMES[0], enum=NAMES, description="Whose hours are read again."),
+        "topic": Param(
+            NAMES[0], enum=NAMES, values_display=WITH_OWNER, description="Topic whose hours are read again."
+        ),
         "start": Param(type="string", **HOUR, description="First hour, ISO 8601."),
         "end": Param(type="string", **HOUR, description="End of the last hour."),
         "reason": Param(type="string", minLength=1, description="Why; it is kept with the loads."),

@@ -80,6 +80,12 @@ def test_the_tasks_of_a_topic_belong_to_the_owner_that_the_file_of_topics_names(
     owners = {task.task_id: task.owner for task in bag.dags["warehouse_upkeep"].tasks}
     for group, owner in (("table", "airflow"), ("Click", "team-web"), ("SearchQuery", "team-search")):
         assert {owners[f"{group}.{name}"] for name in ("publish", "compact", "expire")} == {owner}
+    topic = bag.dags["warehouse_reload"].params.get_param("topic")
+    assert topic.schema["values_display"] == {
+        "Click": "Click (owner: team-web)",
+        "SearchQuery": "SearchQuery (owner: team-search)",
+    }
+    assert topic.resolve("Click") == "Click"
 
 
 def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(dag: DAG) -> None:
