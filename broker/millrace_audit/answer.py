@@ -192,6 +192,8 @@ class Completeness:
     """Messages without an audit header at each tier."""
     enough: str = field(default=Verdict.COMPLETE, kw_only=True)
     """Which proof the topic needs: `complete`, or `carried`, as the auditor was told."""
+    owner: str = field(default="", kw_only=True)
+    """Owner of the topic in the auditor's file of topics; empty for none."""
     applied_at: datetime | None = field(default=None, kw_only=True)
     """Time when the auditor last had applied every audit record; None if that has not happened yet."""
     newest_load: NewestLoad | None = field(default=None, kw_only=True)
@@ -218,6 +220,7 @@ class Completeness:
             held_by=answer.get("held_by"),
             foreign=answer.get("foreign", {}),
             enough=answer.get("enough", Verdict.COMPLETE),
+            owner=answer.get("owner", ""),
             applied_at=_time(answer.get("applied_at")),
             newest_load=None if newest is None else NewestLoad(**newest),
             hours=None if hours is None else [_hour_from_json(hour) for hour in hours],
@@ -279,6 +282,8 @@ class Topic:
     watermark: datetime | None
     held_by: str | None
     instances: Sequence[Instance]
+    owner: str
+    """As in `Completeness`."""
 
 
 def to_json(value: Any) -> Any:

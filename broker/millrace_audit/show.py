@@ -25,6 +25,8 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     show(completeness_table(answer, by_window=by_window))
     for line in [*_findings(answer.windows), *_reasons(answer.windows), _watermark(answer)]:
         say(line)
+    if answer.owner:
+        say(f"owner: {answer.owner}")
     enough = ", which is enough for this topic" if answer.proven and answer.verdict == "carried" else ""
     show(text(f"{answer.topic}: ", styled(answer.verdict), f"{enough}{_empty(answer)}"))
 

@@ -87,6 +87,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         newest_load=_newest(session, topic),
         hours=_hours(session, topic, start, end),
         enough=Verdict.CARRIED if rules.carried_is_enough(topic) else Verdict.COMPLETE,
+        owner=rules.owner_of(topic),
         windows=windows,
     )
 
@@ -177,7 +178,7 @@ def topics(session: Session, rules: AuditRules) -> list[Topic]:
 
 
 def known_of(session: Session, view: TopicView) -> Topic:
-    return Topic(view.topic, *watermark_of(session, view), view.instances)
+    return Topic(view.topic, *watermark_of(session, view), view.instances, view.owner)
 
 
 def heartbeats(session: Session) -> dict[str, int]:

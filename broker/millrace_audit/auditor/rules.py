@@ -19,7 +19,7 @@ class AuditRules:
     carried: str = ""
     """A regular expression of the topics for which `carried` is proof enough."""
     policies: TopicPolicies = field(default_factory=dict)
-    """The file of topics; `carried` is enough as well where it is a topic's proof there."""
+    """The file of topics: owners, and topics for which `carried` is enough as well."""
     grace_ms: int = 60_000
     """How far clocks may differ: a window can be final this long after its end at the earliest."""
     hello_patience_ms: int = 600_000
@@ -35,3 +35,7 @@ class AuditRules:
         """True if an hour of the topic is proven once it is `carried`."""
         policy = self.policies.get(topic, NO_POLICY)
         return policy.proof == "carried" or re.fullmatch(self.carried, topic) is not None
+
+    def owner_of(self, topic: str) -> str:
+        """Return the topic's owner in the file of topics, empty if it has none."""
+        return self.policies.get(topic, NO_POLICY).owner

@@ -65,6 +65,7 @@ class TopicView:
         loads: LoadFacts,
     ) -> None:
         self.topic, self._rules, self._progress = topic, rules, progress
+        self.owner = rules.owner_of(topic)
         self.announced, self.instances, self.gaps, self.loads = announced, instances, gaps, loads
         tiers = (*rules.origins, OFFLINE)
         self._is_counted = any(progress.began(tier, topic) is not None for tier in tiers)

@@ -57,7 +57,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     metavar="FILE",
     envvar=VARIABLE,
     default="",
-    help='What each topic asks for, in TOML: for the auditor, proof = "carried".',
+    help="What each topic asks for, in TOML; the auditor reads `proof` and `owner`.",
 )
 @click.option(
     "--grace-s",

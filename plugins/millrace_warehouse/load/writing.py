@@ -386,8 +386,9 @@ def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRang
 def _check_rejected(
     writing: Writing, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
 ) -> None:
-    """MillraceError when more records of a kind were rejected than one mistaken producer explains."""
+    """MillraceError that names each kind of which more records were rejected than its limit allows."""
     read = sum(part.read for part in partitions)
+    over: dict[Kind, str] = {}
     for kind in Kind:
         rejected = sum(part.rejected_by_kind.get(kind, 0) for part in partitions)
         limit = writing.max_rejected.of(kind)
@@ -398,7 +399,11 @@ def _check_rejected(
             reasons.add(result.reasons[kind].items())
             foreign = foreign or result.foreign
         begins = f"; one of them begins with {foreign.hex(' ')}" if kind == Kind.FOREIGN_FRAMING else ""
+        over[kind] = (
+            f"{rejected:,} of {read:,} records {_WRONG[kind]}, allowed are {limit}: {reasons}{begins}"
+        )
+    if over:
+        cures = ", ".join(_CURE[kind] for kind in over)
         raise MillraceError(
-            f"{topic}: {rejected:,} of {read:,} records {_WRONG[kind]}, allowed are {limit}:"
-            f" {reasons}{begins}; nothing was published: {_CURE[kind]}, or raise --max-rejected"
+            f"{topic}: {'; '.join(over.values())}; nothing was published: {cures}, or raise --max-rejected"
         )

@@ -49,6 +49,7 @@ ANSWER = Completeness(
     foreign={"dc1": 3},
     applied_at=START,
     newest_load=NewestLoad(2, "ab"),
+    owner="team-web",
     hours=[JudgedHour(START, [LoadHour(1, 2, "cd", 9, 1)])],
     windows=[WINDOW],
 )
@@ -59,7 +60,7 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
     assert text == (
         '{"topic": "PageView", "from": "2015-05-17T10:00:00Z", "to": "2015-05-17T10:05:00.007Z",'
         ' "verdict": "incomplete", "watermark": null, "held_by": "dc1 stands",'
-        ' "foreign": {"dc1": 3}, "enough": "complete",'
+        ' "foreign": {"dc1": 3}, "enough": "complete", "owner": "team-web",'
         ' "applied_at": "2015-05-17T10:00:00Z", "newest_load": {"load": 2, "sha256": "ab"},'
         ' "hours": [{"hour": "2015-05-17T10:00:00Z",'
         ' "loads": [{"load": 1, "edition": 2, "sha256": "cd", "rows": 9, "rejected": 1}]}],'
@@ -77,10 +78,10 @@ def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
 
 def test_an_auditor_of_the_version_before_names_no_hours() -> None:
     answer = to_json(ANSWER)
-    for name in ("hours", "newest_load", "applied_at"):
+    for name in ("hours", "newest_load", "applied_at", "owner"):
         del answer[name]
     read = Completeness.from_json(answer)
-    assert (read.hours, read.newest_load, read.applied_at) == (None, None, None)
+    assert (read.hours, read.newest_load, read.applied_at, read.owner) == (None, None, None, "")
 
 
 def test_changed_hours_are_read_back() -> None:
@@ -97,14 +98,14 @@ def test_the_json_of_a_topic_names_its_instances_and_the_ends_of_time() -> None:
         missing_reports=[[2, 3]],
         accepted="its host is gone",
     )
-    assert json.dumps(to_json(Topic("PageView", START, None, [open_still, ended]))) == (
+    assert json.dumps(to_json(Topic("PageView", START, None, [open_still, ended], "team-web"))) == (
         '{"topic": "PageView", "watermark": "2015-05-17T10:00:00Z", "held_by": null, "instances": ['
         '{"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
         ' "heard_at": "nothing", "closed_through": "nothing", "missing_reports": [],'
         ' "first_report": 0, "idle": false, "accepted": null},'
         ' {"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1", "announced": true,'
         ' "heard_at": "2015-05-17T10:00:00Z", "closed_through": "for ever", "missing_reports": [[2, 3]],'
-        ' "first_report": 0, "idle": false, "accepted": "its host is gone"}]}'
+        ' "first_report": 0, "idle": false, "accepted": "its host is gone"}], "owner": "team-web"}'
     )
 
 

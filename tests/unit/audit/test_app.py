@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from millrace.topics_file import TopicPolicy
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.app import MAX_BODY_BYTES, build_app
 from millrace_audit.auditor.numbers import AuditNumbers
@@ -134,6 +135,17 @@ def test_the_answer_says_when_all_there_was_had_been_applied(service: Service) -
     (hour,) = answer["hours"]
     assert hour["hour"] == "2015-05-17T10:00:00Z"
     assert hour["loads"] == [{"load": 1, "edition": 1, "sha256": "", "rows": 10, "rejected": 0}]
+
+
+def test_the_answers_for_a_topic_name_its_owner(service: Service) -> None:
+    service.story.whole()
+    service.story.apply()
+    rules = replace(service.story.rules, policies={TOPIC: TopicPolicy(owner="team-web")})
+    client = Client(build_app(service.story.store, rules, service.worker))
+    assert client.get(f"/v1/topics/{TOPIC}/completeness", params=SPAN).json()["owner"] == "team-web"
+    assert client.get("/v1/topics/Other/completeness", params=SPAN).json()["owner"] == ""
+    assert [topic["owner"] for topic in client.get("/v1/topics").json()] == ["team-web"]
+    assert [topic["owner"] for topic in service.client.get("/v1/topics").json()] == [""]
 
 
 def test_what_an_operator_decides_of_loads_is_in_the_answer_at_once(service: Service) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from markupsafe import escape
 from sqlalchemy import update
 
+from millrace.topics_file import TopicPolicy
 from millrace_audit.answer import Verdict, iso, overall, utc
 from millrace_audit.auditor import answers
 from millrace_audit.auditor.app import build_app
@@ -38,7 +40,8 @@ class Console:
 
     def __init__(self, store: AuditStore) -> None:
         self.clock, self.store = NOW, store
-        self.rules = replace(RULES, clock_ms=lambda: self.clock)
+        self.policies: dict[str, TopicPolicy] = {}
+        self.rules = replace(RULES, clock_ms=lambda: self.clock, policies=self.policies)
         self.story = Story(self.store, self.rules)
         self.numbers = AuditNumbers(self.store, self.rules)
         self._client = Client(build_app(self.store, self.rules, Worker(self.numbers)))
@@ -241,6 +244,16 @@ def test_what_producers_say_is_text_and_nothing_else(console: Console) -> None:
         assert named == [], "a strict policy lets none of them run"
         links = [value for name, value in page.attributes if name == "href"]
         assert all(link.startswith(("?", "v1/", "console/")) for link in links), links
+
+
+def test_the_page_of_a_topic_names_its_owner_and_shows_it_as_text(console: Console) -> None:
+    console.story.whole()
+    console.story.apply()
+    assert "Owner" not in console.get(topic=TOPIC, at=AT).text
+    console.policies[TOPIC] = TopicPolicy(owner=EVIL)
+    page = console.get(topic=TOPIC, at=AT).text
+    assert f"<p>Owner: {escape(EVIL)}</p>" in page
+    assert "<script>alert" not in page
 
 
 def test_the_browser_is_told_to_run_our_own_files_only(console: Console) -> None:

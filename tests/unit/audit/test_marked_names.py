@@ -14,6 +14,7 @@ import uvicorn
 from click.testing import CliRunner
 
 from millrace.cli import cli
+from millrace.topics_file import TopicPolicy
 from millrace_airflow.waiting import describe
 from millrace_audit.auditor.app import build_app
 from millrace_audit.auditor.numbers import AuditNumbers
@@ -31,7 +32,8 @@ MARKED: dict[str, Any] = {"server": MARK, "service": MARK}
 @pytest.fixture
 def story(stores: Callable[[str], AuditStore], tmp_path: Path) -> Story:
     """An instance that has lost an event, one that is silent, and records, loads and topics of strangers."""
-    story = Story(stores(f"sqlite:///{tmp_path}/audit.db"), replace(RULES, clock_ms=lambda: NOW))
+    rules = replace(RULES, clock_ms=lambda: NOW, policies={TOPIC: TopicPolicy(owner=f"team {MARK}")})
+    story = Story(stores(f"sqlite:///{tmp_path}/audit.db"), rules)
     story.hello(**MARKED)
     story.report(0, (0, 9), **MARKED)
     story.hello(2, **MARKED)
@@ -77,6 +79,12 @@ def test_a_marked_name_never_runs_in_the_terminal_of_who_audits(
 ) -> None:
     check_escaped(audit(*arguments))
     check_json(audit(*arguments, "--json"))
+
+
+def test_the_command_names_the_owner_of_the_topic(audit: Callable[..., str]) -> None:
+    assert "\nowner: team web\\x1b" in audit(TOPIC, *HOUR)
+    assert '"owner": "team web\\u001b' in audit(TOPIC, *HOUR, "--json")
+    assert "owner:" not in audit(MARK, *HOUR)
 
 
 def test_what_operators_say_does_not_run_either(audit: Callable[..., str]) -> None:

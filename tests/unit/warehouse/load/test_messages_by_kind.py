@@ -163,6 +163,21 @@ def test_each_kind_has_a_limit_of_its_own(tmp_path: Path) -> None:
     assert load_numbers(open_storage(str(tmp_path / "b")), TOPIC) == []
 
 
+def test_the_error_names_all_kinds_over_their_limits(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.append(0, [Message(START, None, UNKNOWN)] * 80 + [Message(START, None, b"text")] * 120)
+    limits = RejectedLimits.parse("100, unknown_schema=1%")
+    with pytest.raises(MillraceError) as caught:
+        load_topic(load_run(log, tmp_path, max_rejected=limits), TOPIC)
+    assert str(caught.value) == (
+        "PageView: 120 of 200 records have a foreign framing, allowed are 100 records: 120 times 'the message"
+        " does not begin with a zero byte and a schema id: it looks like plain text'; one of them begins with"
+        " 74 65 78 74; 80 of 200 records have a schema id that the registry does not know, allowed are 1 %:"
+        " 80 times 'schema id 99 is not in the registry'; nothing was published: let the producer write Avro"
+        " with the registry's serializer, register the schema, or raise --max-rejected"
+    )
+
+
 def test_limits_are_given_for_all_kinds_or_by_name() -> None:
     limits = RejectedLimits.parse("5, broken_body=1%")
     assert limits.of(Kind.BROKEN_BODY).allowed(1000) == 10
