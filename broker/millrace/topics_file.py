@@ -102,6 +102,4 @@ def _check_owner(owner: str, where: str) -> None:
     if hidden is not None:
         raise ConfigError(f"{where}: owner holds the control or hidden character {hidden}: take it out")
     if len(owner) > MAX_OWNER_CHARACTERS:
-        raise ConfigError(
-            f"{where}: owner has {len(owner)} characters: write {MAX_OWNER_CHARACTERS} at most"
-        )
+        raise ConfigError(f"{where}: owner has {len(owner)} characters: write {MAX_OWNER_CHARACTERS} at most")

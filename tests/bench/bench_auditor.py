@@ -13,6 +13,7 @@ import math
 import sqlite3
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from millrace_audit.auditor.rules import AuditRules
 from millrace_audit.auditor.settling import Settling
 from millrace_audit.auditor.store import AuditStore, WindowRow
 from millrace_audit.auditor.tidying import tidy
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.counts import HOUR_MS, WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
@@ -35,6 +36,7 @@ from millrace_audit.reports.messages import (
     Count,
     Heartbeat,
     Hello,
+    HourRows,
     LoadCount,
     LoadEnd,
     LoadNumber,
@@ -92,6 +94,7 @@ def said(instances: int, reports: int, topics: list[str], step_ms: int) -> Itera
 def counted(
     tier: str, instances: int, reports: int, topics: list[str], step_ms: int
 ) -> Iterator[AuditRecord]:
+    through = None if tier == "offline" else instances * (len(topics) + reports)  # the end of `said`
     for number in range(reports):
         now = START + number * step_ms
         for topic in topics:
@@ -119,23 +122,29 @@ def counted(
                 origin=origin,
                 counts=counts,
             )
-        through = 1 << 40 if tier != "offline" else None
         yield Heartbeat(time=now, tier=tier, number=number + 1, reported_through=through)
-    end = START + reports * step_ms + 2 * WINDOW_MS
-    through = 1 << 40 if tier != "offline" else None
-    yield Heartbeat(time=end, tier=tier, number=reports + 1, reported_through=through)
+    end = START + reports * step_ms + WINDOW_MS
+    for more in (1, 2):  # the second one says that all reports from before the first one are read
+        at = end + more * WINDOW_MS
+        yield Heartbeat(time=at, tier=tier, number=reports + more, reported_through=through)
 
 
 def loads(records: list[AuditRecord]) -> Iterator[AuditRecord]:
-    for number, record in enumerate(records):
+    for record in records:
         if isinstance(record, Count):
-            counts = SequenceCounts()
+            counts, rows = SequenceCounts(), Counter[int]()
             for at, tally in record.counts.tallies.items():
+                rows[at.window - at.window % HOUR_MS] += tally.total
                 for first, last in tally.ranges():
                     counts.add(at.server, at.service, at.instance, at.window, first, last)
-            ends = [LoadEnd(record.topic_id, 0, record.end)]
             yield LoadCount(
-                time=record.time, topic=record.topic, source=LoadNumber(number), counts=counts, ends=ends
+                time=record.time,
+                topic=record.topic,
+                source=LoadNumber(record.end),
+                counts=counts,
+                ends=[LoadEnd(record.topic_id, 0, record.end)],
+                hours=[HourRows(hour, count) for hour, count in rows.items()],
+                unkeyed=[],
             )
 
 

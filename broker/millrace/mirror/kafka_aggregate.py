@@ -18,13 +18,7 @@ from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.client.copied_topics import COPIES_TOPIC
 from millrace.client.topic_admin import add_partitions
 from millrace.coordination.session import Session
-from millrace.coordination.state import (
-    BrokerAddress,
-    TopicState,
-    decode_topic,
-    encode_topic,
-    with_mirrors,
-)
+from millrace.coordination.state import BrokerAddress, TopicState, decode_topic, encode_topic, with_mirrors
 from millrace.errors import BrokerError, ErrorCode, MillraceError, PolicyViolation
 from millrace.records.mirror_position import Origin
 from millrace.topic_names import check_topic_name
