@@ -7,12 +7,14 @@ import json
 import random
 import shutil
 import sqlite3
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import httpx
 import pytest
 
 from millrace_audit.agent.intake import MAX_BATCH, MAX_EVENT_BYTES
+from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import PREFIX_BYTES, read_header
 from millrace_audit.reports.messages import FOR_EVER, Hello, Report, schema_file
 from millrace_audit.reports.ranges import SequenceRanges
@@ -301,6 +304,43 @@ def test_events_that_the_brokers_refuse_are_kept_and_sent_once_they_take_them(wo
     acknowledged, failed = told(world.reports(instance))
     assert len(acknowledged) >= 2
     assert failed, "each try in vain has a number, and is told"
+
+
+WITH_THREE_WINDOWS = """
+import millrace.cli
+from millrace_audit.agent import carrier
+carrier.CHUNK_EVENTS, carrier.MOST_OPEN_WINDOWS = 1, 3
+millrace.cli.main()
+"""
+
+
+def test_an_agent_that_holds_too_many_windows_open_sends_on_once_windows_close(world: World) -> None:
+    topic, followed = world.topic(), f"late-{uuid4().hex[:6]}"
+    file = world.folder / f"{followed}.log"
+    file.write_text(json.dumps(event("/followed", time=START + 5 * WINDOW_MS)) + "\n")
+    agent = world.agent(topic, follow=f"{followed}={file}")
+    agent.start = partial(agent.start, program=(sys.executable, "-c", WITH_THREE_WINDOWS))
+    agent.run("--subject", f"{followed}=PageView")
+    events = [event(f"/{n}", time=START + n * WINDOW_MS) for n in range(5)]
+    assert agent.post(topic, events).status_code == 200
+    waits = (
+        f"topic {topic}: its events wait, because the agent holds 3 windows of ten minutes open, and the audit"
+        " takes no more: they close when all followed files are read; restart the agent if they stay open"
+    )
+    wait_until("events wait", lambda: waits in httpx.get(f"{agent.url}/healthz").text)
+    assert world.urls(topic) == ["/0", "/1", "/2"], "no window closes while the followed file has no topic"
+    assert agent.metric("spool_events") == 2
+    with world.cluster.client() as client:
+        client.create_topic(followed, 1)
+    wait_until("the line of the file is sent", lambda: world.urls(followed) == ["/followed"])
+    agent.await_sent()
+    assert world.urls(topic) == [f"/{n}" for n in range(5)]
+    wait_until("it is well again", lambda: httpx.get(f"{agent.url}/healthz").status_code == 200)
+    (instance,) = world.instances(topic)
+    assert agent.process is not None
+    assert agent.process.stop() == 0
+    acknowledged, failed = told(world.reports(instance))
+    assert (len(acknowledged), len(failed)) == (5, 0), "each topic has numbers of its own"
 
 
 @pytest.mark.slow

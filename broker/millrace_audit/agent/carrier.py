@@ -317,13 +317,15 @@ class Carrier:
         return events
 
     def _hand_over(self, lane: _Lane) -> None:
-        has_events = lane.has_news or lane.again
-        if has_events and len(self._open) + CHUNK_EVENTS > MOST_OPEN_WINDOWS:
-            lane.trouble = (
-                f"its events wait, because the agent holds {len(self._open)} windows of ten minutes open,"
-                " and the audit takes no more: they close when all followed files are read; restart the"
-                " agent if they stay open"
-            )
+        if len(self._open) + CHUNK_EVENTS > MOST_OPEN_WINDOWS:
+            first: Any = {"behind": lane.behind, "most": 1, "most_bytes": CHUNK_BYTES}
+            lane.has_news = lane.has_news and bool(self._spool.waiting(lane.topic, **first))
+            if lane.has_news or lane.again:
+                lane.trouble = (
+                    f"its events wait, because the agent holds {len(self._open)} windows of ten minutes open,"
+                    " and the audit takes no more: they close when all followed files are read; restart the"
+                    " agent if they stay open"
+                )
             return
         events = self._next_events(lane)
         if not events:
