@@ -324,8 +324,9 @@ def test_an_agent_that_holds_too_many_windows_open_sends_on_once_windows_close(w
     events = [event(f"/{n}", time=START + n * WINDOW_MS) for n in range(5)]
     assert agent.post(topic, events).status_code == 200
     waits = (
-        f"topic {topic}: its events wait, because the agent holds 3 windows of ten minutes open, and the audit"
-        " takes no more: they close when all followed files are read; restart the agent if they stay open"
+        f"topic {topic}: its events wait, because the agent holds 3 windows of ten minutes open, and the"
+        " audit takes no more: they close when all followed files are read; restart the agent if they stay"
+        " open"
     )
     wait_until("events wait", lambda: waits in httpx.get(f"{agent.url}/healthz").text)
     assert world.urls(topic) == ["/0", "/1", "/2"], "no window closes while the followed file has no topic"
