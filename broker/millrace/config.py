@@ -1,11 +1,13 @@
 """Settings as frozen dataclasses, read from TOML with every unknown key refused by name.
 
 A setting is a field: its type checks it, its default is the product's default, its docstring says unit and
-trade-off. Nothing here reads the environment or keeps state.
+trade-off. Clients read the docstring as the setting's documentation (DescribeConfigs), so it is whole without
+its neighbours and has -1 for None, as files have. Nothing here reads the environment or keeps state.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import re
@@ -15,6 +17,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,20 +44,20 @@ class LogConfig:
     """Roll to a new segment when the active one would exceed this."""
     segment_ms: int | None = 7 * 24 * 3600 * 1000
     """Roll to a new segment when the active one is older than this: retention deletes whole ones that nothing
-    was appended to for long, and so never one that always gets a little. None rolls by size alone."""
+    was appended to for long, and so never one that always gets a little. -1 rolls by size alone."""
     flush: str = "soon"
-    """"soon" flushes also when the disk is free and a fetch waits for any byte. "batch" leaves it at the two
-    bounds below, which costs the broker less CPU for each message and each consumer more time."""
+    """"soon" flushes also when the disk is free and a fetch waits for any byte. "batch" flushes by
+    flush_messages and flush_ms alone, which costs less CPU for each message and each consumer more time."""
     flush_messages: int = 10_000
     """Flush, and so show to consumers, after this many messages."""
     flush_ms: int = 100
     """Flush at the latest this long after an append: the most that visibility waits."""
     retention_ms: int | None = 7 * 24 * 3600 * 1000
-    """Delete segments last appended to longer ago than this; None keeps everything."""
+    """Delete segments last appended to longer ago than this; -1 keeps everything."""
     retention_bytes: int | None = None
-    """Delete the oldest segments while a partition is larger than this; None sets no limit."""
+    """Delete the oldest segments while a partition is larger than this; -1 sets no limit."""
     max_message_bytes: int = 8 << 20
-    """The largest batch a producer may send."""
+    """Largest batch that a producer may send."""
 
     def __post_init__(self) -> None:
         if self.flush not in FLUSH:
@@ -88,19 +92,22 @@ class ClientSecurity:
     """How a client of ours reaches brokers, and who it is to them; names files, holds no secret."""
 
     protocol: str = "PLAINTEXT"
-    """What the brokers' listener speaks."""
+    """Protocol of the brokers' listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     ca: str = ""
     """PEM file of the authorities that brokers' certificates are checked by; empty: those that the machine
     trusts."""
     certificate: str = ""
     """PEM file of the client's own certificate, where brokers want one."""
     key: str = ""
-    """Its key, which only its owner may read; empty: in the file of the certificate."""
+    """PEM file of the certificate's key, which only its owner may read; empty: in the certificate's file."""
     key_password_file: str = ""
     """A file with the password of the key, which only its owner may read."""
     min_version: str = "1.2"
+    """Oldest version of TLS: 1.2 or 1.3."""
     mechanism: str = "SCRAM-SHA-512"
+    """How the client logs in: SCRAM-SHA-256, SCRAM-SHA-512, PLAIN or OAUTHBEARER."""
     user: str = ""
+    """Name that the client logs in with."""
     password_file: str = ""
     """A file whose first line is the user's password, which only its owner may read. It is read at every
     login, so that a new password needs no restart."""
@@ -154,12 +161,12 @@ class OriginConfig:
     """Topics pulled all the time by the brokers themselves: names, or patterns with * ? and [...]. A pattern
     takes in what appears later; it leaves out internal topics and what the origin mirrors itself."""
     exclude: Sequence[str] = ()
-    """Names or patterns of topics that a pattern leaves out."""
+    """Names or patterns of topics that the patterns in `topics` leave out."""
     batch_topics: Sequence[str] = ()
     """Names or patterns of topics that get target partitions but are filled by the Spark batch mirror; it
     counts before `topics`."""
     max_bytes_per_second: int | None = None
-    """The most that one broker reads from this origin, all topics together; None sets no limit."""
+    """The most that one broker reads from this origin, all topics together; -1 sets no limit."""
     security: ClientSecurity = field(default_factory=ClientSecurity)
     """How this cluster's brokers reach the origin's, and who they are there."""
 
@@ -209,27 +216,30 @@ class ClientLimits:
     """What clients may take of one broker. The defaults keep it under 1 GiB whatever 2,000 of them do."""
 
     max_connections: int = 4_000
-    """More are closed as they come. A connection that does nothing costs about 3 KiB."""
+    """Most open connections; more are closed as they come. An idle connection costs about 3 KiB."""
     max_connections_per_address: int = 3_000
-    """Of them, from one client address: no single host can lock out all others."""
+    """Most open connections from one client address: no single host can lock out all others."""
     max_idle_ms: int = 10 * 60 * 1000
-    """Close a connection that for this long has sent no whole request and taken nothing of an answer. One
-    whose request waits here (a parked fetch, acks=all) is not idle. Kafka's default: clients know it."""
+    """Close a connection that for this long has sent no whole request and taken nothing of an answer. A
+    connection whose request waits (a parked fetch, acks=all) is not idle. The default is Kafka's: clients
+    know it."""
     max_frame_bytes: int = 64 << 20
-    """A larger request closes its connection before it is buffered: eight of the largest batches."""
+    """Largest request; a larger one closes its connection before it is buffered. The default is eight of the
+    largest batches."""
     max_queued_bytes: int = 1 << 20
     """A client that leaves more than this of its answers unread is not read from until it takes them. Records
     do not count: they are sent from the files."""
     max_queued_requests: int = 4_096
-    """The same for a client with this many requests that have no answer yet."""
+    """A client with this many requests without an answer is not read from until some are answered."""
     max_buffered_bytes: int = 128 << 20
-    """What all connections hold together: requests that are not whole or not served, answers that are not
-    taken, the size of each request without an answer, at least 4 KiB. Above it who holds more than a quarter
-    of an even share is not read, but for the oldest unfinished request, and who stalls for 10 s is closed. At
-    twice this, who leaves more than that unread is closed at once."""
+    """Most bytes that all connections hold together: requests that are not whole or not served, answers that
+    are not taken, the size of each request without an answer, at least 4 KiB. Above it a client that holds
+    more than a quarter of an even share is not read, but for the oldest unfinished request, and a client that
+    stalls for 10 s is closed. At twice this, a client that leaves more than such a quarter unread is closed
+    at once."""
 
     max_unauthenticated: int = 400
-    """Connections that have not proved yet who they are; beyond it the oldest of them is closed."""
+    """Most connections that have not proved yet who they are; beyond it the oldest of them is closed."""
     authentication_ms: int = 10_000
     """Close a connection that has not proved after this time who it is."""
 
@@ -251,15 +261,17 @@ class ListenerConfig:
     """An address that clients connect to, and what they are told of it."""
 
     listen: str
+    """HOST:PORT where clients of this listener connect; port 0 takes a free one."""
     advertised: str = ""
     """HOST:PORT at which clients of this listener find the broker; empty: `listen` itself. Port 0 stands for
     the port that was bound."""
     protocol: str = "PLAINTEXT"
-    """SSL: everything goes through TLS, with the certificate of [tls]. SASL: clients log in."""
+    """Protocol that clients speak: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. SSL is TLS with the
+    certificate of [tls]; SASL makes clients log in."""
     mechanisms: Sequence[str] = MECHANISMS
-    """How clients log in, where `protocol` asks for it."""
+    """Mechanisms that clients log in with, where `protocol` asks for a login."""
     client_certificates: str = "none"
-    """Whether clients of this listener show a certificate, which says who they are: wanted or required."""
+    """Certificates of this listener's clients, which say who they are: none, wanted or required."""
 
     @property
     def uses_tls(self) -> bool:
@@ -292,16 +304,18 @@ class TlsConfig:
     """Files in PEM, and what TLS connections must be."""
 
     certificate: str = ""
-    """Whom clients find: the certificate, behind it those of authorities up to one that clients know."""
+    """PEM file of the broker's certificate, behind it those of authorities up to one that clients know."""
     key: str = ""
-    """Its key, which only its owner may read; empty: in the file of the certificate."""
+    """PEM file of the certificate's key, which only its owner may read; empty: in the certificate's file."""
     key_password_file: str = ""
     """A file with the password of the key, which only its owner may read."""
     ca: str = ""
-    """Certificates of the authorities that count for others' certificates."""
+    """PEM file of the authorities that clients' certificates are checked by."""
     min_version: str = "1.2"
+    """Oldest version of TLS: 1.2 or 1.3."""
     principal_rules: Sequence[str] = ("DEFAULT",)
-    """Who a client is by the subject of its certificate, as Kafka's ssl.principal.mapping.rules."""
+    """Rules that turn the subject of a client's certificate into a name, as Kafka's
+    ssl.principal.mapping.rules."""
 
     def __post_init__(self) -> None:
         _check_choice("min_version", self.min_version, TLS_VERSIONS)
@@ -312,17 +326,18 @@ class OauthConfig:
     """Whose tokens count for logins by OAUTHBEARER."""
 
     issuer: str = ""
-    """What `iss` of a token must be."""
+    """Value that `iss` of a token must have."""
     audience: str = ""
-    """What must be in `aud` of a token: it was issued for this cluster."""
+    """Value that must be in `aud` of a token: the token was issued for this cluster."""
     jwks: str = ""
-    """Where the issuer's keys are, by HTTPS."""
+    """https:// address of the issuer's key set."""
     ca: str = ""
-    """PEM file of the authorities of that place; empty: those that the machine trusts."""
+    """PEM file of the authorities that the key set's server is checked by; empty: those that the machine
+    trusts."""
     principal_claim: str = "sub"
-    """What of a token names its user."""
+    """Claim of a token that names its user."""
     algorithms: Sequence[str] = ("RS256", "ES256")
-    """How a token may be signed."""
+    """Algorithms that a token may be signed with."""
 
     def __post_init__(self) -> None:
         for algorithm in self.algorithms:
@@ -341,7 +356,7 @@ class SecurityConfig:
     super_users: Sequence[str] = ()
     """Principals, such as User:admin, that may do everything whatever the lists say."""
     reauthenticate_ms: int | None = None
-    """How long a login holds; a client that has not proved again by then who it is, is closed. None: as long
+    """How long a login holds; a client that has not proved again by then who it is, is closed. -1: as long
     as its connection."""
 
     def __post_init__(self) -> None:
@@ -379,10 +394,11 @@ class BrokerConfig(ClientLimits):
     """One broker process."""
 
     broker_id: int
+    """Number of this broker, unique in its cluster."""
     cluster: str
     """Name of the cluster, for example dc1; also its ZooKeeper chroot."""
     listen: str = DEFAULT_LISTEN
-    """Where clients connect, unless there are `listeners`."""
+    """HOST:PORT where clients connect, unless there are `listeners`; port 0 takes a free one."""
     listeners: Mapping[str, ListenerConfig] = field(default_factory=dict)
     """Where clients of several kinds connect, by name; a cluster's brokers have the same names. The first is
     also where Millrace's own processes find this broker through ZooKeeper."""
@@ -397,34 +413,35 @@ class BrokerConfig(ClientLimits):
     """The brokers' file of `millrace zookeeper identities`, which only its owner may read; empty: ZooKeeper
     hears no name, and everybody may change what this broker writes there."""
     log_dir: str = "./data"
+    """Folder of the segment files; the running broker locks it."""
     default_partitions: int = 4
     """Partitions of a topic that is created without a number."""
     default_replicas: int = 1
-    """Replicas of each partition, of a topic that is created without a number."""
+    """Replicas of each partition of a topic that is created without a number."""
     rack: str = ""
-    """What this broker shares with those that fail together with it, such as a power supply: a partition's
-    replicas go to as many racks as there are. Empty: it fails alone."""
+    """Name of what this broker shares with those that fail together with it, such as a power supply. The
+    replicas of a partition go to as many racks as there are. Empty: it fails alone."""
     replica_lag_ms: int = 10_000
-    """A replica that has not on its disk what its leader had so long ago is not in sync any more."""
+    """A replica whose disk lacks what its leader had this long ago is not in sync any more."""
     replica_catch_up_bytes_per_second: int | None = None
     """The most that this broker copies of what its replicas lack of committed messages, all leaders together:
-    replicas in sync lack nothing and are not slowed. None sets no limit."""
+    replicas in sync lack nothing and are not slowed. -1 sets no limit."""
     replica_listener: str = ""
-    """The name of the listener through which the brokers copy from each other, and nobody through another
-    one; empty: any, and they find the first."""
+    """Name of the only listener through which brokers copy from each other; empty: they find the first, and
+    any serves them."""
     replica_client: ClientSecurity = field(default_factory=ClientSecurity)
     """How this broker reaches the others there, and who it is to them."""
     auto_create_topics: bool = False
     """Create a topic when a client asks for one that is not there and allows it. Off: a mistyped name is an
     error, not a new topic that collects messages nobody reads."""
     max_partitions_per_topic: int = 1_000
-    """Refuse to give a topic more. A topic is one ZooKeeper node of at most 1 MB, and every broker reads it
+    """Most partitions of a topic. A topic is one ZooKeeper node of at most 1 MB, and every broker reads it
     anew at each change: a partition takes 90 bytes of it, a mirrored one 220."""
     max_producer_ids: int = MAX_PRODUCER_IDS
     """Places for ids of idempotent producers, in all partitions together; a tenth of them in each. One
     principal takes at most half."""
     session_timeout_ms: int = 6_000
-    """ZooKeeper forgets a dead broker after this."""
+    """ZooKeeper forgets a dead broker after this time."""
     admin_hosts: Sequence[str] = ()
     """Addresses from which a mirror may be reset and its offsets translated, besides this machine itself and
     the addresses that the cluster's brokers are registered with."""
@@ -434,19 +451,19 @@ class BrokerConfig(ClientLimits):
     metrics_access: str = ""
     """A file of tokens (`millrace access`), of which one with the role `metrics` must be shown."""
     metrics_tls: bool = False
-    """Speak HTTPS there, with the certificate of [tls]."""
+    """Metrics and health speak HTTPS, with the certificate of [tls]."""
     group_min_session_timeout_ms: int = 6_000
-    """A consumer group's member may not ask to be given up sooner than this after its last heartbeat."""
+    """Smallest session timeout that a consumer group's member may ask for."""
     group_max_session_timeout_ms: int = 1_800_000
-    """Nor later than this."""
+    """Largest session timeout that a consumer group's member may ask for."""
     group_initial_rebalance_delay_ms: int = 500
     """An empty group waits this long after each member that joins, so that consumers which start together
     share one rebalance; 0 starts with the first."""
     group_max_size: int = 1_000
-    """Members of one group."""
+    """Most members of one group."""
     offsets_retention_minutes: int | None = 7 * 24 * 60
     """Delete what a group without members has committed, this long after its last member left or, where it
-    never had any, after the commit. None keeps it for ever."""
+    never had any, after the commit. -1 keeps it for ever."""
     log: LogConfig = field(default_factory=LogConfig)
     mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
     """Origin clusters by name."""
@@ -488,6 +505,31 @@ class BrokerConfig(ClientLimits):
         return self.listeners or {
             DEFAULT_LISTENER: ListenerConfig(listen=self.listen, advertised=self.listen)
         }
+
+
+def documentation_of(settings: type) -> Mapping[str, str]:
+    """Return the docstring of each field of a settings class of this file, of its bases too, as one line."""
+    return {
+        name: text
+        for cls in reversed(settings.__mro__)
+        for name, text in _docstrings().get(cls.__name__, {}).items()
+    }
+
+
+@cache
+def _docstrings() -> Mapping[str, Mapping[str, str]]:
+    """Class -> field -> docstring, from the source: Python keeps no docstrings of fields."""
+    found: dict[str, dict[str, str]] = {}
+    for statement in ast.parse(Path(__file__).read_bytes()).body:
+        if isinstance(statement, ast.ClassDef):
+            fields = found[statement.name] = {}
+            for pair in pairwise(statement.body):
+                match pair:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                        value=ast.Constant(value=str(text))
+                    ):
+                        fields[name] = " ".join(text.split())
+    return found
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.config import BrokerConfig, LogConfig
+from millrace.config import BrokerConfig, ListenerConfig, LogConfig, documentation_of
 from millrace.coordination.state import MIN_INSYNC_REPLICAS, BrokerAddress, TopicState, default_minimum
 from millrace.errors import BrokerError, ErrorCode
 from millrace.wire.admin_messages import ORIGINS, ConfigSource, ConfigType, DescribedConfig
@@ -39,11 +39,14 @@ class TopicSetting:
     broker_name: str
     """Kafka's name of the broker's own setting, which holds where a topic has none."""
     smallest: int
-    documentation: str
     unlimited: bool = False
     """True when -1 sets no limit."""
     bound: str | None = None
     """The broker's own setting that no topic may exceed."""
+
+    @property
+    def documentation(self) -> str:
+        return documentation_of(LogConfig)[self.field]
 
     def largest(self, broker: BrokerConfig) -> int:
         return _INT64_MAX if self.bound is None else int(getattr(broker, self.bound))
@@ -60,6 +63,10 @@ class OnlyValue:
     broker_name: str
     reason: str
 
+    @property
+    def documentation(self) -> str:
+        return f"There is no other value: {self.reason}."
+
 
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
@@ -72,58 +79,23 @@ class WithoutEffect:
     default: str | None = None
     """Value that holds in any case; None where none does."""
 
+    @property
+    def documentation(self) -> str:
+        return f"Without effect: {self.reason}."
+
     def takes(self, text: str) -> bool:
         return text in self.values if self.values else re.fullmatch(_FORMS[self.type], text) is not None
 
 
 # What else a new one changes is in docs/architecture.md, "How to add".
 SETTINGS: Mapping[str, TopicSetting] = {
-    "segment.bytes": TopicSetting(
-        "segment_bytes",
-        "log.segment.bytes",
-        1024,
-        "A partition's log begins a new file when one would exceed this.",
-    ),
-    "segment.ms": TopicSetting(
-        "segment_ms",
-        "log.roll.ms",
-        1,
-        "A partition's log begins a new file when one is older than this; -1: only by size.",
-        True,
-    ),
-    "flush.messages": TopicSetting(
-        "flush_messages",
-        "log.flush.interval.messages",
-        1,
-        "Messages are brought to the disk, and shown, after this many.",
-    ),
-    "flush.ms": TopicSetting(
-        "flush_ms",
-        "log.flush.interval.ms",
-        0,
-        "Messages are brought to the disk, and shown, this long after they came.",
-    ),
-    "retention.ms": TopicSetting(
-        "retention_ms",
-        "log.retention.ms",
-        0,
-        "Files are deleted this long after their last append; -1 keeps them.",
-        True,
-    ),
-    "retention.bytes": TopicSetting(
-        "retention_bytes",
-        "log.retention.bytes",
-        0,
-        "The oldest files of a partition larger than this are deleted; -1: none.",
-        True,
-    ),
-    "max.message.bytes": TopicSetting(
-        "max_message_bytes",
-        "message.max.bytes",
-        1,
-        "The largest batch that a producer may send.",
-        bound="max_frame_bytes",
-    ),
+    "segment.bytes": TopicSetting("segment_bytes", "log.segment.bytes", 1024),
+    "segment.ms": TopicSetting("segment_ms", "log.roll.ms", 1, unlimited=True),
+    "flush.messages": TopicSetting("flush_messages", "log.flush.interval.messages", 1),
+    "flush.ms": TopicSetting("flush_ms", "log.flush.interval.ms", 0),
+    "retention.ms": TopicSetting("retention_ms", "log.retention.ms", 0, unlimited=True),
+    "retention.bytes": TopicSetting("retention_bytes", "log.retention.bytes", 0, unlimited=True),
+    "max.message.bytes": TopicSetting("max_message_bytes", "message.max.bytes", 1, bound="max_frame_bytes"),
 }
 
 _ANY_TIME = "a batch may have any times"
@@ -206,13 +178,21 @@ BROKER_SETTINGS: Mapping[str, str] = {
 }
 """Kafka's name of a broker's setting -> its key in the broker's file."""
 
-BROKER_FIXED: Mapping[str, str] = {
-    "delete.topic.enable": "true",
-    "group.coordinator.rebalance.protocols": "classic",
-    **{one.broker_name: one.value for one in FIXED.values() if one.broker_name},
-    **{name: one.default for name, one in WITHOUT_EFFECT.items() if one.default is not None},
+_BROKER_ONLY = (
+    OnlyValue("true", "delete.topic.enable", "a client with the right to delete a topic may always do so"),
+    OnlyValue(
+        "classic", "group.coordinator.rebalance.protocols", "the group protocol of Kafka 4 is not served"
+    ),
+)
+BROKER_FIXED: Mapping[str, tuple[str, str]] = {
+    **{
+        one.broker_name: (one.value, one.documentation)
+        for one in (*_BROKER_ONLY, *FIXED.values())
+        if one.broker_name
+    },
+    **{name: (one.default, one.documentation) for name, one in WITHOUT_EFFECT.items() if one.default},
 }
-"""What a broker does in any case, by Kafka's names."""
+"""What a broker does in any case, by Kafka's names: the value, and its documentation."""
 
 
 LISTS = ("cleanup.policy",)
@@ -307,13 +287,13 @@ def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedCo
     yield _described(MIN_INSYNC_REPLICAS, synonyms, ConfigType.INT, words, read_only=False)
     for name, only in FIXED.items():
         synonyms = [(only.broker_name or name, only.value, ConfigSource.DEFAULT)]
-        yield _described(name, synonyms, ConfigType.STRING, f"There is no other value: {only.reason}.")
+        yield _described(name, synonyms, ConfigType.STRING, only.documentation)
     for name, idle in WITHOUT_EFFECT.items():
         synonyms = _own(topic, name)
         if idle.default is not None:
             synonyms.append((name, idle.default, ConfigSource.DEFAULT))
         if synonyms:
-            yield _described(name, synonyms, idle.type, f"Without effect: {idle.reason}.", read_only=False)
+            yield _described(name, synonyms, idle.type, idle.documentation, read_only=False)
     origins = ",".join(
         f"{number}={state.origin.cluster}/{state.origin.topic}-{state.origin.partition}"
         for number, state in topic.partitions.items()
@@ -337,22 +317,28 @@ def describe_broker(config: BrokerConfig, address: BrokerAddress | None) -> Iter
     for name, key in BROKER_SETTINGS.items():
         told = by_key[key]
         source, value = ConfigSource(told.config_source), told.value or ""
-        yield _described(name, [(name, value, source), (key, value, source)], ConfigType(told.config_type))
-    for name, value in BROKER_FIXED.items():
-        yield _described(name, [(name, value, ConfigSource.DEFAULT)], ConfigType.STRING)
-    listeners = config.named_listeners
+        synonyms = [(name, value, source), (key, value, source)]
+        yield _described(name, synonyms, ConfigType(told.config_type), told.documentation)
+    for name, (value, text) in BROKER_FIXED.items():
+        yield _described(name, [(name, value, ConfigSource.DEFAULT)], ConfigType.STRING, text)
+    listeners, texts = config.named_listeners, documentation_of(ListenerConfig)
     found = {} if address is None else {name: address.at(name) for name in listeners}
-    for name, values in {
-        "listeners": [f"{name}://{one.listen}" for name, one in listeners.items()],
-        "advertised.listeners": [f"{name}://{at[0]}:{at[1]}" for name, at in found.items() if at],
-        "listener.security.protocol.map": [f"{name}:{one.protocol}" for name, one in listeners.items()],
-    }.items():
-        yield _described(name, [(name, ",".join(values), ConfigSource.STATIC_BROKER)], ConfigType.LIST)
+    listened = [f"{name}://{one.listen}" for name, one in listeners.items()]
+    advertised = [f"{name}://{at[0]}:{at[1]}" for name, at in found.items() if at]
+    protocols = [f"{name}:{one.protocol}" for name, one in listeners.items()]
+    for name, values, text in (
+        ("listeners", listened, documentation_of(BrokerConfig)["listeners"]),
+        ("advertised.listeners", advertised, texts["advertised"]),
+        ("listener.security.protocol.map", protocols, texts["protocol"]),
+    ):
+        synonyms = [(name, ",".join(values), ConfigSource.STATIC_BROKER)]
+        yield _described(name, synonyms, ConfigType.LIST, text)
     yield from by_key.values()
 
 
 def _describe_file(config: Any, prefix: str = "") -> Iterator[DescribedConfig]:
     """Every setting of the broker's file, those of its sections by SECTION.NAME."""
+    texts = documentation_of(type(config))
     for field in dataclasses.fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -363,7 +349,7 @@ def _describe_file(config: Any, prefix: str = "") -> Iterator[DescribedConfig]:
         else:
             text, type_ = _text(value)
             source = ConfigSource.DEFAULT if value == field.default else ConfigSource.STATIC_BROKER
-            yield _described(name, [(name, text, source)], type_)
+            yield _described(name, [(name, text, source)], type_, texts[field.name])
 
 
 def _text(value: Any) -> tuple[str, ConfigType]:
@@ -383,7 +369,7 @@ def _described(
     name: str,
     synonyms: list[tuple[str, str, ConfigSource]],
     type_: ConfigType,
-    documentation: str | None = None,
+    documentation: str | None,
     *,
     read_only: bool = True,
 ) -> DescribedConfig:

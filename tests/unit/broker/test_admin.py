@@ -15,7 +15,7 @@ import pytest
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_settings import BROKER_SETTINGS, FIXED, SETTINGS
-from millrace.config import BrokerConfig, LogConfig
+from millrace.config import BrokerConfig, ListenerConfig, LogConfig, OriginConfig
 from millrace.coordination.state import REPLICATING, PartitionState, TopicState
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
@@ -114,7 +114,7 @@ def test_a_topics_settings_say_where_they_come_from(running: Setup) -> None:
     places = [(place.name, place.value, place.source) for place in found["flush.ms"].synonyms]
     assert places == [("log.flush.interval.ms", "1", FROM_FILE), ("log.flush.interval.ms", "100", DEFAULT)]
     assert (found["flush.ms"].config_type, found["cleanup.policy"].config_type) == (5, 2)
-    assert "the disk" in found["flush.ms"].documentation
+    assert found["flush.ms"].documentation.startswith("Flush at the latest this long after an append")
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -155,6 +155,25 @@ def test_a_broker_tells_what_its_file_says_and_answers_for_itself_only(running: 
         assert list(error_codes(ask(running, ApiKey.DESCRIBE_CONFIGS, 1, asked))) == [
             ErrorCode.INVALID_REQUEST
         ]
+
+
+def test_every_setting_of_a_broker_is_told_with_its_documentation(running: Setup) -> None:
+    origin = OriginConfig(bootstrap="a:1")
+    running.configure(listeners={"inside": ListenerConfig(listen="h:1")}, mirror={"dc1": origin})
+    found = running.settings("1", resource_type=BROKER)
+    assert [name for name, config in found.items() if not config.documentation] == []
+    assert [name for name, config in found.items() if "None" in config.documentation] == []
+    for name, text in {
+        "max_idle_ms": "Close a connection that for this long",
+        "connections.max.idle.ms": "Close a connection that for this long",
+        "log.segment_bytes": "Roll to a new segment",
+        "listeners.inside.listen": "HOST:PORT where clients of this listener",
+        "mirror.dc1.security.ca": "PEM file of the authorities",
+        "advertised.listeners": "HOST:PORT at which clients of this listener find the broker",
+        "log.cleanup.policy": "There is no other value",
+        "compression.type": "Without effect",
+    }.items():
+        assert found[name].documentation.startswith(text), name
 
 
 @pytest.mark.parametrize("kind", [BROKER_LOGGER, CLIENT_METRICS, GROUP])
