@@ -149,12 +149,12 @@ class Image:
         return [*self._words, "run", "--isolation", "chroot", self.container, "--", *words]
 
 
-def kill_all_in(folder: Path) -> None:
-    """End what still runs in a container: buildah ends before what it has started."""
-    for root in Path("/proc").glob("[0-9]*/root"):
-        with suppress(OSError):  # it has ended meanwhile
-            if root.readlink().is_relative_to(folder):
-                os.kill(int(root.parent.name), signal.SIGKILL)
+def kill_all_with(word: str) -> None:
+    """End the processes that have a word in their command line: buildah ends before what it has started."""
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # the process has ended meanwhile
+            if word.encode() in command.read_bytes().split(b"\0"):
+                os.kill(int(command.parent.name), signal.SIGKILL)
 
 
 def of_this_machine() -> Iterator[str]:
@@ -181,7 +181,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         image.container = image.buildah("from", "localhost/millrace:0.1.0")
         yield image
     finally:
-        kill_all_in(folder)
         with suppress(AssertionError):
             image.buildah("rm", "--all")
         shutil.rmtree(folder, ignore_errors=True)  # gigabytes
@@ -199,14 +198,14 @@ def test_the_image_runs_millrace_as_a_user_without_rights(image: Image) -> None:
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_registry_in_the_image_answers(image: Image) -> None:
-    port = free_port()
-    words = ("--listen", f"127.0.0.1:{port}", "--database-url", "sqlite:////var/lib/millrace/registry.db")
+    address = f"127.0.0.1:{free_port()}"
+    words = ("--listen", address, "--database-url", "sqlite:////var/lib/millrace/registry.db")
     command = image.running("timeout", "--kill-after=5", "300", "millrace", "registry", *words)
     process = start_for_the_test_run(command)
 
     def answers() -> bool:
         assert process.poll() is None
-        url = f"http://127.0.0.1:{port}/subjects"
+        url = f"http://{address}/subjects"
         with suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
             return bool(answer.read() == b"[]")
         return False
@@ -216,3 +215,4 @@ def test_a_registry_in_the_image_answers(image: Image) -> None:
     finally:
         process.terminate()
         process.wait(START_S)
+        kill_all_with(address)
