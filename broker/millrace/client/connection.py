@@ -29,7 +29,10 @@ _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Give up a response that comes slower than this once it has begun."""
 _LOGIN_SHARE = 0.8
 """Of the time that a login holds: then another connection takes its place."""
-_UNHEARD = "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT"
+_UNHEARD = (
+    "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT;"
+    " if it is older than this client, upgrade it first"
+)
 
 
 class ConnectionFailed(MillraceError):
