@@ -239,9 +239,14 @@ def test_a_new_leader_knows_every_id_and_shares_out_the_places_that_are_left(
         host, _, port = brokers.brokers[broker_id].address.rpartition(":")
         return Connection(host, int(port), client_id="one of many", timeout_s=20)
 
+    def wait_until_it_leads(leader: Connection) -> None:
+        probe = build_batch([Message(1, None, b"probe")])  # of no producer id: it takes no place
+        wait_until("it takes messages", lambda: produce(leader, "moved", [probe])[0][0] == 0)
+
     leader = wait_until("both replicas are in sync", lambda: led_by(1, 2))
     early = new_ids(PLACES, b"early")
     with connection(leader) as first:
+        wait_until_it_leads(first)
         stored = produce(first, "moved", early)
     assert [code for code, _ in stored] == [0] * (PLACES // 2) + [ErrorCode.NOT_ENOUGH_REPLICAS] * (
         PLACES // 2
@@ -249,8 +254,7 @@ def test_a_new_leader_knows_every_id_and_shares_out_the_places_that_are_left(
     brokers.brokers[leader].kill()
     wait_until("the other replica leads", lambda: led_by(3 - leader))
     with connection(3 - leader) as second:
-        probe = build_batch([Message(1, None, b"probe")])
-        wait_until("it takes messages", lambda: produce(second, "moved", [probe])[0][0] == 0)
+        wait_until_it_leads(second)
         codes = [code for code, _ in produce(second, "moved", new_ids(PLACES, b"late"))]
         assert codes == HALF_TAKEN
         again = produce(second, "moved", early[: PLACES // 2])
