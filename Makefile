@@ -29,7 +29,8 @@ test-slow: setup ## The sixty tests that take longest: kills again and again, a 
 check: setup ## Style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy broker/millrace broker/millrace_registry broker/millrace_audit broker/millrace_demo \
+	$(BIN)/mypy broker/millrace broker/millrace_broker broker/millrace_mirror broker/millrace_consumer broker/millrace_registry \
+	  broker/millrace_commands broker/millrace_audit broker/millrace_agent broker/millrace_demo \
 	  plugins/millrace_avro plugins/millrace_warehouse \
 	  plugins/millrace_spark plugins/pyspark_millrace plugins/millrace_airflow \
 	  plugins/millrace_airflow_plugin.py dags docs/examples tests
@@ -38,7 +39,7 @@ check: setup ## Style, types and layers
 sim: setup ## Histories of a replicated partition with crashes, lost disks and cuts, then each rule taken out [HISTORIES=n] [FIRST=seed]
 	$(BIN)/python -m tests.sim $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(FIRST),--first $(FIRST))
 
-lines: setup ## Lines of each folder beside its target
+lines: setup ## Lines of each package beside those of the last release
 	$(BIN)/python -m tests.lines
 
 up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C

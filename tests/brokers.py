@@ -14,9 +14,9 @@ from pathlib import Path
 from kazoo.exceptions import NodeExistsError
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
-from millrace.coordination.session import Session
 from millrace.records import BatchHeader, Record, iter_records, split_batches
 from millrace.wire.cluster_id import new_cluster_id
+from millrace.zookeeper.session import Session
 from tests.support import WAIT_S, Process, wait_until
 
 Start = Callable[..., Process]

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.consumer import Consumer, Message, MessageStream
+from millrace_consumer import Consumer, Message, MessageStream
 from tests.support import REPOSITORY, start_for_the_test_run
 
 SESSION_MS = 2000

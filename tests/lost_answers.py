@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionLoss
 
-from millrace.coordination.session import Session
+from millrace.zookeeper.session import Session
 
 
 class _Lost:

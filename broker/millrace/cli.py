@@ -18,26 +18,26 @@ from pathlib import Path
 import click
 
 from millrace import __version__
-from millrace.commands.help_texts import WHOLE, Group, keep_examples_whole
-from millrace.commands.printing import say
 from millrace.errors import MillraceError
+from millrace.help_texts import WHOLE, Group, keep_examples_whole
 from millrace.installation import missing_extra
 from millrace.logs import FORMATS, VERBOSE
+from millrace.printing import say
 
 COMMANDS = {
-    "access": "millrace.commands.access:access",
-    "acls": "millrace.commands.acls:acls",
-    "broker": "millrace.commands.broker:broker",
-    "brokers": "millrace.commands.brokers:brokers",
-    "consume": "millrace.commands.clients:consume",
-    "groups": "millrace.commands.groups:groups",
-    "log": "millrace.commands.log:log",
-    "mirror": "millrace.commands.mirror:mirror",
-    "produce": "millrace.commands.clients:produce",
-    "security": "millrace.commands.security:security",
-    "topics": "millrace.commands.topics:topics",
-    "users": "millrace.commands.users:users",
-    "zookeeper": "millrace.commands.zookeeper:zookeeper",
+    "access": "millrace_commands.access:access",
+    "acls": "millrace_commands.acls:acls",
+    "broker": "millrace_commands.broker:broker",
+    "brokers": "millrace_commands.brokers:brokers",
+    "consume": "millrace_commands.clients:consume",
+    "groups": "millrace_commands.groups:groups",
+    "log": "millrace_commands.log:log",
+    "mirror": "millrace_mirror.commands:mirror",
+    "produce": "millrace_commands.clients:produce",
+    "security": "millrace_commands.security:security",
+    "topics": "millrace_commands.topics:topics",
+    "users": "millrace_commands.users:users",
+    "zookeeper": "millrace_commands.zookeeper:zookeeper",
 }
 
 

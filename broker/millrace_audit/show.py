@@ -8,7 +8,7 @@ from datetime import datetime
 
 from rich.table import Table
 
-from millrace.commands.printing import say, show, text
+from millrace.printing import say, show, text
 from millrace_audit.answer import Bad, Completeness, Window, by_hour, tiers_of
 from millrace_audit.reports.ranges import in_words
 

@@ -18,9 +18,9 @@ import click
 from rich.console import Console
 
 from millrace import config as settings
-from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
 from millrace.installation import require, shipped
+from millrace.printing import say
 from millrace.signals import interruptible
 from millrace.urls import without_secret
 

@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from millrace.commands.broker import run
+from millrace.client.runs import OffsetRules, Run, runs_of
 from millrace.config import BrokerConfig, load
-from millrace.mirror import puller
-from millrace.mirror.runs import OffsetRules, Run, runs_of
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition
-from millrace.storage import staging
 from millrace.wire.fetch import FetchedPartition
+from millrace_broker.storage import staging
+from millrace_commands.broker import run
+from millrace_mirror import puller
 
 log = logging.getLogger(__name__)
 

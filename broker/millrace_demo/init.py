@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from millrace.commands.help_texts import Group
-from millrace.commands.printing import say
 from millrace.errors import MillraceError
+from millrace.help_texts import Group
 from millrace.installation import shipped
+from millrace.printing import say
 from millrace.topics_file import VARIABLE, read_policies
 from millrace_registry.directory import AUDIT_HEADER
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from millrace.errors import MillraceError
-from millrace_audit.agent.rotation import is_replaced, open_again, open_next
+from millrace_agent.rotation import is_replaced, open_again, open_next
 
 log = logging.getLogger("millrace.access-log")
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.console import Console
 
-from millrace.commands.printing import text
+from millrace.printing import text
 from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
 from millrace_audit.reports.messages import TABLE
 from millrace_audit.show import narrow_table, styled

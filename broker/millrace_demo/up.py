@@ -18,12 +18,8 @@ from pathlib import Path
 
 from millrace import topics_file
 from millrace.client.cluster_client import ClusterClient
-from millrace.commands.security import install
 from millrace.config import OFFLINE_AUDIT_TOPIC, ClientSecurity, LogConfig, parse_address
-from millrace.coordination.embedded import HEAP_MB
-from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
-from millrace.mirror.adopt import adopt
 from millrace.process import Child
 from millrace.security.certificates import read_secret
 from millrace.security.client import VARIABLE
@@ -31,8 +27,12 @@ from millrace.security.folder import HOSTS, SecurityFolder
 from millrace.service.access import add_entry
 from millrace.topics_file import read_policies
 from millrace.urls import with_password
+from millrace.zookeeper.embedded import HEAP_MB
+from millrace.zookeeper.session import Session
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
+from millrace_commands.security import install
+from millrace_mirror.adopt import adopt
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0

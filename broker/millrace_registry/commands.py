@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.commands.help_texts import Group
-from millrace.commands.printing import say, show, text
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
+from millrace.help_texts import Group
 from millrace.logs import start_logging
+from millrace.printing import say, show, text
 from millrace.service.access import AccessList
 from millrace.service.options import door_options, tls_of
 from millrace_registry import directory as folder
@@ -86,8 +86,8 @@ def registry(
     key: str,
 ) -> None:
     """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
-    from millrace.coordination.session import Session
     from millrace.service.web import WebServer
+    from millrace.zookeeper.session import Session
     from millrace_registry.app import create_app
     from millrace_registry.handed_out import HandedOut
     from millrace_registry.store import Store

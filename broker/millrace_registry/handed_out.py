@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 
 from kazoo.exceptions import BadVersionError, NodeExistsError
 
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError
+from millrace.zookeeper.session import Session
 from millrace_registry.errors import ErrorCode, RegistryError
 
 _log = logging.getLogger("millrace.registry")

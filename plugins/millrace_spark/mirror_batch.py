@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.examine import FETCH_BYTES, fetch, offset_rules
+from millrace.client.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.config import ClientSecurity
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
-from millrace.mirror.examine import FETCH_BYTES, fetch, offset_rules
-from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.fetch import FetchedPartition, error_name

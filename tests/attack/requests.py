@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 from kio.index import KioIndexError, load_request_schema
 from kio.serial import entity_writer
 
-from millrace.mirror.translation import TranslateOffsetsRequest
 from millrace.records import Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.messages import seal
 from millrace.records.mirror_position import Origin
-from millrace.storage.staging import MAX_FILLER_RATIO
 from millrace.wire import mirror_append
 from millrace.wire.codec import encode
 from millrace.wire.messages import ApiKey
@@ -39,6 +37,8 @@ from millrace.wire.replica import (
     encode_fetch,
 )
 from millrace.wire.unclean_election import ElectUncleanRequest
+from millrace_broker.storage.staging import MAX_FILLER_RATIO
+from millrace_mirror.translation import TranslateOffsetsRequest
 
 TOPIC = "attacked"
 FORGED = "forged"

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from millrace.client.connection import Connection as OwnConnection
 from millrace.config import ClientSecurity, TlsConfig
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
 from millrace.errors import MillraceError
 from millrace.security.certificates import client_context
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.users import Users
 from tests.attack.requests import frame
 from tests.attack.run import MORE_MEMORY_BYTES, Attack, Connection, Outcome
 from tests.bench.replay import cpu_seconds, rss_bytes

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from millrace.client.cluster_client import LATEST, ClusterClient
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import PartitionState
+from millrace.zookeeper.topic_state import PartitionState
+from millrace_broker.coordination.cluster import Cluster
 from tests.brokers import TestCluster
 from tests.support import Process, wait_until
 

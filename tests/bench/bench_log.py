@@ -17,7 +17,7 @@ from pathlib import Path
 
 from millrace.config import LogConfig
 from millrace.records import Message, build_batch
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.storage.partition_log import PartitionLog
 
 MB = 1 << 20
 PER_APPEND_BYTES = MB

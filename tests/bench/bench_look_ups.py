@@ -17,9 +17,9 @@ from pathlib import Path
 
 from millrace.config import LogConfig
 from millrace.records import HEADER_BYTES, Message, batch_crc, build_batch
-from millrace.storage.landmarks import Landmarks
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.reading import RecentPositions
+from millrace_broker.storage.landmarks import Landmarks
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.reading import RecentPositions
 from tests.bench.halves import PAGE, write_half
 
 TEXT = """# Look-ups in one segment

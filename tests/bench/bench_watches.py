@@ -17,8 +17,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import BrokerAddress, TopicState, encode_topic
+from millrace.zookeeper.topic_state import BrokerAddress, TopicState, encode_topic
+from millrace_broker.coordination.cluster import Cluster
 from tests.bench.broker import meter
 from tests.bench.broker.report import table
 from tests.support import Process

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.groups.holding import coordinator_of
+from millrace_broker.groups.holding import coordinator_of
 from tests.brokers import TestCluster
 from tests.compat.groups import feed, fill
 from tests.compat.java_console import tool

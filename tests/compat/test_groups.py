@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from millrace.groups.holding import coordinator_of
+from millrace_broker.groups.holding import coordinator_of
 from tests.brokers import TestCluster
 from tests.compat.clients import KCAT, kcat
 from tests.compat.groups import Members, feed, fill

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
-from millrace.security.scram import make_credential
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.users import Users
+from millrace_broker.security.scram import make_credential
 from tests.brokers import free_port
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker

@@ -19,13 +19,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.coordination.embedded import find_java
 from millrace.wire import fetch, produce
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition
 from millrace.wire.fields import fields_of
 from millrace.wire.messages import ApiKey
 from millrace.wire.produce import ProducedPartition
+from millrace.zookeeper.embedded import find_java
 from tests.peers import maven
 from tests.support import ROUNDS, start_for_the_test_run
 from tests.unit.wire.test_messages import CASES, Case, drawn

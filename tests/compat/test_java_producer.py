@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millrace.coordination.embedded import find_java
+from millrace.zookeeper.embedded import find_java
 from tests.audit_world import audit_of_one_origin
 from tests.integration.test_audit import World
 from tests.peers import maven

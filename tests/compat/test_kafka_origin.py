@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 
 from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.config import BrokerConfig, load
-from millrace.coordination.cluster import Cluster
-from millrace.mirror.status import MirrorRow, MirrorStatus
+from millrace_broker.coordination.cluster import Cluster
+from millrace_mirror.status import MirrorRow, MirrorStatus
 from millrace_spark.jobs.mirror import mirror_topics
 from millrace_warehouse.verbs import Mirror
 from tests.brokers import Contents, TestCluster, read_topic, wait_for_values

@@ -25,9 +25,9 @@ import confluent_kafka
 import pytest
 from click.testing import CliRunner
 
-from millrace.commands.topics import topics
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import PartitionState
+from millrace.zookeeper.topic_state import PartitionState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_commands.topics import topics
 from tests.brokers import TestCluster
 from tests.compat.clients import Delivered
 from tests.peers.kafka import kafka_tool_command

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from millrace.handlers import all_apis
+from millrace_broker.handlers import all_apis
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import BEGINNING, CODECS, CONFLUENT, assert_reads_exactly

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from millrace.coordination.embedded import JAVA_OPTIONS, find_jars, find_java
+from millrace.zookeeper.embedded import JAVA_OPTIONS, find_jars, find_java
 from tests.support import START_S, start_for_the_test_run
 from tests.unit.deploy.files import (
     DEPLOY,

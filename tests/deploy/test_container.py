@@ -21,7 +21,7 @@ import yaml
 
 from millrace.cli import cli
 from millrace.config import BrokerConfig, load
-from millrace.coordination.embedded import find_jars, find_java
+from millrace.zookeeper.embedded import find_jars, find_java
 from tests.brokers import free_port
 from tests.support import REPOSITORY, START_S, start_for_the_test_run, wait_until
 from tests.unit.deploy.files import DEPLOY

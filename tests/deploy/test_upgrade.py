@@ -18,10 +18,10 @@ from zipfile import ZipFile
 
 import pytest
 
-from millrace.client.broker_admin import count_moving, move_replicas
 from millrace.client.cluster_client import ClusterClient
-from millrace.coordination.cluster import Cluster
 from millrace.errors import InvalidReplicationFactor
+from millrace_broker.coordination.cluster import Cluster
+from millrace_commands.broker_admin import count_moving, move_replicas
 from tests.brokers import TestCluster, free_port
 from tests.conftest import Start
 from tests.integration.faults.ledger import Ledger

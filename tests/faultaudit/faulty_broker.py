@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from millrace.commands.broker import run
+from millrace.client.runs import OffsetRules, Run, runs_of
 from millrace.config import BrokerConfig, load
-from millrace.mirror import puller
-from millrace.mirror.runs import OffsetRules, Run, runs_of
 from millrace.records.mirror_position import MirrorPosition
-from millrace.storage import staging
-from millrace.storage.staging import check_progress
 from millrace.wire.fetch import FetchedPartition
+from millrace_broker.storage import staging
+from millrace_broker.storage.staging import check_progress
+from millrace_commands.broker import run
 from millrace_demo.faulty_broker import replace_function
+from millrace_mirror import puller
 from tests.faultaudit.batches import EDITS, NEEDED
 
 HELD_S = 0.05

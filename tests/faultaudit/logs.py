@@ -10,7 +10,7 @@ from pathlib import Path
 
 from millrace.records import MIN_CONTROL_BYTES, BatchHeader, control_batch_of_size, split_batches
 from millrace.records.header import STAMP
-from millrace.storage.segment import segment_paths
+from millrace_broker.storage.segment import segment_paths
 
 
 def edit(folder: Path, change: Callable[[Sequence[bytes]], list[bytes]]) -> None:

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
-from millrace.client.broker_admin import count_moving, move_replicas
 from millrace_audit.answer import Verdict
 from millrace_audit.auditor.topic_view import STANDS_MS
 from millrace_audit.reports.messages import OFFLINE
+from millrace_commands.broker_admin import count_moving, move_replicas
 from tests.faultaudit.row import HOME, Row
 from tests.faultaudit.stage import Says, Stage
 from tests.support import WAIT_S, run_millrace, wait_until

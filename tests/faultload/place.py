@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from millrace.coordination.cluster import Cluster
+from millrace_broker.coordination.cluster import Cluster
 from tests.peers.spark_cluster import CONF, SparkCluster
 from tests.support import START_S, Process, wait_until
 from tests.warehouses import TestSite

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from confluent_kafka import Producer
 
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import NO_LEADER
+from millrace.zookeeper.topic_state import NO_LEADER
+from millrace_broker.coordination.cluster import Cluster
 from tests.brokers import read_partition
 from tests.faultaudit.row import HOME
 from tests.faultrestore.scene import Copy, Lost, Scene, Wrong

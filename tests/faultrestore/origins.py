@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.client.cluster_client import LATEST
-from millrace.coordination.cluster import Cluster
 from millrace_audit.answer import Verdict
 from millrace_audit.reports.messages import AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE
+from millrace_broker.coordination.cluster import Cluster
 from tests.brokers import read_partition
 from tests.faultaudit.batches import BATCH, url
 from tests.faultaudit.row import HOME

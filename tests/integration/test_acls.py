@@ -19,14 +19,14 @@ from confluent_kafka import KafkaError, KafkaException
 
 from millrace.client.connection import Connection, ConnectionFailed
 from millrace.config import ClientSecurity
-from millrace.coordination.acls import AclStore
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
 from millrace.records import Message, build_batch
-from millrace.security.acls import Pattern, Rule
-from millrace.security.rights import Operation
-from millrace.security.rights import ResourceType as Types
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.acls import AclStore
+from millrace_broker.security.acls import Pattern, Rule
+from millrace_broker.security.rights import Operation
+from millrace_broker.security.rights import ResourceType as Types
 from tests.brokers import free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.wire import produce_body

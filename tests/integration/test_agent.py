@@ -24,7 +24,7 @@ import fastavro
 import httpx
 import pytest
 
-from millrace_audit.agent.intake import MAX_BATCH, MAX_EVENT_BYTES
+from millrace_agent.intake import MAX_BATCH, MAX_EVENT_BYTES
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.event import PREFIX_BYTES, read_header
 from millrace_audit.reports.messages import FOR_EVER, Hello, Report, schema_file
@@ -308,7 +308,7 @@ def test_events_that_the_brokers_refuse_are_kept_and_sent_once_they_take_them(wo
 
 WITH_THREE_WINDOWS = """
 import millrace.cli
-from millrace_audit.agent import carrier
+from millrace_agent import carrier
 carrier.CHUNK_EVENTS, carrier.MOST_OPEN_WINDOWS = 1, 3
 millrace.cli.main()
 """

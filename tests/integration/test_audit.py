@@ -27,8 +27,8 @@ from confluent_kafka import Producer
 
 from millrace.cli import cli
 from millrace.client.cluster_client import LATEST
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError
+from millrace.zookeeper.session import Session
 from millrace_audit.answer import Completeness, NewestLoad, Window, utc
 from millrace_audit.client import changes, completeness
 from millrace_audit.producer import AuditedProducer

@@ -20,9 +20,9 @@ import fastavro
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from millrace.coordination.session import Session
 from millrace.errors import ConfigError, MillraceError
 from millrace.wire.cluster_id import WrongCluster
+from millrace.zookeeper.session import Session
 from millrace_audit import producer as producer_module
 from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
 from millrace_audit.reports.counts import WINDOW_MS

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from millrace.cli import cli
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError
+from millrace.zookeeper.session import Session
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import NOTHING, AuditCodec, AuditRecord, Count, Heartbeat, Origin, Report

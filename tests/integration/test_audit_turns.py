@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from kazoo.client import KazooClient
 
-from millrace.coordination.session import Session
+from millrace.zookeeper.session import Session
 from millrace_audit.reader.turn_taker import KEPT_MS, Holder, TurnTaker
 from millrace_audit.reports.turns import Seat, Turn, TurnBook, read_turns
 from tests.support import wait_until

@@ -7,9 +7,9 @@ import struct
 import time
 from pathlib import Path
 
-from millrace.broker.standstill import STANDSTILL_S
 from millrace.client.cluster_client import LATEST
 from millrace.wire.messages import ApiKey
+from millrace_broker.partitions.standstill import STANDSTILL_S
 from tests.brokers import TestBroker, TestCluster
 from tests.conftest import Start
 from tests.integration.faults.wire import PRODUCE_VERSION, Wire, batch, frame, produce_body

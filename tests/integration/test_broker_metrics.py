@@ -16,13 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import parse_address
-from millrace.coordination.groups import CommittedOffset, ConsumerRegistry, GroupKind
-from millrace.coordination.session import Session
 from millrace.records import Message, build_batch
 from millrace.service.monitoring import MAX_REQUESTS
 from millrace.wire.codec import encode
 from millrace.wire.group_messages import FindCoordinatorRequest, LeaveGroupRequest
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.groups import CommittedOffset, ConsumerRegistry, GroupKind
 from tests.bench.replay import produce_request
 from tests.brokers import Start, TestCluster, free_port, read_topic
 from tests.support import wait_until

@@ -19,7 +19,6 @@ from kio.serial import entity_reader
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import ErrorCode, TopicAlreadyExists, UnknownTopicOrPartition
-from millrace.handlers import all_apis
 from millrace.records import Message, build_batch, split_batches
 from millrace.wire.codec import decode, encode
 from millrace.wire.group_messages import FindCoordinatorResponse
@@ -30,6 +29,7 @@ from millrace.wire.messages import (
     MetadataRequest,
     MetadataResponse,
 )
+from millrace_broker.handlers import all_apis
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import BEGINNING, CONFLUENT
 from tests.support import Process, run_millrace, wait_until

@@ -25,9 +25,9 @@ import pytest
 
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.config import load
-from millrace.coordination.node_rights import load_identity
 from millrace.security.client import load_client
 from millrace.security.folder import SecurityFolder
+from millrace.zookeeper.node_rights import load_identity
 from millrace_demo.up import UpConfig, make_tokens, roles_of
 from tests import postgres
 from tests.brokers import free_port

@@ -19,10 +19,6 @@ from uuid import UUID
 import pytest
 from kazoo.client import KazooClient
 
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.embedded import ZooKeeper
-from millrace.coordination.session import OPERATION_SECONDS
-from millrace.coordination.state import BrokerAddress, OriginRecreated, TopicState
 from millrace.errors import (
     ConfigError,
     MillraceError,
@@ -31,6 +27,11 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.records.mirror_position import Origin
+from millrace.zookeeper.embedded import ZooKeeper
+from millrace.zookeeper.session import OPERATION_SECONDS
+from millrace.zookeeper.topic_state import BrokerAddress, TopicState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.coordination.new_partitions import OriginRecreated
 from tests.lost_answers import lose_one_answer
 from tests.support import WAIT_S, wait_until
 
@@ -171,8 +172,8 @@ def test_an_id_held_by_a_live_broker_is_refused_in_one_line(members: list[Member
 
 CRASHER = """
 import os, signal, socket, sys
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import BrokerAddress
+from millrace_broker.coordination.cluster import Cluster
+from millrace.zookeeper.topic_state import BrokerAddress
 listener = socket.create_server(("127.0.0.1", int(sys.argv[3])))
 cluster = Cluster.connect(sys.argv[1], sys.argv[2], session_timeout_ms=30000)
 cluster.register_broker(7, BrokerAddress("127.0.0.1", listener.getsockname()[1]))
@@ -393,7 +394,7 @@ def test_an_id_taken_over_by_a_live_broker_is_reported_without_hurry(
 
 
 def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.coordination.session.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("millrace.zookeeper.session.CONNECT_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     began = time.monotonic()

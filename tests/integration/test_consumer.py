@@ -19,11 +19,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[att
 from kazoo.client import KazooClient
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
-from millrace.consumer import Consumer, MessageStream, NotOwner
-from millrace.consumer.assignment import assign
-from millrace.consumer.puller import ConsumerPuller
-from millrace.coordination.groups import ConsumerRegistry, GroupKind, StreamsMember, stream_name
 from millrace.errors import BrokerError, CorruptMessage, InconsistentGroupKind, MillraceError
+from millrace_broker.coordination.groups import ConsumerRegistry, GroupKind, StreamsMember, stream_name
+from millrace_consumer import Consumer, MessageStream, NotOwner
+from millrace_consumer.assignment import assign
+from millrace_consumer.puller import ConsumerPuller
 from tests.brokers import TestCluster
 from tests.consuming import SESSION_MS, ConsumerProcess, Proxy, Reader
 from tests.support import ROUNDS, WAIT_S, wait_until
@@ -45,8 +45,8 @@ def cluster(start_for_module: Start, zookeeper: str, tmp_path_factory: pytest.Te
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For answers on their way when a consumer is closed, and for partitions that are not given up yet."""
-    monkeypatch.setattr("millrace.consumer.puller.FETCH_WAIT_MS", 50)
-    monkeypatch.setattr("millrace.consumer.rebalance.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("millrace_consumer.puller.FETCH_WAIT_MS", 50)
+    monkeypatch.setattr("millrace_consumer.rebalance.RETRY_SECONDS", 0.02)
 
 
 class Site:
@@ -363,9 +363,9 @@ def test_what_is_done_is_committed_from_time_to_time(site: Site) -> None:
 def test_a_partition_is_handed_over_when_the_message_in_hand_is_done_or_patience_ends(
     site: Site, monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
-    monkeypatch.setattr("millrace.consumer.rebalance.HAND_OVER_SECONDS", patience)
+    monkeypatch.setattr("millrace_consumer.rebalance.HAND_OVER_SECONDS", patience)
     names = iter("zyx")  # the first in the alphabet reads the only partition: whoever came last
-    monkeypatch.setattr("millrace.consumer.registration.secrets.token_hex", lambda _: next(names))
+    monkeypatch.setattr("millrace_consumer.registration.secrets.token_hex", lambda _: next(names))
     site.create(1)
     site.produce(3)
     consumer = site.consumer()
@@ -402,7 +402,7 @@ def test_a_seek_while_the_partition_is_given_up_is_refused_not_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = iter("zy")  # the second takes the only partition over
-    monkeypatch.setattr("millrace.consumer.registration.secrets.token_hex", lambda _: next(names))
+    monkeypatch.setattr("millrace_consumer.registration.secrets.token_hex", lambda _: next(names))
     site.create(1)
     site.produce(3)
     consumer = site.consumer()
@@ -427,9 +427,9 @@ def test_a_seek_while_the_partition_is_given_up_is_refused_not_lost(
 def test_partitions_that_were_claimed_before_a_failure_are_given_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.consumer.rebalance.MAX_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("millrace_consumer.rebalance.MAX_RETRY_SECONDS", 0.05)
     names = iter("ab")
-    monkeypatch.setattr("millrace.consumer.registration.secrets.token_hex", lambda _: next(names))
+    monkeypatch.setattr("millrace_consumer.registration.secrets.token_hex", lambda _: next(names))
     site.create(4)
     consumer = site.consumer()
     registry, offsets = consumer._registry, consumer._registry.offsets
@@ -450,7 +450,7 @@ def test_partitions_that_were_claimed_before_a_failure_are_given_up(
 def test_a_registration_that_was_not_answered_is_tried_again_under_its_id(
     site: Site, monkeypatch: pytest.MonkeyPatch, applied: bool
 ) -> None:
-    monkeypatch.setattr("millrace.consumer.rebalance.MAX_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("millrace_consumer.rebalance.MAX_RETRY_SECONDS", 0.05)
     site.create(1)
     site.produce(1)
     consumer = site.consumer()

@@ -12,15 +12,6 @@ from uuid import UUID
 import pytest
 from kazoo.client import KazooClient
 
-from millrace.coordination.groups import (
-    CommittedOffset,
-    ConsumerRegistry,
-    Fence,
-    GroupKind,
-    NotOwner,
-    StreamsMember,
-)
-from millrace.coordination.session import Session
 from millrace.errors import (
     GroupNotEmpty,
     InconsistentGroupKind,
@@ -28,6 +19,15 @@ from millrace.errors import (
     NotCoordinator,
     RequestTimedOut,
     UnknownGroup,
+)
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.groups import (
+    CommittedOffset,
+    ConsumerRegistry,
+    Fence,
+    GroupKind,
+    NotOwner,
+    StreamsMember,
 )
 from tests.consuming import Proxy
 from tests.support import WAIT_S, wait_until
@@ -218,7 +218,7 @@ def test_what_is_too_large_for_one_transaction_is_written_in_several(registry: C
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction holds ten changes or so."""
-    monkeypatch.setattr("millrace.coordination.groups.MAX_PART_BYTES", 2000)
+    monkeypatch.setattr("millrace_broker.coordination.groups.MAX_PART_BYTES", 2000)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -494,7 +494,7 @@ def test_a_group_is_moved_only_while_it_has_no_consumer(lives: tuple[Life, Life]
 def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
     lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.coordination.session.OPERATION_SECONDS", 0.3)
+    monkeypatch.setattr("millrace.zookeeper.session.OPERATION_SECONDS", 0.3)
     ours = lives[0]
     ours.session.client.stop()  # nothing answers from now on
     began = time.monotonic()
@@ -506,7 +506,7 @@ def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
 def test_what_could_not_be_asked_of_a_zookeeper_that_was_away_is_not_done_later(
     zookeeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.coordination.session.OPERATION_SECONDS", 0.3)
+    monkeypatch.setattr("millrace.zookeeper.session.OPERATION_SECONDS", 0.3)
     way = Proxy(zookeeper)
     session = Session.connect(way.address, timeout_ms=10_000)
     cluster = f"groups-{uuid.uuid4().hex[:8]}"

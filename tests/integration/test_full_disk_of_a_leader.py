@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.coordination.cluster import Cluster
+from millrace_broker.coordination.cluster import Cluster
 from tests.brokers import TestCluster
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.small_disk import empty, fill_bytes, small_disk

@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.coordination.session import Session
 from millrace.errors import ErrorCode
-from millrace.groups.holding import coordinator_of
 from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
 from millrace.wire.fields import Topic
@@ -30,6 +28,8 @@ from millrace.wire.group_messages import (
     OffsetFetchResponse,
 )
 from millrace.wire.messages import ApiKey, TopicPartitions
+from millrace.zookeeper.session import Session
+from millrace_broker.groups.holding import coordinator_of
 from tests.brokers import TestCluster
 from tests.compat.groups import Members, feed
 from tests.integration.faults.wire import Wire, frame

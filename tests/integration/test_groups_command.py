@@ -18,9 +18,9 @@ from confluent_kafka import Producer
 from millrace.cli import cli
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.group_client import GroupClient
-from millrace.client.message_counts import count_messages, offset_of_last
-from millrace.consumer import Consumer
 from millrace.errors import GroupNotEmpty, MillraceError
+from millrace_commands.message_counts import count_messages, offset_of_last
+from millrace_consumer import Consumer
 from tests.brokers import TestCluster
 from tests.support import WAIT_S, Process, wait_until
 

@@ -11,14 +11,14 @@ import pytest
 from kio.index import load_response_schema
 from kio.serial import entity_reader
 
-from millrace.coordination.groups import CommittedOffset, encode_offset
-from millrace.coordination.session import Session
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
 from millrace.wire.fields import Topic
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse, TopicPartitions
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.groups import CommittedOffset, encode_offset
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.wire import Wire
 from tests.support import Process, wait_until

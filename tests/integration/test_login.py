@@ -20,11 +20,11 @@ from scramp import ScramClient
 from millrace.client.connection import Connection, ConnectionFailed
 from millrace.client.metadata import VERSION as METADATA_VERSION
 from millrace.client.metadata import decode_response, encode_request
-from millrace.coordination.session import Session
 from millrace.errors import ErrorCode
 from millrace.wire import security_messages as messages
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.session import Session
 from tests.brokers import free_port, read_topic
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker

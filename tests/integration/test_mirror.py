@@ -17,14 +17,14 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.examine import fetch, offset_rules
+from millrace.client.runs import OffsetRules, Run, beginning, runs_of
 from millrace.config import BrokerConfig, load
-from millrace.coordination.cluster import Cluster
 from millrace.errors import BrokerError, PolicyViolation
-from millrace.mirror.examine import fetch, offset_rules
-from millrace.mirror.runs import OffsetRules, Run, beginning, runs_of
-from millrace.mirror.status import MirrorRow, MirrorStatus
 from millrace.records.mirror_position import Origin, PositionMismatch
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from millrace_broker.coordination.cluster import Cluster
+from millrace_mirror.status import MirrorRow, MirrorStatus
 from tests.brokers import TestCluster, read_topic, wait_for_values
 from tests.compat.clients import CLIENTS, CODECS, CONFLUENT, KafkaClient, assert_reads_exactly
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until

@@ -15,15 +15,15 @@ import confluent_kafka
 import pytest
 from click.testing import CliRunner
 
-from millrace.commands.brokers import brokers
-from millrace.commands.topics import topics
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import PartitionState
 from millrace.errors import ErrorCode
-from millrace.replication.leader_thread import ANSWER_BYTES
-from millrace.storage.comparison import compare
 from millrace.wire import admin_messages as messages
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.topic_state import PartitionState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.replication.leader_thread import ANSWER_BYTES
+from millrace_broker.storage.comparison import compare
+from millrace_commands.brokers import brokers
+from millrace_commands.topics import topics
 from tests.brokers import TestCluster
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import PLAIN, NumberedProducer, Reader, run, run_until_stored

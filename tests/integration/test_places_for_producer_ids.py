@@ -19,13 +19,13 @@ import pytest
 
 from millrace.client.connection import Connection
 from millrace.config import ClientSecurity
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
-from millrace.storage.producer_state import RETRIED_S
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.coordination.users import Users
+from millrace_broker.storage.producer_state import RETRIED_S
 from tests.brokers import TestCluster, free_port
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.logins import scram_settings

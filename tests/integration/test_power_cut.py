@@ -20,8 +20,8 @@ import pytest
 from millrace.client.cluster_client import LATEST
 from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import Origin
-from millrace.storage.reading import RecentPositions
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from millrace_broker.storage.reading import RecentPositions
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import CONFLUENT
 from tests.integration.faults.disk import Disk

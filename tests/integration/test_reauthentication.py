@@ -16,9 +16,9 @@ import pytest
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.connection import Connection, ConnectionFailed
 from millrace.config import ClientSecurity
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
 from millrace.errors import ErrorCode
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.users import Users
 from tests.brokers import free_port, read_topic
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker

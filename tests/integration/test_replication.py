@@ -27,12 +27,12 @@ import confluent_kafka.admin
 import pytest
 
 from millrace.client.cluster_client import EARLIEST, LATEST
-from millrace.consumer import Consumer
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import NO_LEADER, PartitionState
 from millrace.errors import MillraceError
-from millrace.storage.comparison import Comparison, compare
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.storage.comparison import Comparison, compare
+from millrace_consumer import Consumer
 from tests import consuming
 from tests.brokers import TestCluster, read_partition, read_topic, wait_for_values
 from tests.consuming import BACK, THERE, Proxy

@@ -12,13 +12,13 @@ import pytest
 
 from millrace.client.connection import Connection
 from millrace.config import ClientSecurity
-from millrace.coordination.acls import AclStore
-from millrace.coordination.cluster import Cluster
 from millrace.errors import ErrorCode
-from millrace.security.acls import Pattern, Rule
-from millrace.security.rights import Operation, ResourceType
 from millrace.wire.messages import ApiKey
 from millrace.wire.replica import ReplicaFetchRequest, encode_fetch
+from millrace_broker.coordination.acls import AclStore
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.security.acls import Pattern, Rule
+from millrace_broker.security.rights import Operation, ResourceType
 from tests.brokers import free_port
 from tests.certificates import Authority, Issued
 from tests.compat.brokers import RunningBroker, start_broker

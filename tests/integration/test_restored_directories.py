@@ -20,14 +20,14 @@ import confluent_kafka
 import pytest
 from click.testing import CliRunner
 
-from millrace.broker.generation import take
 from millrace.client.cluster_client import LATEST
-from millrace.commands.topics import topics
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.directories import DirectoryNode, withdraw
-from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState
 from millrace.errors import MillraceError
-from millrace.storage.log_directory import Owner, read_owner, write_owner
+from millrace.zookeeper.topic_state import NO_LEADER, BrokerAddress, PartitionState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.coordination.directories import DirectoryNode, withdraw
+from millrace_broker.partitions.generation import take
+from millrace_broker.storage.log_directory import Owner, read_owner, write_owner
+from millrace_commands.topics import topics
 from tests.brokers import TestCluster, free_port, read_partition
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import PLAIN, NumberedProducer, Reader, run, run_until_stored

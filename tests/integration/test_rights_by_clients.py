@@ -14,12 +14,12 @@ import pytest
 from aiokafka.errors import GroupAuthorizationFailedError as AioGroupRefused
 from aiokafka.errors import TopicAuthorizationFailedError as AioTopicRefused
 
-from millrace.coordination.acls import AclStore
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
-from millrace.security.acls import Pattern, Rule
-from millrace.security.rights import Operation
-from millrace.security.rights import ResourceType as Types
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.acls import AclStore
+from millrace_broker.coordination.users import Users
+from millrace_broker.security.acls import Pattern, Rule
+from millrace_broker.security.rights import Operation
+from millrace_broker.security.rights import ResourceType as Types
 from tests.brokers import free_port
 from tests.certificates import Authority
 from tests.compat.brokers import RunningBroker, start_broker

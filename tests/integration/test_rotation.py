@@ -23,13 +23,13 @@ from millrace.client.confluent import connected
 from millrace.client.connection import Connection
 from millrace.client.login import LoginRefused
 from millrace.config import TlsConfig
-from millrace.coordination.acls import AclStore
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
-from millrace.security.acls import Pattern, Rule
 from millrace.security.certificates import client_context
 from millrace.security.client import VARIABLE, load_client
-from millrace.security.rights import Operation, ResourceType
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.acls import AclStore
+from millrace_broker.coordination.users import Users
+from millrace_broker.security.acls import Pattern, Rule
+from millrace_broker.security.rights import Operation, ResourceType
 from tests.brokers import free_port
 from tests.certificates import Authority
 from tests.compat.brokers import start_broker

@@ -15,12 +15,12 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 from prometheus_client.parser import text_string_to_metric_families
 
-from millrace.coordination.acls import AclStore
-from millrace.coordination.quotas import QuotaStore
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
-from millrace.security.acls import Pattern, Rule
-from millrace.security.rights import Operation, ResourceType
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.acls import AclStore
+from millrace_broker.coordination.quotas import QuotaStore
+from millrace_broker.coordination.users import Users
+from millrace_broker.security.acls import Pattern, Rule
+from millrace_broker.security.rights import Operation, ResourceType
 from tests.brokers import free_port
 from tests.certificates import Authority
 from tests.compat.brokers import start_broker

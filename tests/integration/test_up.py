@@ -15,12 +15,12 @@ from confluent_kafka import KafkaError, Producer
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.confluent import librdkafka_settings
 from millrace.config import ClientSecurity
-from millrace.coordination.cluster import Cluster
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import Origin
 from millrace.security.folder import SecurityFolder
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from millrace_audit.client import completeness
+from millrace_broker.coordination.cluster import Cluster
 from tests.brokers import read_topic
 from tests.conftest import Start
 from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.coordination import watching
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
 from millrace.errors import ConfigError, MillraceError
-from millrace.security.scram import make_credential
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination import watching
+from millrace_broker.coordination.users import Users
+from millrace_broker.security.scram import make_credential
 from tests.lost_answers import lose_one_answer
 from tests.support import wait_until
 

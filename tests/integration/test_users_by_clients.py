@@ -14,8 +14,8 @@ from confluent_kafka import KafkaException
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.login import LoginRefused
 from millrace.config import ClientSecurity
-from millrace.coordination.session import Session
-from millrace.coordination.users import Users
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.users import Users
 from tests.brokers import free_port
 from tests.compat.brokers import start_broker
 from tests.support import Process, wait_until

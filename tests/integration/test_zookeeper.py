@@ -16,8 +16,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
-from millrace.coordination import embedded
-from millrace.coordination.embedded import answers
+from millrace.zookeeper import embedded
+from millrace.zookeeper.embedded import answers
 from tests.brokers import free_port
 from tests.support import Process, run_millrace, wait_until
 

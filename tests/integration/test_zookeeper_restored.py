@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import PartitionState
+from millrace.zookeeper.topic_state import PartitionState
+from millrace_broker.coordination.cluster import Cluster
 from tests.brokers import TestCluster, free_port
 from tests.compat.clients import CONFLUENT
 from tests.integration.faults.ledger import Ledger

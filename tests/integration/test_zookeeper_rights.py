@@ -17,9 +17,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from millrace.consumer import Consumer
-from millrace.coordination.node_rights import load_identity
 from millrace.errors import MillraceError
+from millrace.zookeeper.node_rights import load_identity
+from millrace_consumer import Consumer
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, wait_until
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from millrace.coordination.embedded import find_java
+from millrace.zookeeper.embedded import find_java
 from tests.peers import maven
 from tests.support import start_for_the_test_run
 

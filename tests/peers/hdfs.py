@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from millrace.coordination.embedded import find_java
+from millrace.zookeeper.embedded import find_java
 from tests.brokers import free_port
 from tests.peers.maven import class_path
 from tests.support import start_for_the_test_run, wait_until

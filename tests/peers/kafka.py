@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
+from millrace.zookeeper.embedded import find_java
 from tests.brokers import free_port
 from tests.peers.maven import class_path
 from tests.support import start_for_the_test_run, wait_until

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from millrace.coordination.embedded import find_java
+from millrace.zookeeper.embedded import find_java
 from tests.brokers import free_port
 from tests.jobs import descendants
 from tests.support import START_S, start_for_the_test_run, wait_until

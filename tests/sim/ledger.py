@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.coordination.state import PartitionState
+from millrace.zookeeper.topic_state import PartitionState
 from tests.sim.log import MemoryLog, Violation
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from random import Random
 from typing import NamedTuple
 
-from millrace.storage.epochs import EpochMap
+from millrace_broker.storage.epochs import EpochMap
 
 
 class Violation(Exception):
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class MemoryLog:
-    """What millrace.replication asks of a log, and what its driver does to it."""
+    """What millrace_broker.replication asks of a log, and what its driver does to it."""
 
     def __init__(self) -> None:
         self.start = self.flushed = self.committed = 0

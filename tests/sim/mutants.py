@@ -1,4 +1,4 @@
-"""Rules taken out of millrace.replication, one at a time, by changing its source as it is imported."""
+"""Rules taken out of millrace_broker.replication, one at a time, by changing its source as it is imported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The world that replicas live in: machines, their disks, the network, ZooKeeper and clients.
 
 Everything that takes time is an event on one heap, after a delay drawn at random. Most are short, some last
-for seconds, so messages overtake each other. The drivers here do what `millrace.replication` decides.
+for seconds, so messages overtake each other. The drivers here do what `millrace_broker.replication` decides.
 
 The invariants are those of docs/replication.md. The inductive one is checked after everything that may break
 it: every in-sync or eligible replica has, flushed, all that was ever committed.
@@ -17,12 +17,12 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from millrace.coordination.state import NO_LEADER, PartitionState
-from millrace.replication.following import Following, ReplicaDiverged
-from millrace.replication.leadership import Leadership, Proposal, Snapshot
-from millrace.replication.replica import Replica
-from millrace.replication.state import assign, depose, resign, with_minimum
-from millrace.storage.epochs import NO_EPOCH, EpochEnd
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState
+from millrace_broker.replication.following import Following, ReplicaDiverged
+from millrace_broker.replication.leadership import Leadership, Proposal, Snapshot
+from millrace_broker.replication.replica import Replica
+from millrace_broker.replication.state import assign, depose, resign, with_minimum
+from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
 from tests.sim.history import LENGTH_S, Fault, History
 from tests.sim.ledger import Ledger
 from tests.sim.log import Batch, MemoryLog, Violation

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from millrace.allowance import Allowance
+from millrace_broker.allowance import Allowance
 from tests.support import Clock
 
 ANSWER = 4 << 20

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files that are there, and every folder of the broker."""
+"""docs/architecture.md names files that are there, and every folder of the foundation and of the broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
-ROOTS = ("", "docs/", "broker/", "broker/millrace/", "plugins/millrace_avro/")
+ROOTS = ("", "docs/", "broker/", "broker/millrace/", "broker/millrace_broker/", "plugins/millrace_avro/")
 """Where a path in the page may begin."""
 PATHS = sorted(set(re.findall(r"`((?:[\w.]+/)*[\w.]+(?:\.py|\.md|\.toml|/))`", PAGE)))
 
@@ -23,6 +23,8 @@ def test_a_path_in_the_page_is_there(path: str) -> None:
     assert any((REPOSITORY / root / path).exists() for root in ROOTS)
 
 
-def test_every_folder_of_the_broker_has_its_row() -> None:
-    packages = (path.parent.name for path in (REPOSITORY / "broker" / "millrace").glob("*/__init__.py"))
-    assert [name for name in packages if f"`{name}/`" not in PAGE] == []
+@pytest.mark.parametrize("package", ["millrace", "millrace_broker"])
+def test_every_folder_has_its_row(package: str) -> None:
+    folders = [path.parent.name for path in (REPOSITORY / "broker" / package).glob("*/__init__.py")]
+    assert folders
+    assert [name for name in folders if f"| `{name}/` |" not in PAGE] == []

@@ -13,9 +13,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from millrace.commands.printing import print_records, print_rows, say
 from millrace.escaping import escaped, escaped_lines
 from millrace.logs import JsonLines, TextLines
+from millrace.printing import print_records, print_rows, say
 from millrace.service.exposition import EscapingRegistry
 from tests.marks import MARK, check_escaped, check_json
 
@@ -96,9 +96,9 @@ def test_labels_of_metrics_are_escaped_and_can_be_read_back() -> None:
 
 
 _PRINTS_OWN_TEXT = {
-    "broker/millrace/commands/printing.py",  # the border itself
+    "broker/millrace/printing.py",  # the border itself
     "broker/millrace/service/web.py",  # its ready line
-    "broker/millrace/commands/broker.py",  # its ready line
+    "broker/millrace_commands/broker.py",  # its ready line
     "broker/millrace/process.py",  # the command that cannot start
     "broker/millrace_demo/run.py",  # steps of the demonstration
     "broker/millrace_demo/report.py",  # its table, whose cells are escaped

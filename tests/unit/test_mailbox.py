@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from millrace.mailbox import MIN_SWEEP, Mailbox, started_threads
+from millrace_broker.mailbox import MIN_SWEEP, Mailbox, started_threads
 from tests.support import Clock
 
 

@@ -1,4 +1,1 @@
-"""Who a client is and what it may do: principals, rights, what a request needs.
-
-Values in, values out. Knows no sockets, no ZooKeeper and no request's bytes.
-"""
+"""Certificates, the names in them, and how a client proves who it is. Rights are the broker's business."""

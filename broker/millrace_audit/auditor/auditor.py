@@ -23,11 +23,11 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, Fetc
 from millrace.client.fetcher import log_was_cut
 from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
-from millrace.coordination.session import Session as ZooKeeperSession
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import Parting, error_name
+from millrace.zookeeper.session import Session as ZooKeeperSession
 from millrace_audit.auditor import ledger
 from millrace_audit.auditor.lease import RENEW_S, LeaseHeld
 from millrace_audit.auditor.ledger import Heard, Place

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from millrace.commands.printing import print_json, say
 from millrace.config import parse_time
 from millrace.errors import MillraceError
+from millrace.printing import print_json, say
 from millrace_audit import client
 from millrace_audit.answer import to_json
 from millrace_audit.show import print_bad, print_completeness

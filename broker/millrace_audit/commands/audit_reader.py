@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from millrace.commands.printing import say
 from millrace.logs import start_logging
+from millrace.printing import say
 from millrace.service.options import door_options
 from millrace.signals import stop_on_signals
 from millrace_audit.commands.options import hush_requests, names_of, registry_option, zookeeper_option

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millrace.client.errors import in_words
+from millrace.client.runs import OffsetRules
 from millrace.client.transactions import batches_from
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
-from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor
 from millrace.records.mirror_position import MirrorPosition
 from millrace.records.mirror_position import Origin as MirrorOrigin

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.client.fetcher import log_was_cut
+from millrace.client.runs import OffsetRules
 from millrace.config import OFFLINE_AUDIT_TOPIC
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
-from millrace.mirror.runs import OffsetRules
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition
+from millrace.zookeeper.session import Session
 from millrace_audit.reader import coverage
 from millrace_audit.reader.brokers import Brokers
 from millrace_audit.reader.counting import BatchCounter

@@ -20,8 +20,8 @@ from typing import Any
 from kazoo.client import KazooState
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError
+from millrace.zookeeper.session import Session
 from millrace_audit.reports.messages import now_ms
 from millrace_audit.reports.turns import TURN_PREFIX, Seat, Turn, read_turns
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 from uuid import UUID
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.kafka_positions import Copy, PositionLog
+from millrace.client.mirrormaker import Synced, SyncLog
 from millrace.client.transactions import batches_from
-from millrace.coordination.session import Session
-from millrace.coordination.state import decode_topic
 from millrace.errors import MillraceError
-from millrace.mirror.kafka_positions import Copy, PositionLog
-from millrace.mirror.mirrormaker import Synced, SyncLog
 from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import error_name
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX, MirrorAppend, MirrorMode
+from millrace.zookeeper.session import Session
+from millrace.zookeeper.topic_state import decode_topic
 
 NO_ID = UUID(int=0)
 """As a topic's id at its origin: it is not known in the aggregate cluster."""

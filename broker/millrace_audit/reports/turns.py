@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from kazoo.exceptions import NoNodeError
 
-from millrace.coordination.session import Session
+from millrace.zookeeper.session import Session
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
+from millrace.printing import say
 from millrace.urls import without_secret
 from millrace_registry.subjects import Subjects
 from millrace_spark.commands import early

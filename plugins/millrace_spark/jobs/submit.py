@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import millrace_spark
-from millrace.coordination.embedded import find_java
 from millrace.errors import ConfigError, MillraceError
 from millrace.installation import how_to_install
 from millrace.process import start_child
+from millrace.zookeeper.embedded import find_java
 
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options: the JVM of a job only schedules. A third less CPU until the first task runs (measured)."""

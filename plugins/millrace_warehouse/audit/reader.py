@@ -22,8 +22,8 @@ from pyiceberg.catalog import Catalog
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OFFLINE_AUDIT_TOPIC
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError, TopicAlreadyExists
+from millrace.zookeeper.session import Session
 from millrace_audit.reader.numbers import PREFIX, TierNumbers
 from millrace_audit.reader.rounds import IDLE_HEARTBEAT_S, TierReader
 from millrace_audit.reader.turn_taker import TurnTaker

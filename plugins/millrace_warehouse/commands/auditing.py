@@ -6,8 +6,8 @@ import logging
 import sys
 import threading
 
-from millrace.commands.printing import say
 from millrace.logs import start_logging
+from millrace.printing import say
 from millrace.signals import stop_on_signals
 from millrace_warehouse.commands.options import Silent, command_of
 from millrace_warehouse.verbs import AuditWarehouse

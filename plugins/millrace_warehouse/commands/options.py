@@ -13,8 +13,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from millrace.commands.printing import say, show, text
 from millrace.installation import require
+from millrace.printing import say, show, text
 from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
 from millrace_warehouse.without_pandas import keep_pandas_out
 from millrace_warehouse.words import check_writable

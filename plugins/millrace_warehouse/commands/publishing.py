@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
+from millrace.printing import say
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps, to_stderr

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from millrace.commands.printing import say
 from millrace.errors import ConfigError, MillraceError
+from millrace.printing import say
 from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps
 from millrace_warehouse.verbs import Erase, Expire, Promote, Verify

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import ClusterClient, FetchedPartition
+from millrace.client.runs import OffsetRules
 from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError, UnknownTopicId, UnknownTopicOrPartition
-from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor, split_batches
 from millrace.records.framing import Batch
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX

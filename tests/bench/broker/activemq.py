@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from millrace.coordination.embedded import find_java
+from millrace.zookeeper.embedded import find_java
 from tests.bench.broker import java, meter
 from tests.bench.broker.server import ServerProcess, apt_install, package_version
 from tests.bench.broker.system import LARGE, Client, Command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from millrace.coordination.embedded import find_java
+from millrace.zookeeper.embedded import find_java
 from tests.bench.broker import tool_output
 from tests.bench.broker.system import Command, Missing, missing_without_jars
 from tests.peers import kafka, maven

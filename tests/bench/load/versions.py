@@ -6,8 +6,8 @@ import importlib.metadata
 import subprocess
 from pathlib import Path
 
-from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
+from millrace.zookeeper.embedded import find_java
 from tests.bench.load.ways import ICEBERG_JARS, SPARK_JARS
 from tests.peers import connect, kafka, maven
 

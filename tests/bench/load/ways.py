@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from millrace.coordination.embedded import find_java
+from millrace.zookeeper.embedded import find_java
 from millrace_spark.jobs.submit import FAST_START
 from tests.bench.broker.system import Missing, missing_without_jars
 from tests.bench.load.spark_jobs import Task

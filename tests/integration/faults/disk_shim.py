@@ -138,11 +138,11 @@ def _set_clock() -> None:
 
 
 def _set_pace() -> None:
-    import millrace.broker.broker
-    from millrace.storage import partition_log
+    import millrace_broker.partitions.broker
+    from millrace_broker.storage import partition_log
 
     pace = float(os.environ["DISK_PACE"])
-    partition_log.CHECKPOINT_INTERVAL_S = millrace.broker.broker.RETENTION_INTERVAL_S = pace
+    partition_log.CHECKPOINT_INTERVAL_S = millrace_broker.partitions.broker.RETENTION_INTERVAL_S = pace
 
 
 if "DISK_PLAIN" in os.environ and os.geteuid() == 0:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from millrace_audit.agent import carrier
-from millrace_audit.agent.carrier import Carrier
-from millrace_audit.agent.claim import Claim
-from millrace_audit.agent.spool import Event, Spool
+from millrace_agent import carrier
+from millrace_agent.carrier import Carrier
+from millrace_agent.claim import Claim
+from millrace_agent.spool import Event, Spool
 from millrace_audit.reports.counts import WINDOW_MS, window_start
 from millrace_audit.reports.event import read_header
 from millrace_audit.reports.messages import AuditCodec, Report

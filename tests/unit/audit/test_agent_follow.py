@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace_audit.agent import follow, intake
-from millrace_audit.agent.follow import Follower
-from millrace_audit.agent.intake import Intake, Unknown
-from millrace_audit.agent.spool import Spool
+from millrace_agent import follow, intake
+from millrace_agent.follow import Follower
+from millrace_agent.intake import Intake, Unknown
+from millrace_agent.spool import Spool
 from millrace_audit.reports.messages import schema_file
 from millrace_registry.client import RegisteredVersion, UnknownSchema
 from millrace_registry.subjects import Subjects

@@ -11,9 +11,9 @@ import fastavro
 import pytest
 
 from millrace.records.messages import write_varint
-from millrace_audit.agent import intake
-from millrace_audit.agent.intake import Intake, Refused, Unavailable
-from millrace_audit.agent.spool import Spool
+from millrace_agent import intake
+from millrace_agent.intake import Intake, Refused, Unavailable
+from millrace_agent.spool import Spool
 from millrace_audit.reports.messages import schema_file
 from millrace_registry.client import RegisteredVersion
 from millrace_registry.subjects import Subjects

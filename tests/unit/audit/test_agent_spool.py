@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import MillraceError
-from millrace_audit.agent.spool import Chunk, Event, FilePosition, Spool, SpooledInstance, SpoolFull
+from millrace_agent.spool import Chunk, Event, FilePosition, Spool, SpooledInstance, SpoolFull
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER
 from millrace_audit.reports.outcome import Outcome

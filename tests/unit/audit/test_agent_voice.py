@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace_audit.agent.spool import Spool, SpooledInstance
-from millrace_audit.agent.voice import Voice
+from millrace_agent.spool import Spool, SpooledInstance
+from millrace_agent.voice import Voice
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import FOR_EVER, AuditCodec, Report
 from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome

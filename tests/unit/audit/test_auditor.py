@@ -18,7 +18,6 @@ from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.control import control_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.storage.epochs import EpochMap
 from millrace.wire.fetch import Parting
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor import auditor as auditor_module
@@ -28,6 +27,7 @@ from millrace_audit.auditor.store import AuditPosition, AuditStore, TierRow
 from millrace_audit.reports.counts import WINDOW_MS
 from millrace_audit.reports.messages import OFFLINE, WAREHOUSE, AuditCodec, Heartbeat, ReaderPosition
 from millrace_audit.reports.seals import is_signed, sign, signed_turn
+from millrace_broker.storage.epochs import EpochMap
 from tests.unit.audit.story import COUNTED, NOW, OWN, RULES, SAID, TOPIC, Story, W, found
 from tests.unit.audit.test_messages import Ids
 

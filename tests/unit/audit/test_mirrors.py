@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
+from millrace.client import mirrormaker
 from millrace.client.cluster_client import EARLIEST
 from millrace.client.copied_topics import CopiedTopics
+from millrace.client.kafka_positions import Copy, positions_topic
+from millrace.client.mirrormaker import syncs_topic
 from millrace.errors import RequestTimedOut
-from millrace.mirror import mirrormaker
-from millrace.mirror.kafka_positions import Copy, positions_topic
-from millrace.mirror.mirrormaker import syncs_topic
 from millrace.records import Cursor, build_batch, control_batch
 from millrace.records.header import BatchHeader
 from millrace.records.messages import Message

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
+from millrace.client.runs import OffsetRules
 from millrace.errors import ErrorCode
-from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch
 from millrace.records.mirror_position import MirrorPosition
 from millrace.records.mirror_position import Origin as MirrorOrigin

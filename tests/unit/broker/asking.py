@@ -19,18 +19,20 @@ from typing import Any
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from millrace.broker.broker import Broker
-from millrace.coordination.state import TopicState, new_topic
 from millrace.errors import TopicAlreadyExists, UnknownTopicOrPartition
-from millrace.groups import Groups
-from millrace.handlers import Handlers, Services, all_apis
-from millrace.handlers.table import Api
-from millrace.mirror.states import MirrorStates
-from millrace.security.login import Login
-from millrace.security.rights import ANONYMOUS, Access
-from millrace.server.request import Request
 from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.topic_state import TopicState
+from millrace_broker.coordination.new_partitions import new_topic
+from millrace_broker.groups import Groups
+from millrace_broker.handlers import Handlers, Services, all_apis
+from millrace_broker.handlers.table import Api
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.security.login import Login
+from millrace_broker.security.rights import ANONYMOUS, Access
+from millrace_broker.server.request import Request
+from millrace_mirror.handlers import apis as mirror_apis
+from millrace_mirror.states import MirrorStates
 from tests.unit.broker.running import FakeCluster, Running
 
 Values = Mapping[str, Any]
@@ -110,7 +112,12 @@ class AskingClient:
 def handlers_of(broker: Broker, apis: list[Api[Any]] | None = None) -> Handlers:
     """Without groups: nothing may be asked of them but how many there are."""
     groups = typing.cast(Groups, SimpleNamespace(size=0))
-    return Handlers(Services(broker, groups, MirrorStates()), apis or all_apis())
+    return Handlers(Services(broker, groups), apis or every_api())
+
+
+def every_api() -> list[Api[Any]]:
+    """The kernel's and the mirror's."""
+    return all_apis(mirror_apis(MirrorStates()))
 
 
 def request_body(api_key: int, version: int, values: Values) -> bytes:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from millrace.config import LogConfig
-from millrace.coordination.state import TopicState
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.producer_state import ProducerLimit
+from millrace.zookeeper.topic_state import TopicState
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.producer_state import ProducerLimit
 from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, Start, topic
 
 
@@ -45,6 +45,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     ) -> PartitionLog:
         return opened(directory, config, clock, slow.fdatasync, producer_limit, is_replica=is_replica)
 
-    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_slow)
+    monkeypatch.setattr("millrace_broker.storage.log_directory.PartitionLog", open_slow)
     yield slow
     slow.free.set()

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace.broker.broker import Broker
-from millrace.broker.fetch import Reads
-from millrace.broker.partition import Outcomes
 from millrace.config import BrokerConfig, LogConfig
-from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import BrokerError
-from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.records.mirror_position import Origin
-from millrace.storage.log_directory import LogDirectory
 from millrace.wire.fetch import FetchRequest
+from millrace.zookeeper.topic_state import BrokerAddress, PartitionState, TopicState
+from millrace_broker.mailbox import Mailbox
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.partitions.fetch import Reads
+from millrace_broker.partitions.partition import Outcomes
+from millrace_broker.storage.log_directory import LogDirectory
 from tests.support import WAIT_S
 
 NEVER_MS = 3_600_000

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from millrace.broker.broker import Broker
-from millrace.broker.topic_settings import BROKER_SETTINGS, FIXED, SETTINGS
 from millrace.config import BrokerConfig, ListenerConfig, LogConfig, OriginConfig
-from millrace.coordination.state import REPLICATING, PartitionState, TopicState
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
+from millrace.zookeeper.topic_state import REPLICATING, PartitionState, TopicState
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.partitions.topic_settings import BROKER_SETTINGS, FIXED, SETTINGS
 from tests.support import WAIT_S
 from tests.unit.broker.asking import (
     AskingClient,

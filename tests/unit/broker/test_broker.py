@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from millrace.broker import broker
-from millrace.coordination.state import TopicState
 from millrace.errors import (
     BrokerError,
     ErrorCode,
@@ -24,10 +22,12 @@ from millrace.errors import (
 )
 from millrace.records import Message, build_batch
 from millrace.records.compression import Buffer
-from millrace.storage import landmarks, partition_log
-from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.landmarks import Landmarks
-from millrace.storage.partition_log import PartitionLog
+from millrace.zookeeper.topic_state import TopicState
+from millrace_broker.partitions import broker
+from millrace_broker.storage import landmarks, partition_log
+from millrace_broker.storage.checkpoint import Checkpoint
+from millrace_broker.storage.landmarks import Landmarks
+from millrace_broker.storage.partition_log import PartitionLog
 from tests.support import WAIT_S, wait_until
 from tests.unit.broker.running import ORIGIN, Disk, Outcome, Running, Start, topic
 

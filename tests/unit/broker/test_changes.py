@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from millrace.broker import topic_changes
-from millrace.broker.broker import POOLS, Broker
 from millrace.config import LogConfig
-from millrace.coordination.state import PartitionState, TopicState
 from millrace.errors import BrokerError, LeaderNotAvailable, NotLeader, StorageError, UnknownTopicOrPartition
-from millrace.mailbox import Timer
-from millrace.storage.partition_log import PartitionLog
+from millrace.zookeeper.topic_state import PartitionState, TopicState
+from millrace_broker.mailbox import Timer
+from millrace_broker.partitions import topic_changes
+from millrace_broker.partitions.broker import POOLS, Broker
+from millrace_broker.storage.partition_log import PartitionLog
 from tests.support import WAIT_S
 from tests.unit.broker.running import Disk, FakeCluster, Running, Start, topic
 
@@ -184,7 +184,7 @@ def test_a_broker_opens_its_logs_side_by_side(start: Start, monkeypatch: pytest.
         opening.wait(WAIT_S)
         return one_by_one(*arguments, **more)
 
-    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_together)
+    monkeypatch.setattr("millrace_broker.storage.log_directory.PartitionLog", open_together)
     assert len(start(topic("t", 1, 1, 1)).broker.partitions) == 3
 
 
@@ -225,7 +225,7 @@ def test_the_brokers_record_says_which_partitions_are_stored_here(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delay_s = 0.0123
-    monkeypatch.setattr("millrace.broker.broker.RECORD_DELAY_S", delay_s)
+    monkeypatch.setattr("millrace_broker.partitions.broker.RECORD_DELAY_S", delay_s)
     first = topic("t", 1, 2)
     running = start(first)
     assert running.cluster.stored == [("t", 0)], "known before the broker is registered"
@@ -256,7 +256,7 @@ def test_the_brokers_record_says_which_partitions_are_stored_here(
 def test_a_failure_of_retention_is_told(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("millrace.broker.broker.RETENTION_INTERVAL_S", 0.01)
+    monkeypatch.setattr("millrace_broker.partitions.broker.RETENTION_INTERVAL_S", 0.01)
     running = start(topic("t", 1))
 
     def fails() -> None:

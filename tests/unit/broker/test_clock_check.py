@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from millrace.broker.clock_check import ASK_INTERVAL_S, MOST_DIFFERENCE_S, ClockCheck
 from millrace.errors import MillraceError
+from millrace_broker.partitions.clock_check import ASK_INTERVAL_S, MOST_DIFFERENCE_S, ClockCheck
 
 DAY_S = 24 * 3600.0
 TRUE_TIME = 1_431_856_800.0

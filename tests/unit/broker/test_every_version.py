@@ -16,12 +16,12 @@ from kio.serial import entity_reader
 
 from millrace.config import LogConfig
 from millrace.errors import ErrorCode
-from millrace.handlers import all_apis
-from millrace.handlers.table import Api
 from millrace.records import Message, build_batch
-from millrace.server.request import Request
 from millrace.wire.messages import ApiKey
 from millrace.wire.primitives import TooManyItems
+from millrace_broker.handlers import all_apis
+from millrace_broker.handlers.table import Api
+from millrace_broker.server.request import Request
 from tests.attack.requests import body_of
 from tests.unit.broker.asking import (
     AskingClient,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.broker import fetch as fetch_module
-from millrace.broker.fetch import Reads
 from millrace.wire.fetch import FetchRequest
+from millrace_broker.partitions import fetch as fetch_module
+from millrace_broker.partitions.fetch import Reads
 from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.broker.flush import PAUSE_S, THREADS, FlushThreads
-from millrace.mailbox import Mailbox
+from millrace_broker.mailbox import Mailbox
+from millrace_broker.partitions.flush import PAUSE_S, THREADS, FlushThreads
 from tests.support import WAIT_S, wait_until
 
 

@@ -13,23 +13,23 @@ from typing import Any
 
 import pytest
 
-from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, LogConfig
-from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode
-from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
-from millrace.security.quotas import Meter
-from millrace.security.rights import Access
-from millrace.server.request import REQUEST_BYTES, Request
-from millrace.server.statistics import Statistics
-from millrace.storage.log_directory import LogDirectory
 from millrace.wire.codec import decode, encode, is_flexible
 from millrace.wire.fetch import encode_request
 from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MIN_ITEM_LIMIT, REFUSED_ITEMS
 from millrace.wire.replica import ReplicaAckRequest, encode_ack
+from millrace.zookeeper.topic_state import BrokerAddress, PartitionState, TopicState
+from millrace_broker.mailbox import Mailbox
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.security.quotas import Meter
+from millrace_broker.security.rights import Access
+from millrace_broker.server.request import REQUEST_BYTES, Request
+from millrace_broker.server.statistics import Statistics
+from millrace_broker.storage.log_directory import LogDirectory
 from tests.support import wait_until
 from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import topic
@@ -148,7 +148,7 @@ def test_work_that_fails_is_answered_or_closes_the_connection(
     def fails(*_: object) -> bytes:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr("millrace.handlers.table.encode", fails)
+    monkeypatch.setattr("millrace_broker.handlers.table.encode", fails)
     flexible = b"\0" if is_flexible(api_key, version) else b""
     received, client = memoryview(frame(api_key, version, flexible + body)), AskingClient()
     request = handlers_of(broker).handle(client, received)
@@ -239,7 +239,7 @@ def test_metadata_encodes_a_topic_again_when_it_or_the_brokers_change_and_no_oth
             encoded.append(str(message.name))
         return encode(message, *which)
 
-    monkeypatch.setattr(import_module("millrace.handlers.metadata"), "encode", encode_and_note)
+    monkeypatch.setattr(import_module("millrace_broker.handlers.metadata"), "encode", encode_and_note)
     handlers, cluster = handlers_of(broker), broker.cluster
     request = MetadataRequest(topics=None, allow_auto_topic_creation=False)
     flexible = b"\0" * is_flexible(ApiKey.METADATA, version)
@@ -306,7 +306,7 @@ def test_a_thread_serves_a_request_of_thousands_of_items(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, partitions: int, at_once: bool
 ) -> None:
     """The loop goes on meanwhile: threads give it up after less than a millisecond."""
-    monkeypatch.setattr("millrace.handlers.item_bound.FACTOR", 10_000)
+    monkeypatch.setattr("millrace_broker.handlers.item_bound.FACTOR", 10_000)
     wanted = struct.pack(">iiq", 0, -1, -1) * partitions
     body = struct.pack(">ibih", -1, 0, 1, 1) + b"t" + struct.pack(">i", partitions) + wanted
     request = handlers_of(broker).handle(AskingClient(), memoryview(frame(ApiKey.LIST_OFFSETS, 5, body)))

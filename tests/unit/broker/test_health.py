@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.metrics import health
+from millrace_broker.metrics import health
 from tests.support import WAIT_S, wait_until
 from tests.unit.broker.running import Disk, Running, Start, topic
 

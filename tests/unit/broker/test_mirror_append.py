@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from millrace.coordination.state import BrokerAddress
 from millrace.errors import ErrorCode
-from millrace.mirror.translation import MAX_OFFSETS, TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch, control_batch
-from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
@@ -21,6 +18,9 @@ from millrace.wire.mirror_append import (
     decode_response,
     encode_request,
 )
+from millrace.zookeeper.topic_state import BrokerAddress
+from millrace_broker.server.request import Request
+from millrace_mirror.translation import MAX_OFFSETS, TranslateOffsetsRequest, TranslateOffsetsResponse
 from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 

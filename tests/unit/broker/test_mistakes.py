@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from millrace.broker.partition import Partition
 from millrace.errors import StorageError
 from millrace.records import Message, build_batch
-from millrace.storage.log_directory import LogDirectory
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.producer_state import ProducerStates
-from millrace.storage.segment import Segment
-from millrace.storage.staging import Staging
+from millrace_broker.partitions.partition import Partition
+from millrace_broker.storage.log_directory import LogDirectory
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.producer_state import ProducerStates
+from millrace_broker.storage.segment import Segment
+from millrace_broker.storage.staging import Staging
 from tests.unit.broker.running import Outcome, Running, Start, topic
 
 BATCH = build_batch([Message(1, None, b"x")])
@@ -147,7 +147,7 @@ def test_a_mistake_when_a_fetchs_time_is_up_ends_its_client(
 
 
 def test_retention_goes_on_after_a_mistake_before_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.broker.broker.RETENTION_INTERVAL_S", 0.01)
+    monkeypatch.setattr("millrace_broker.partitions.broker.RETENTION_INTERVAL_S", 0.01)
     applied: list[PartitionLog] = []
 
     def apply(log: PartitionLog, leader_start: int | None = None) -> list[int]:

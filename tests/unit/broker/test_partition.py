@@ -11,12 +11,12 @@ from uuid import uuid4
 
 import pytest
 
-from millrace.broker.partition import Outcomes, Partition
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, NotLeader, UnknownTopicOrPartition
-from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.mailbox import Mailbox
+from millrace_broker.partitions.partition import Outcomes, Partition
+from millrace_broker.storage.partition_log import PartitionLog
 
 FLUSH_S = 0.1
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.config import LogConfig
-from millrace.handlers.produce import PRODUCE
 from millrace.records import Message, batch_crc, build_batch
-from millrace.server.request import Part, Request
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
+from millrace_broker.handlers.produce import PRODUCE
+from millrace_broker.server.request import Part, Request
 from tests.unit.broker.asking import AskingClient, handlers_of
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
 

@@ -7,7 +7,7 @@ import re
 
 from kio.index import KioIndexError, load_request_schema
 
-from millrace.handlers import all_apis
+from millrace_broker.handlers import all_apis
 from tests.support import REPOSITORY
 
 ROW = re.compile(r"^\| (\w+) \| (\d+) \| (\d+) to (\d+) \|", re.MULTILINE)

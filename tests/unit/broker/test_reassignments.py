@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from millrace.config import LogConfig
-from millrace.coordination.state import NO_LEADER, REPLICATING, BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 from millrace.wire.unclean_election import ElectUncleanRequest, ElectUncleanResponse
+from millrace.zookeeper.topic_state import NO_LEADER, REPLICATING, BrokerAddress, PartitionState, TopicState
 from tests.unit.broker.asking import ChangingCluster, ask
 from tests.unit.broker.running import Running
 

@@ -14,10 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from millrace.broker import broker, replicas
-from millrace.broker.fetch import Reads
 from millrace.config import LogConfig
-from millrace.coordination.state import NO_LEADER, BrokerAddress, PartitionState, TopicState
 from millrace.errors import (
     ErrorCode,
     LeaderNotAvailable,
@@ -30,10 +27,6 @@ from millrace.errors import (
 )
 from millrace.records import split_batches
 from millrace.records.file_slice import FileSlice
-from millrace.replication.leadership import Snapshot
-from millrace.replication.replica import Replica
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.segment import CutFailed, Segment
 from millrace.wire.fetch import FetchRequest
 from millrace.wire.messages import ApiKey
 from millrace.wire.replica import (
@@ -44,6 +37,13 @@ from millrace.wire.replica import (
     ReplicaPartition,
     Wanted,
 )
+from millrace.zookeeper.topic_state import NO_LEADER, BrokerAddress, PartitionState, TopicState
+from millrace_broker.partitions import broker, replicas
+from millrace_broker.partitions.fetch import Reads
+from millrace_broker.replication.leadership import Snapshot
+from millrace_broker.replication.replica import Replica
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.segment import CutFailed, Segment
 from tests.unit.broker.asking import ask
 from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running
 from tests.unit.storage.logs import ORIGIN, batch, batches_at, log_files, origin_batches, position
@@ -512,7 +512,7 @@ def test_a_broker_that_is_named_as_the_leader_and_cannot_open_the_log_gives_way(
     def damaged(*_: object, **__: object) -> PartitionLog:
         raise error("the log is damaged")
 
-    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", damaged)
+    monkeypatch.setattr("millrace_broker.storage.log_directory.PartitionLog", damaged)
     cluster = Registries(minimum=2)
     before = cluster.topics["t"]
     named = dataclasses.replace(before.partitions[0], leader=1, leader_epoch=1)

@@ -20,22 +20,9 @@ from typing import Any
 import pytest
 
 from millrace.config import LogConfig
-from millrace.coordination.acls import AclStore
-from millrace.coordination.groups import CommittedOffset
 from millrace.errors import ErrorCode
-from millrace.groups import Groups
-from millrace.handlers import Handlers, Services, all_apis
-from millrace.handlers.table import Call, serves
-from millrace.mirror.states import MirrorStates
-from millrace.mirror.translation import TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import Origin
-from millrace.security.acls import Acls, Pattern, Rule
-from millrace.security.journal import Journal
-from millrace.security.login import Login
-from millrace.security.quotas import Meters
-from millrace.security.rights import NOBODY, Access, Guard, Operation, Resource, ResourceType
-from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.group_messages import ListedGroup, ListGroupsRequest, ListGroupsResponse
@@ -49,6 +36,18 @@ from millrace.wire.replica import (
     encode_fetch,
 )
 from millrace.wire.unclean_election import ElectUncleanRequest, ElectUncleanResponse
+from millrace_broker.coordination.acls import AclStore
+from millrace_broker.coordination.groups import CommittedOffset
+from millrace_broker.groups import Groups
+from millrace_broker.handlers import Handlers, Services
+from millrace_broker.handlers.table import Call, serves
+from millrace_broker.security.acls import Acls, Pattern, Rule
+from millrace_broker.security.journal import Journal
+from millrace_broker.security.login import Login
+from millrace_broker.security.quotas import Meters
+from millrace_broker.security.rights import NOBODY, Access, Guard, Operation, Resource, ResourceType
+from millrace_broker.server.request import Request
+from millrace_mirror.translation import TranslateOffsetsRequest, TranslateOffsetsResponse
 from tests.unit.broker.asking import (
     EVERYTHING,
     KAFKAS,
@@ -57,6 +56,7 @@ from tests.unit.broker.asking import (
     Values,
     ask,
     error_codes,
+    every_api,
     request_body,
 )
 from tests.unit.broker.running import ORIGIN, Running, topic
@@ -412,7 +412,7 @@ ROWS = [
 ANSWERED_ALIKE = (ApiKey.API_VERSIONS, ApiKey.FETCH)
 SERVED = {
     api.key: sorted({*api.versions, *(() if api.key in ANSWERED_ALIKE else api.private_versions)})
-    for api in all_apis()
+    for api in every_api()
 }
 """API -> versions; but those that kio does not know, which are answered as the one before."""
 
@@ -427,8 +427,8 @@ class Secured(Running):
         self.book = SimpleNamespace(limits={})
         self.acls = FakeAcls()
         groups, acls = typing.cast(Groups, self.groups), typing.cast(AclStore, self.acls)
-        services = Services(self.broker, groups, MirrorStates(), acls)
-        self.handlers = Handlers(services, all_apis())
+        services = Services(self.broker, groups, acls)
+        self.handlers = Handlers(services, every_api())
         for name in ("t", "u"):
             self.produce(topic=name)
         self.turn()
@@ -947,7 +947,7 @@ def test_an_api_that_lists_without_asking_what_its_client_may_see_is_refused(
         return ListGroupsResponse(error_code=0, groups=(secret,))
 
     services: Any = SimpleNamespace()
-    handlers = Handlers(Services(secured.broker, services, services), [forgetful])
+    handlers = Handlers(Services(secured.broker, services), [forgetful])
     with caplog.at_level(logging.ERROR):
         answer = ask(secured, ApiKey.LIST_GROUPS, 4, {}, EVERYTHING, handlers)
     assert (answer.error_code, answer.groups) == (ErrorCode.UNKNOWN_SERVER_ERROR, ())

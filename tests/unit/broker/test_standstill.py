@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace.broker.standstill import STANDSTILL_S
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, RequestTimedOut, UnknownTopicOrPartition
+from millrace_broker.partitions.standstill import STANDSTILL_S
 from tests.support import WAIT_S, Clock
 from tests.unit.broker.running import FakeCluster, Outcome, Running, topic
 
@@ -130,7 +130,7 @@ def test_a_repeated_batch_is_not_acknowledged_from_what_was_known_before(
 def test_while_zookeeper_is_away_what_came_after_a_standstill_is_refused_and_later_served_again(
     running: Running, cluster: ConfirmedCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.broker.standstill.RETRY_S", 0.01)
+    monkeypatch.setattr("millrace_broker.partitions.standstill.RETRY_S", 0.01)
 
     def is_away() -> None:
         raise RequestTimedOut("ZooKeeper does not answer")

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from millrace.broker.topic_settings import (
+from millrace.config import BrokerConfig, LogConfig
+from millrace.wire.admin_messages import ConfigType
+from millrace_broker.partitions.topic_settings import (
     BROKER_FIXED,
     BROKER_SETTINGS,
     FIXED,
@@ -16,8 +18,6 @@ from millrace.broker.topic_settings import (
     check_topic_settings,
     topic_log_config,
 )
-from millrace.config import BrokerConfig, LogConfig
-from millrace.wire.admin_messages import ConfigType
 from tests.support import REPOSITORY
 
 BROKER = BrokerConfig(broker_id=1, cluster="test", log=LogConfig(flush_ms=7), max_frame_bytes=16 << 20)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from millrace.client.broker_admin import move_replicas
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ErrorCode, MillraceError
 from millrace.wire.admin_messages import AlterPartitionReassignmentsResponse
+from millrace_commands.broker_admin import move_replicas
 
 
 class Refusing(ClusterClient):

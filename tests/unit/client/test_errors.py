@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import millrace.handlers.produce
 import millrace.records.mirror_position  # noqa: F401  # both define errors of their own
 from millrace.client.errors import TryAgain, in_words, raise_error
 from millrace.errors import ERRORS, BrokerError, ErrorCode, MillraceError, OutOfOrderSequence

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.commands.groups import _count
 from millrace.errors import ErrorCode
 from millrace.wire.fetch import FetchedPartition
+from millrace_commands.groups import _count
 
 
 class NotYet(ClusterClient):

@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from millrace.commands.mirror import _reset_one, _totals, latency_text, translate
-from millrace.mirror import examine
-from millrace.mirror.status import MirrorRow, MirrorStatus
+from millrace.client import examine
 from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
+from millrace_mirror.commands import _reset_one, _totals, latency_text, translate
+from millrace_mirror.status import MirrorRow, MirrorStatus
 
 
 @pytest.mark.parametrize(

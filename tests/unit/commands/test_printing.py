@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.commands.printing import print_rows
+from millrace.printing import print_rows
 
 NAMES = ("topic", "partition", "leader", "position", "origin's end", "lag", "latency", "state")
 ROW = ("SearchQuery", 0, 1, "1,234,567,890", "1,234,567,890", "0", "0.1 s", "running")

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from millrace.client.cluster_client import TopicMetadata
 from millrace.client.metadata import Copies
-from millrace.commands import topics as command
-from millrace.commands.groups import _positions
 from millrace.errors import MillraceError, TopicAuthorizationFailed
 from millrace.wire.admin_messages import ConfigSource, DescribedConfig
+from millrace_commands import topics as command
+from millrace_commands.groups import _positions
 
 
 class Answers:

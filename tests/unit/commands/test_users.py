@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from millrace.commands.users import users
+from millrace_commands.users import users
 
 
 def test_without_a_terminal_a_password_file_is_asked_for() -> None:

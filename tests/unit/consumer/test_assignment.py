@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumer.assignment import assign
+from millrace_consumer.assignment import assign
 
 PARTITIONS = st.sets(st.integers(0, 10_000), max_size=200)
 STREAMS = st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=40)

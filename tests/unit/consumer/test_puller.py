@@ -12,14 +12,14 @@ import pytest
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.client.fetcher import FetchLimits
-from millrace.consumer.puller import ConsumerPuller, Pullers
-from millrace.consumer.streams import MessageStream, OwnedPartition
-from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode
 from millrace.records import Message, build_batch
 from millrace.records.topic_partition import TopicPartition
-from millrace.storage.epochs import EpochMap
 from millrace.wire.fetch import FetchedPartition, Parting
+from millrace.zookeeper.topic_state import BrokerAddress, PartitionState, TopicState
+from millrace_broker.storage.epochs import EpochMap
+from millrace_consumer.puller import ConsumerPuller, Pullers
+from millrace_consumer.streams import MessageStream, OwnedPartition
 from tests.support import wait_until
 
 

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from millrace.consumer import streams
-from millrace.consumer.streams import Batch, Jump, MessageStream, OwnedPartition
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, build_batch, control_batch, iter_records
 from millrace.records import Message as Record
+from millrace_consumer import streams
+from millrace_consumer.streams import Batch, Jump, MessageStream, OwnedPartition
 from tests.support import WAIT_S, wait_until
 
 ME = threading.get_ident

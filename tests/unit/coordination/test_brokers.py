@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from millrace.coordination import brokers
-from millrace.coordination.brokers import Presence, Registration, address_in, stored_partitions
+from millrace_broker.coordination import brokers
+from millrace_broker.coordination.brokers import Presence, Registration, address_in, stored_partitions
 
 
 def registered(port: int, session: int) -> Registration:

@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.coordination.groups import (
+from millrace_broker.coordination.groups import (
     CommittedOffset,
     current_offsets,
     decode_offset,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.coordination.placement import Replicas, drained, place
 from millrace.errors import MillraceError
+from millrace.zookeeper.topic_state import Replicas
+from millrace_broker.coordination.placement import drained, place
 
 RACKS = st.dictionaries(st.integers(0, 99), st.sampled_from(["", "a", "b", "c"]), min_size=1, max_size=9)
 PLACED = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True).map(tuple), max_size=9)

@@ -10,19 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.coordination.state import (
-    NO_LEADER,
-    REPLICATING,
-    BrokerAddress,
-    OriginRecreated,
-    PartitionState,
-    TopicState,
-    decode_topic,
-    encode_topic,
-    new_topic,
-    with_mirrors,
-    with_partitions,
-)
 from millrace.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -34,6 +21,21 @@ from millrace.errors import (
 )
 from millrace.records.mirror_position import Origin
 from millrace.topic_names import check_topic_name
+from millrace.zookeeper.topic_state import (
+    NO_LEADER,
+    REPLICATING,
+    BrokerAddress,
+    PartitionState,
+    TopicState,
+    decode_topic,
+    encode_topic,
+)
+from millrace_broker.coordination.new_partitions import (
+    OriginRecreated,
+    new_topic,
+    with_mirrors,
+    with_partitions,
+)
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
 EMPTY = TopicState("PageView", UUID(int=1), {}, {})

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.coordination.state import BrokerAddress
+from millrace.zookeeper.topic_state import BrokerAddress
 from tests.unit.groups.coordinating import Broker, Cluster, topic_state
 from tests.unit.groups.driving import Driven, new_group
 from tests.unit.groups.registry import MemoryRegistry

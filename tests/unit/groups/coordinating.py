@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.config import BrokerConfig
-from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
-from millrace.groups import ClientName, Group, Groups, State
-from millrace.groups.holding import coordinator_of
-from millrace.mailbox import Mailbox
 from millrace.wire.fields import Topic
 from millrace.wire.group_messages import (
     JoinGroupRequest,
@@ -19,6 +15,10 @@ from millrace.wire.group_messages import (
     OffsetCommitRequest,
     SyncGroupRequest,
 )
+from millrace.zookeeper.topic_state import BrokerAddress, PartitionState, TopicState
+from millrace_broker.groups import ClientName, Group, Groups, State
+from millrace_broker.groups.holding import coordinator_of
+from millrace_broker.mailbox import Mailbox
 from tests.support import wait_until
 from tests.unit.groups.registry import MemoryRegistry
 

@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 
 from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
-from millrace.groups.group import Group, State
-from millrace.groups.members import ClientName
-from millrace.groups.timing import Memory
-from millrace.mailbox import Mailbox
 from millrace.wire.group_messages import (
     JoinGroupRequest,
     JoinGroupResponse,
@@ -18,6 +14,10 @@ from millrace.wire.group_messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from millrace_broker.groups.group import Group, State
+from millrace_broker.groups.members import ClientName
+from millrace_broker.groups.timing import Memory
+from millrace_broker.mailbox import Mailbox
 
 SESSION_S = 10.0
 REBALANCE_S = 60.0

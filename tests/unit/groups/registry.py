@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from millrace.coordination.groups import CommittedOffset, Fence, GroupKind, StreamsMember
 from millrace.errors import (
     GroupNotEmpty,
     InconsistentGroupKind,
@@ -18,6 +17,7 @@ from millrace.errors import (
     UnknownGroup,
 )
 from millrace.records.topic_partition import TopicPartition
+from millrace_broker.coordination.groups import CommittedOffset, Fence, GroupKind, StreamsMember
 from tests.support import WAIT_S
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import ErrorCode
-from millrace.groups.group import GROUP_BYTES, State
 from millrace.wire.group_messages import JoinGroupResponse, SyncGroupResponse
+from millrace_broker.groups.group import GROUP_BYTES, State
 from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, Joiner, new_group
 
 STEPS = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.coordination.groups import GroupKind, StreamsMember
 from millrace.errors import ErrorCode
-from millrace.groups import Group, State
-from millrace.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S, TIDY_S, coordinator_of
-from millrace.groups.work import MAX_QUEUED, WAIT_S
 from millrace.wire.group_messages import LeaveGroupRequest
+from millrace_broker.coordination.groups import GroupKind, StreamsMember
+from millrace_broker.groups import Group, State
+from millrace_broker.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S, TIDY_S, coordinator_of
+from millrace_broker.groups.work import MAX_QUEUED, WAIT_S
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, name_for
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
@@ -238,7 +238,7 @@ def test_more_groups_than_may_be_asked_about_at_once_are_given_up_in_turn(
 ) -> None:
     for number in range(20):
         one.use(name_for(1, number))
-    monkeypatch.setattr("millrace.groups.work.MAX_QUEUED", 5)
+    monkeypatch.setattr("millrace_broker.groups.work.MAX_QUEUED", 5)
     one.passes(IDLE_S)
 
     def gone() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.errors import ErrorCode
-from millrace.groups.group import State
+from millrace_broker.groups.group import State
 from tests.unit.groups.driving import DELAY_S, REBALANCE_S, SESSION_S, Driven, sync_all
 
 

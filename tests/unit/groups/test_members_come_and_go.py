@@ -8,10 +8,10 @@ import pytest
 
 from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
-from millrace.groups.group import State
-from millrace.groups.members import NEW_MEMBER_S
-from millrace.groups.timing import Memory
 from millrace.wire.group_messages import JoinGroupRequest, LeaveGroupRequest
+from millrace_broker.groups.group import State
+from millrace_broker.groups.members import NEW_MEMBER_S
+from millrace_broker.groups.timing import Memory
 from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, new_group, sync_all
 
 # Ids

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from millrace.coordination.groups import CommittedOffset, GroupKind, StreamsMember
-from millrace.coordination.state import TopicState
 from millrace.errors import ErrorCode
-from millrace.groups import State
-from millrace.groups.work import WAIT_S
 from millrace.wire.consumer_protocol import MAX_SUBSCRIBED_TOPICS
 from millrace.wire.group_messages import LeaveGroupRequest, OffsetCommitRequest
+from millrace.zookeeper.topic_state import TopicState
+from millrace_broker.coordination.groups import CommittedOffset, GroupKind, StreamsMember
+from millrace_broker.groups import State
+from millrace_broker.groups.work import WAIT_S
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, commit_request, name_for, topic_state
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
@@ -60,7 +60,7 @@ def test_the_offsets_of_many_groups_are_one_question(
     one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one.commit(MINE, 7)
-    monkeypatch.setattr("millrace.groups.work.MAX_QUEUED", 1)
+    monkeypatch.setattr("millrace_broker.groups.work.MAX_QUEUED", 1)
     before = registry.asked
     asked = dict.fromkeys(["", MINE, *[f"nobody's {number}" for number in range(1000)]])
     found = one.ask(lambda answers: one.groups.offsets(asked, answers))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from millrace.errors import ErrorCode
-from millrace.groups.group import State
 from millrace.wire.group_messages import LeaveGroupRequest
+from millrace_broker.groups.group import State
 from tests.unit.groups.driving import REBALANCE_S, SESSION_S, Driven, Joiner, sync_all
 
 

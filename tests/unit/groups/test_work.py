@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.groups.work import Work
-from millrace.mailbox import Mailbox
+from millrace_broker.groups.work import Work
+from millrace_broker.mailbox import Mailbox
 from tests.unit.groups.coordinating import Broker, Cluster, name_for
 from tests.unit.groups.registry import MemoryRegistry
 

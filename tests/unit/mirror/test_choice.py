@@ -6,7 +6,7 @@ import pytest
 
 from millrace.config import OriginConfig, from_mapping
 from millrace.errors import ConfigError
-from millrace.mirror.choice import Choice, choose, names_only
+from millrace_mirror.choice import Choice, choose, names_only
 
 CONFIG = OriginConfig(
     bootstrap="x:1",

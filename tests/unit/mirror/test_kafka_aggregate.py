@@ -9,9 +9,9 @@ import pytest
 from kazoo.exceptions import NodeExistsError
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.coordination.session import Session
 from millrace.errors import MillraceError
-from millrace.mirror.kafka_aggregate import claim_name
+from millrace.zookeeper.session import Session
+from millrace_mirror.kafka_aggregate import claim_name
 
 
 class Nodes:

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
+from millrace.client.kafka_positions import Copy, Recorded, _recorded
 from millrace.errors import MillraceError
-from millrace.mirror.kafka_positions import Copy, Recorded, _recorded
 from millrace.records import Cursor
 from millrace.records.mirror_position import POSITION_PREFIX, MirrorPosition, Origin
 

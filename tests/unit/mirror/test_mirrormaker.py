@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
+from millrace.client.mirrormaker import _sync
 from millrace.errors import MillraceError
-from millrace.mirror.mirrormaker import _sync
 
 KEY = struct.pack(">h", 6) + b"Clicks" + struct.pack(">i", 3)
 VALUE = struct.pack(">qq", 70, 50)

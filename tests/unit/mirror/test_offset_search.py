@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from millrace.mirror import offset_search as translation
-from millrace.mirror.offset_search import Outcome, Translated, offset_at_origin, offset_in_copy
-from millrace.mirror.runs import OffsetRules, beginning, runs_of
+from millrace.client.runs import OffsetRules, beginning, runs_of
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, filler_after
-from millrace.storage.partition_log import PartitionLog
 from millrace.wire.fetch import FetchedPartition
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_mirror import offset_search as translation
+from millrace_mirror.offset_search import Outcome, Translated, offset_at_origin, offset_in_copy
 from tests.unit.storage.logs import ORIGIN, crowded_batch, flush, open_log
 
 BYTES, NUMBERS = OffsetRules(byte_positions=True), OffsetRules(byte_positions=False)

@@ -15,18 +15,19 @@ import pytest
 from millrace.client import fetcher
 from millrace.client.cluster_client import TopicMetadata
 from millrace.client.fetcher import FetchLimits
+from millrace.client.runs import Run
 from millrace.config import OriginConfig
-from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import BrokerAddress, TopicState, with_mirrors
 from millrace.errors import ErrorCode, MillraceError, NotLeader, StorageError
-from millrace.mirror import embedded, puller, watch
-from millrace.mirror.puller import TargetAppend
-from millrace.mirror.runs import Run
-from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.admin_messages import ORIGINS, DescribeConfigsResponse, DescribedConfig, ResourceType
 from millrace.wire.fetch import FetchedPartition
+from millrace.zookeeper.topic_state import BrokerAddress, TopicState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.coordination.new_partitions import with_mirrors
+from millrace_broker.partitions.broker import TargetAppend
+from millrace_mirror import embedded, puller, watch
+from millrace_mirror.states import MirrorState, MirrorStates, State
 from tests.support import WAIT_S, wait_until
 
 TOPIC_ID = UUID(int=5)

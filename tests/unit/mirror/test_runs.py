@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
+from millrace.client.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.errors import CorruptMessage
-from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.records import (
     CONTROL_BIT,
     HEADER_BYTES,

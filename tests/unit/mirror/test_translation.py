@@ -7,14 +7,14 @@ import struct
 import pytest
 
 from millrace.errors import InvalidRequest
-from millrace.mirror.offset_search import Outcome, Translated
-from millrace.mirror.translation import (
+from millrace.wire.codec import decode, encode
+from millrace.wire.messages import ApiKey
+from millrace_mirror.offset_search import Outcome, Translated
+from millrace_mirror.translation import (
     TranslateOffsetsRequest,
     TranslateOffsetsResponse,
     TranslateOffsetsResult,
 )
-from millrace.wire.codec import decode, encode
-from millrace.wire.messages import ApiKey
 
 FAR = 1 << 60
 RESULTS = [Translated(Outcome.TRANSLATED, FAR), Translated(Outcome.NOT_RETAINED)]

@@ -12,16 +12,9 @@ from uuid import UUID
 import pytest
 
 from millrace.config import LogConfig
-from millrace.coordination.state import NO_LEADER, PartitionState
 from millrace.errors import BrokerError, ErrorCode, NotLeader
 from millrace.records import Message, build_batch
 from millrace.records.file_slice import FileSlice
-from millrace.replication.committed import CommittedStates
-from millrace.replication.copying import Copying, checked
-from millrace.replication.leadership import CLOSED_GRACE_S, Snapshot
-from millrace.replication.replica import Replica
-from millrace.replication.session import Led, ReplicaSession
-from millrace.storage.partition_log import PartitionLog
 from millrace.wire.replica import (
     Acked,
     ReplicaAckRequest,
@@ -35,6 +28,13 @@ from millrace.wire.replica import (
     encode_answer,
     encode_fetch,
 )
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState
+from millrace_broker.replication.committed import CommittedStates
+from millrace_broker.replication.copying import Copying, checked
+from millrace_broker.replication.leadership import CLOSED_GRACE_S, Snapshot
+from millrace_broker.replication.replica import Replica
+from millrace_broker.replication.session import Led, ReplicaSession
+from millrace_broker.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import PRINCIPAL, Clock, batch, crash, crowded_batch, log_files
 
 ROUNDS = int(os.environ.get("MILLRACE_ROUNDS", "1")) * 30

@@ -12,11 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from millrace.allowance import Allowance
 from millrace.config import ClientSecurity
 from millrace.records.file_slice import FileSlice
-from millrace.replication.copying import Copying
-from millrace.replication.leader_thread import LeaderThread, Received
 from millrace.wire.framing import parse_header
 from millrace.wire.messages import ApiKey
 from millrace.wire.replica import (
@@ -30,6 +27,9 @@ from millrace.wire.replica import (
     decode_fetch,
     encode_answer,
 )
+from millrace_broker.allowance import Allowance
+from millrace_broker.replication.copying import Copying
+from millrace_broker.replication.leader_thread import LeaderThread, Received
 from tests.support import WAIT_S, Clock, wait_until
 
 DIRECTORY = "b" * 16

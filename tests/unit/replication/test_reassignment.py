@@ -7,9 +7,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from millrace.coordination.placement import Replicas
-from millrace.coordination.state import NO_LEADER, PartitionState
-from millrace.replication.state import (
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState, Replicas
+from millrace_broker.replication.state import (
     assign,
     elect,
     expand,

@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from millrace.coordination.state import NO_LEADER, PartitionState, Report
-from millrace.replication.following import Following, ReplicaDiverged
-from millrace.replication.leadership import CLOSED_GRACE_S, MAX_UNITS, Leadership, Snapshot
-from millrace.replication.replica import CAMPAIGN_STEP_S, Replica
-from millrace.replication.state import UNKNOWN_EPOCHS
-from millrace.storage.epochs import NO_EPOCH, EpochEnd
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState, Report
+from millrace_broker.replication.following import Following, ReplicaDiverged
+from millrace_broker.replication.leadership import CLOSED_GRACE_S, MAX_UNITS, Leadership, Snapshot
+from millrace_broker.replication.replica import CAMPAIGN_STEP_S, Replica
+from millrace_broker.replication.state import UNKNOWN_EPOCHS
+from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
 from tests.sim.log import MemoryLog
 
 LAG_S = 10.0

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.coordination.state import NO_LEADER, PartitionState, Report
-from millrace.replication.state import (
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState, Report
+from millrace_broker.replication.state import (
     UNKNOWN_EPOCHS,
     depose,
     elect,

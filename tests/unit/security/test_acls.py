@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import InvalidRequest
-from millrace.security.acls import OPERATIONS, Acls, Pattern, Rule, RuleFilter, check_rule
-from millrace.security.rights import ANY_TOPIC, CLUSTER, Operation, Resource, ResourceType, group, topic
+from millrace_broker.security.acls import OPERATIONS, Acls, Pattern, Rule, RuleFilter, check_rule
+from millrace_broker.security.rights import (
+    ANY_TOPIC,
+    CLUSTER,
+    Operation,
+    Resource,
+    ResourceType,
+    group,
+    topic,
+)
 
 TOPIC, GROUP = ResourceType.TOPIC, ResourceType.GROUP
 LITERAL, PREFIXED = Pattern.LITERAL, Pattern.PREFIXED

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from millrace.repeated_lines import BURST, RepeatedLines
-from millrace.security.journal import MAX_KINDS, REPEAT_S, Asker, Journal
+from millrace_broker.security.journal import MAX_KINDS, REPEAT_S, Asker, Journal
 
 ALICE = Asker("User:alice", "10.0.0.1:5", "outside", "PRODUCE", "web\n\x1b[31m")
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from millrace.security.login import (
+from millrace_broker.security.login import (
     MAX_WAITING,
     MAX_WAITING_OF_HOST,
     Exchange,
@@ -18,8 +18,8 @@ from millrace.security.login import (
     LoginFailed,
     LoginThread,
 )
-from millrace.security.plain import MAX_BYTES, PlainExchange
-from millrace.security.scram import MECHANISMS, Credentials, make_credential
+from millrace_broker.security.plain import MAX_BYTES, PlainExchange
+from millrace_broker.security.scram import MECHANISMS, Credentials, make_credential
 from tests.support import Clock
 
 ALICE = {name: make_credential(name, "wonderland", 4096) for name in MECHANISMS}

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import serialization
 
 from millrace.config import OauthConfig
 from millrace.errors import ConfigError
-from millrace.security import oauth
-from millrace.security.login import LoginFailed
-from millrace.security.oauth import MAX_BYTES, MAX_KEYS, BearerExchange, KeySet, parse_keys
+from millrace_broker.security import oauth
+from millrace_broker.security.login import LoginFailed
+from millrace_broker.security.oauth import MAX_BYTES, MAX_KEYS, BearerExchange, KeySet, parse_keys
 from tests.certificates import Authority
 from tests.support import wait_until
 from tests.tokens import AUDIENCE, ISSUER, Issuer, key_server, message

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from millrace.security.quotas import MAX_DEBT_S, MAX_METERS, Kind, Limits, Meter, Meters
+from millrace_broker.security.quotas import MAX_DEBT_S, MAX_METERS, Kind, Limits, Meter, Meters
 from tests.support import Clock
 
 

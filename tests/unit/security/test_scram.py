@@ -9,8 +9,14 @@ import pytest
 from scramp import ScramClient
 
 from millrace.errors import ConfigError
-from millrace.security.login import Login, LoginFailed
-from millrace.security.scram import MECHANISMS, Credential, ScramExchange, make_credential, scram_mechanisms
+from millrace_broker.security.login import Login, LoginFailed
+from millrace_broker.security.scram import (
+    MECHANISMS,
+    Credential,
+    ScramExchange,
+    make_credential,
+    scram_mechanisms,
+)
 
 USERS = {"alice": {name: make_credential(name, "wonderland", 4096) for name in MECHANISMS}}
 SECRET = b"the cluster's own"

@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable
 
 from millrace.config import ClientLimits, ListenerConfig, TlsConfig
-from millrace.mailbox import Mailbox
 from millrace.security.certificates import ServerCertificates
-from millrace.server.connection import ClientConnection
-from millrace.server.listener import Listener
-from millrace.server.loop import Server
-from millrace.server.request import Request
 from millrace.wire.framing import RequestFramer
+from millrace_broker.mailbox import Mailbox
+from millrace_broker.server.connection import ClientConnection
+from millrace_broker.server.listener import Listener
+from millrace_broker.server.loop import Server
+from millrace_broker.server.request import Request
 from tests.support import WAIT_S, wait_until
 
 LIMIT = 1 << 20

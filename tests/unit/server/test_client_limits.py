@@ -17,11 +17,11 @@ import pytest
 
 from millrace.config import ClientLimits
 from millrace.errors import ConfigError
-from millrace.security.rights import NOBODY
-from millrace.server import loop
-from millrace.server.admission import MAX_WORKING, Admission
-from millrace.server.connection import ClientConnection
-from millrace.server.request import REQUEST_BYTES, Request
+from millrace_broker.security.rights import NOBODY
+from millrace_broker.server import loop
+from millrace_broker.server.admission import MAX_WORKING, Admission
+from millrace_broker.server.connection import ClientConnection
+from millrace_broker.server.request import REQUEST_BYTES, Request
 from tests.support import WAIT_S, wait_until
 from tests.unit.server.serving import Client, Running, waiting_requests
 

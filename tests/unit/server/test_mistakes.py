@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from millrace.server.admission import Admission
-from millrace.server.connection import ClientConnection
-from millrace.server.loop import Server
-from millrace.server.request import Request
-from millrace.server.statistics import Statistics
 from millrace.wire.framing import FrameBuffers, RequestFramer
+from millrace_broker.server.admission import Admission
+from millrace_broker.server.connection import ClientConnection
+from millrace_broker.server.loop import Server
+from millrace_broker.server.request import Request
+from millrace_broker.server.statistics import Statistics
 from tests.unit.server.serving import Client, Running
 
 

@@ -15,14 +15,14 @@ import pytest
 
 from millrace.config import TlsConfig
 from millrace.errors import MillraceError
-from millrace.mailbox import Mailbox
 from millrace.records.file_slice import FileSlice
 from millrace.security.certificates import client_context
-from millrace.server.connection import ClientConnection
-from millrace.server.loop import Server
-from millrace.server.request import Request
-from millrace.server.transport import PlainTransport
-from millrace.storage.chain import LogFile
+from millrace_broker.mailbox import Mailbox
+from millrace_broker.server.connection import ClientConnection
+from millrace_broker.server.loop import Server
+from millrace_broker.server.request import Request
+from millrace_broker.server.transport import PlainTransport
+from millrace_broker.storage.chain import LogFile
 from tests.certificates import Authority
 from tests.support import WAIT_S, wait_until
 from tests.unit.server.serving import (

@@ -28,9 +28,9 @@ from millrace.errors import ConfigError
 from millrace.records.file_slice import FileSlice
 from millrace.security import certificates
 from millrace.security.certificates import ServerCertificates, client_context, server_context
-from millrace.security.rights import ANONYMOUS
-from millrace.server.transport import MAX_OWN_BYTES, SEAL_BYTES, TlsFailed, TlsTransport
-from millrace.storage.chain import LogFile
+from millrace_broker.security.rights import ANONYMOUS
+from millrace_broker.server.transport import MAX_OWN_BYTES, SEAL_BYTES, TlsFailed, TlsTransport
+from millrace_broker.storage.chain import LogFile
 from tests.certificates import Authority, Issued
 from tests.support import wait_until
 from tests.unit.server.serving import LIMITS, Client, Running, listening_with_tls

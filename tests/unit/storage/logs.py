@@ -14,7 +14,7 @@ from millrace.errors import BrokerError
 from millrace.records import HEADER, BatchHeader, Cursor, Message, batch_crc, build_batch, split_batches
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.storage.partition_log import PartitionLog
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 3)
 PRINCIPAL = "User:web"

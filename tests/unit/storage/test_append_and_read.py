@@ -12,10 +12,10 @@ from millrace.config import LogConfig
 from millrace.errors import InvalidRecord, OffsetOutOfRange
 from millrace.records import BatchHeader, Message, batch_crc, build_batch
 from millrace.records.compression import Codec
-from millrace.storage import segment as segment_module
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.reading import RecentPositions
-from millrace.storage.staging import MAX_FILLER_BYTES, MAX_FILLER_RATIO
+from millrace_broker.storage import segment as segment_module
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.reading import RecentPositions
+from millrace_broker.storage.staging import MAX_FILLER_BYTES, MAX_FILLER_RATIO
 from tests.unit.storage.logs import (
     PRINCIPAL,
     Appended,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace.storage.checkpoint import FILE_NAME, Checkpoint
-from millrace.storage.landmarks import Landmarks
-from millrace.storage.partition_log import CHECKPOINT_INTERVAL_S
-from millrace.storage.segment import SegmentFacts
-from millrace.storage.state import LogState
+from millrace_broker.storage.checkpoint import FILE_NAME, Checkpoint
+from millrace_broker.storage.landmarks import Landmarks
+from millrace_broker.storage.partition_log import CHECKPOINT_INTERVAL_S
+from millrace_broker.storage.segment import SegmentFacts
+from millrace_broker.storage.state import LogState
 from tests.unit.storage.logs import Clock, appended, batch, flush, open_log, position
 
 CHECKPOINT = Checkpoint(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from millrace.commands.log import log
 from millrace.config import LogConfig
 from millrace.errors import MillraceError
-from millrace.storage.comparison import Comparison, compare
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.storage.comparison import Comparison, compare
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_commands.log import log
 from tests.unit.storage.logs import Clock, appended, batch, log_files
 
 NAME = "clicks-0-" + "0" * 32

@@ -13,11 +13,11 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import CorruptMessage, MillraceError, OffsetOutOfRange, StorageError
-from millrace.storage import partition_log
-from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.copying import whole_entries
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.state import LogState
+from millrace_broker.storage import partition_log
+from millrace_broker.storage.checkpoint import Checkpoint
+from millrace_broker.storage.copying import whole_entries
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.state import LogState
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
@@ -444,7 +444,7 @@ def test_a_copy_that_could_not_take_in_what_it_wrote_writes_nothing_behind_it(
     leader.lead(1)
     appended(leader, batch(), batch())
     with monkeypatch.context() as patched:
-        patched.setattr("millrace.storage.recovery.Scan.note", no_memory)
+        patched.setattr("millrace_broker.storage.recovery.Scan.note", no_memory)
         with pytest.raises(StorageError, match="until the broker restarts"):
             fetch(leader, follower, len(batch()))
     with pytest.raises(StorageError, match="until the broker restarts"):

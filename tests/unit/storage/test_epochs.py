@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
+from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 BATCHES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), max_size=20)
 """Size of each batch, and by how much its epoch is above the one before."""

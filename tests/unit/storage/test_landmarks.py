@@ -17,13 +17,13 @@ import pytest
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER, BatchHeader, batch_crc, split_batches
-from millrace.storage import chain, landmarks, reading
-from millrace.storage.chain import LogFile
-from millrace.storage.checkpoint import FILE_NAME
-from millrace.storage.landmarks import Landmarks, LandmarksMissing
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.reading import RECENT_POSITIONS, RecentPositions
-from millrace.storage.segment import Segment
+from millrace_broker.storage import chain, landmarks, reading
+from millrace_broker.storage.chain import LogFile
+from millrace_broker.storage.checkpoint import FILE_NAME
+from millrace_broker.storage.landmarks import Landmarks, LandmarksMissing
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.reading import RECENT_POSITIONS, RecentPositions
+from millrace_broker.storage.segment import Segment
 from tests.support import wait_until
 from tests.unit.storage.logs import (
     ORIGIN,
@@ -216,7 +216,7 @@ def test_a_sequential_reader_of_one_large_batch_at_a_time_looks_nothing_up(
     log = open_log(tmp_path)
     appended(log, *[batch(3, b"x" * 100_000) for _ in range(10)])
     flush(log)
-    monkeypatch.setattr("millrace.storage.reading.locate", None)
+    monkeypatch.setattr("millrace_broker.storage.reading.locate", None)
     assert len(list(consume(log, 0, max_bytes=500_000))) == 10
     log.close()
 
@@ -644,7 +644,7 @@ def test_landmarks_that_several_look_ups_lack_are_built_once(
         return build(file, end)
 
     monkeypatch.setattr(Segment, "build_landmarks", noted)
-    monkeypatch.setattr("millrace.storage.segment.build_landmarks", held_up)
+    monkeypatch.setattr("millrace_broker.storage.segment.build_landmarks", held_up)
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(log.offset_for_timestamp, [3000] * 4))
     assert found == [(results[200].base_offset, 3000)] * 4

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from millrace.records import BatchHeader
-from millrace.storage.chain import LogFile, walk
-from millrace.storage.checkpoint import FILE_NAME
-from millrace.storage.epochs import EpochEnd
+from millrace_broker.storage.chain import LogFile, walk
+from millrace_broker.storage.checkpoint import FILE_NAME
+from millrace_broker.storage.epochs import EpochEnd
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,

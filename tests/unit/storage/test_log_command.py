@@ -13,14 +13,14 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner, Result
 
-from millrace.commands.log import log as command
 from millrace.config import LogConfig
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import split_batches
-from millrace.storage import inspection
-from millrace.storage.inspection import Damage, Entry, inspect_partition
-from millrace.storage.log_directory import LogDirectory
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.storage import inspection
+from millrace_broker.storage.inspection import Damage, Entry, inspect_partition
+from millrace_broker.storage.log_directory import LogDirectory
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_commands.log import log as command
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,

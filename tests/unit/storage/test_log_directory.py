@@ -14,7 +14,7 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import MillraceError, StorageError
-from millrace.storage.log_directory import (
+from millrace_broker.storage.log_directory import (
     LogDirectory,
     Owner,
     parse_partition_name,
@@ -22,7 +22,7 @@ from millrace.storage.log_directory import (
     read_owner,
     write_owner,
 )
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.storage.partition_log import PartitionLog
 from tests.support import WAIT_S, run_python
 from tests.unit.storage.logs import Clock, appended, batch, consume, flush, log_files
 
@@ -48,7 +48,7 @@ def test_a_second_broker_is_refused_with_the_directorys_name(tmp_path: Path) -> 
     script = (
         "import sys, time, pathlib\n"
         "from millrace.config import LogConfig\n"
-        "from millrace.storage.log_directory import LogDirectory\n"
+        "from millrace_broker.storage.log_directory import LogDirectory\n"
         "LogDirectory.open(pathlib.Path(sys.argv[1]), LogConfig(), time.time)\n"
     )
     other = run_python("-c", script, str(tmp_path), timeout_s=30)
@@ -82,7 +82,7 @@ def test_a_new_partitions_name_is_on_the_disk_before_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("millrace.storage.partition_log.sync_directory", synced.append)
+    monkeypatch.setattr("millrace_broker.storage.partition_log.sync_directory", synced.append)
     logs = open_directory(tmp_path)
     (tmp_path / partition_name("t", 1, TOPIC_ID)).mkdir()  # by a broker that was killed right after
     for number in (0, 1):
@@ -95,7 +95,7 @@ def test_a_new_log_directorys_name_is_on_the_disk_before_its_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("millrace.storage.log_directory.sync_directory", synced.append)
+    monkeypatch.setattr("millrace_broker.storage.log_directory.sync_directory", synced.append)
     path = tmp_path / "data" / "broker-1"
     for _ in range(2):
         open_directory(path).close()
@@ -216,7 +216,7 @@ def test_what_cannot_be_deleted_is_told_and_stays_due_what_is_gone_is_not(
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr("millrace.storage.log_directory.remove_directory", refuses)
+        patch.setattr("millrace_broker.storage.log_directory.remove_directory", refuses)
         logs.delete_expired()
     (aside,) = tmp_path.glob("*.foreign-*")
     assert f"cannot delete {aside}: Permission denied" in [line.message for line in caplog.records]
@@ -244,7 +244,7 @@ def test_several_threads_open_logs_at_once(tmp_path: Path, monkeypatch: pytest.M
         opening.wait(WAIT_S)
         return one_by_one(*arguments, **more)
 
-    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_together)
+    monkeypatch.setattr("millrace_broker.storage.log_directory.PartitionLog", open_together)
     with ThreadPoolExecutor(3) as threads:
         opened = list(threads.map(lambda number: logs.partition("t", number, TOPIC_ID), range(3)))
     assert logs._logs == {("t", number): opened[number] for number in range(3)}

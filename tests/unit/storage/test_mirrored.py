@@ -11,7 +11,7 @@ import pytest
 from millrace.errors import InvalidRequest, PolicyViolation
 from millrace.records import BatchHeader, Cursor, split_batches
 from millrace.records.mirror_position import POSITION_PREFIX, MirrorPosition, Origin, PositionMismatch
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import (
     ORIGIN,
     append,

@@ -11,9 +11,9 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, TooManyProducers
-from millrace.storage.log_directory import LogDirectory
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.producer_state import EXPIRY_S, RETRIED_S, ProducerLimit
+from millrace_broker.storage.log_directory import LogDirectory
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.producer_state import EXPIRY_S, RETRIED_S, ProducerLimit
 from tests.unit.storage.logs import Appended, Clock, append, appended, batch, crash, flush
 from tests.unit.storage.test_write_errors import no_file_larger_than
 

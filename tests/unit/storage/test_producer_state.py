@@ -14,10 +14,10 @@ import pytest
 from millrace.config import LogConfig
 from millrace.errors import InvalidProducerEpoch, InvalidRecord, MillraceError, OutOfOrderSequence
 from millrace.records import BatchHeader
-from millrace.storage import producer_state, sealed
-from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.producer_state import (
+from millrace_broker.storage import producer_state, sealed
+from millrace_broker.storage.checkpoint import Checkpoint
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.producer_state import (
     EXPIRY_S,
     FILE_NAME,
     MAX_SEQUENCE,

@@ -26,12 +26,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader, split_batches
-from millrace.storage import landmarks, producer_state
-from millrace.storage.chain import walk
-from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.reading import RecentPositions
-from millrace.storage.segment import sync_directory
+from millrace_broker.storage import landmarks, producer_state
+from millrace_broker.storage.chain import walk
+from millrace_broker.storage.checkpoint import Checkpoint
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.reading import RecentPositions
+from millrace_broker.storage.segment import sync_directory
 from tests.unit.storage.logs import (
     ORIGIN,
     Appended,
@@ -118,7 +118,7 @@ class LogMachine(RuleBasedStateMachine):
         self.disk = Disk(self.directory)
         self.patches = ExitStack()
         for module in MODULES:
-            target = f"millrace.storage.{module}.sync_directory"
+            target = f"millrace_broker.storage.{module}.sync_directory"
             self.patches.enter_context(mock.patch(target, self.disk.sync_directory))
         self.stored: list[Stored] = []
         self.sent: dict[int, list[tuple[int, int]]] = {}

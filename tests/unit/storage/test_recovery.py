@@ -15,8 +15,8 @@ import pytest
 from millrace.config import LogConfig
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import BatchHeader
-from millrace.storage.checkpoint import FILE_NAME, Checkpoint
-from millrace.storage.partition_log import PartitionLog
+from millrace_broker.storage.checkpoint import FILE_NAME, Checkpoint
+from millrace_broker.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,

@@ -15,11 +15,11 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
-from millrace.storage import log_start, partition_log, reading, sealed
-from millrace.storage.chain import walk
-from millrace.storage.checkpoint import FILE_NAME, Checkpoint
-from millrace.storage.partition_log import IDLE_SECONDS, PartitionLog
-from millrace.storage.segment import Segment
+from millrace_broker.storage import log_start, partition_log, reading, sealed
+from millrace_broker.storage.chain import walk
+from millrace_broker.storage.checkpoint import FILE_NAME, Checkpoint
+from millrace_broker.storage.partition_log import IDLE_SECONDS, PartitionLog
+from millrace_broker.storage.segment import Segment
 from tests.integration.faults.small_disk import fill_bytes, no_space_left, small_disk
 from tests.unit.storage.logs import (
     ORIGIN,

@@ -10,8 +10,8 @@ from pathlib import Path
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange
 from millrace.records import split_batches
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.state import LogState
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.state import LogState
 from tests.unit.storage.logs import appended, batch, slice_bytes
 
 TURNS = 400

@@ -13,10 +13,10 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import ErrorCode, StorageError
-from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.partition_log import PartitionLog
-from millrace.storage.producer_state import MAX_SEQUENCE, REFUSED_S
-from millrace.storage.segment import CutFailed, Segment
+from millrace_broker.storage.checkpoint import Checkpoint
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.producer_state import MAX_SEQUENCE, REFUSED_S
+from millrace_broker.storage.segment import CutFailed, Segment
 from tests.unit.storage.logs import (
     ORIGIN,
     PRINCIPAL,
@@ -206,7 +206,7 @@ def test_a_segment_created_since_the_last_flush_has_its_name_synced_too(
 ) -> None:
     log = open_log(tmp_path, segment_bytes=300)
     synced: list[Path] = []
-    monkeypatch.setattr("millrace.storage.partition_log.sync_directory", synced.append)
+    monkeypatch.setattr("millrace_broker.storage.partition_log.sync_directory", synced.append)
     appended(log, batch(1))
     flush(log)
     assert synced == []
@@ -229,7 +229,7 @@ def test_a_segment_that_a_killed_broker_left_empty_has_its_name_synced_before_it
     crash(log)
     named: set[Path] = set()
     for module in ("partition_log", "recovery", "checkpoint"):
-        target = f"millrace.storage.{module}.sync_directory"
+        target = f"millrace_broker.storage.{module}.sync_directory"
         monkeypatch.setattr(target, lambda directory: named.update(log_files(directory)))
     log = open_log(tmp_path, segment_bytes=300)
     appended(log, batch(9, b"x" * 30))
@@ -292,7 +292,7 @@ def test_a_directory_that_could_not_be_synced_for_want_of_a_descriptor_is_synced
         if len(synced) == 1:
             raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("millrace.storage.partition_log.sync_directory", sync)
+    monkeypatch.setattr("millrace_broker.storage.partition_log.sync_directory", sync)
     with pytest.raises(StorageError):
         log.flush()
     flush(log)

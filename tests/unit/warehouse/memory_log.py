@@ -23,8 +23,8 @@ from millrace.errors import ErrorCode, UnknownTopicOrPartition
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.storage.epochs import EpochMap
 from millrace.wire.fetch import FetchedPartition, Parting
+from millrace_broker.storage.epochs import EpochMap
 from millrace_warehouse.at import Progress
 from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
 from millrace_warehouse.history.schemas import pin_first, pinned

@@ -1,0 +1,67 @@
+"""What status, reset and the batch mirror ask of an origin from outside the brokers.
+
+Blocking. Knows neither targets nor threads. (The mirror inside a broker reads with puller.py.)
+"""
+
+from __future__ import annotations
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.runs import CLEANUP_POLICY, OffsetRules, OriginChanged, readable_from, runs_of
+from millrace.client.topic_admin import topic_setting
+from millrace.records.mirror_position import MirrorPosition
+from millrace.wire.fetch import FetchedPartition
+
+FETCH_BYTES = 4 << 20
+"""Of one answer. A single batch may be larger, and still comes whole."""
+FETCH_WAIT_MS = 500
+
+
+def offset_rules(client: ClusterClient, topic: str) -> OffsetRules:
+    policy = topic_setting(client, topic, CLEANUP_POLICY)
+    return OffsetRules.of_cluster(client.cluster_id, policy)
+
+
+def fetch(
+    client: ClusterClient,
+    topic: str,
+    partition: int,
+    offset: int,
+    max_bytes: int = FETCH_BYTES,
+    *,
+    last_epoch: int = -1,
+) -> FetchedPartition:
+    """Fetch what is new from an offset on, after a batch of `last_epoch`; if nothing is, wait a moment.
+
+    A fetch goes by the topic's name. A topic's id never comes back: asking for it after the fetch vouches for
+    what came.
+    """
+    fetched = client.fetch(
+        topic,
+        {partition: offset},
+        max_bytes=max_bytes,
+        max_wait_ms=FETCH_WAIT_MS,
+        partition_max_bytes=max_bytes,
+        last_epochs={partition: last_epoch},
+    )
+    return fetched[partition]
+
+
+def examine(client: ClusterClient, recorded: MirrorPosition) -> OriginChanged | None:
+    """Why the copying cannot go on behind a position, or None when it can."""
+    topic, partition = recorded.origin.topic, recorded.origin.partition
+    rules = offset_rules(client, topic)
+    earliest, high_watermark = client.bounds(topic, partition)
+    cursor = recorded.cursor
+    # A log that ends before the position may have reused offsets, too: it is asked at its end.
+    asked = min(cursor.next_offset, high_watermark)
+    fetched = fetch(client, topic, partition, asked, last_epoch=cursor.epoch)
+    try:
+        if fetched.parting is None:
+            offset = readable_from(cursor, earliest, high_watermark, rules)
+            if offset != asked:
+                fetched = fetch(client, topic, partition, offset)
+        if not fetched.error:
+            next(runs_of(recorded, recorded, fetched, rules), None)
+    except OriginChanged as error:
+        return error
+    return None

@@ -1,5 +1,0 @@
-"""The consumer of the 2011 paper."""
-
-from millrace.consumer.consumer import Consumer, Message, MessageStream, NotOwner
-
-__all__ = ["Consumer", "Message", "MessageStream", "NotOwner"]

@@ -1,0 +1,183 @@
+"""One ZooKeeper session: connected once, reconnecting for ever, every call bounded in time.
+
+Owns the client and how a call is repeated over lost connections. Knows no registry: cluster.py and groups.py
+say what is read and written. Ephemeral nodes live as long as the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    NoAuthError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+from kazoo.security import ACL
+
+from millrace.config import parse_addresses
+from millrace.errors import MillraceError, RequestTimedOut
+from millrace.security.client import of_process
+from millrace.zookeeper.node_rights import Client, load_identity
+
+CONNECT_SECONDS = 10.0
+OPERATION_SECONDS = 15.0
+"""How long one reading or writing may take, reconnecting included, before it fails."""
+
+
+class Session:
+    """One ZooKeeper session. A lost one is replaced by a new one, under a new `id`."""
+
+    def __init__(self, client: KazooClient, zookeeper: str, timeout_ms: int) -> None:
+        self.client, self.zookeeper, self.timeout_ms = client, zookeeper, timeout_ms
+        self._closed = threading.Event()
+        self._lost_at: float | None = None
+        client.add_listener(self._on_state)
+
+    def _on_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = time.monotonic()
+
+    @classmethod
+    def connect(cls, zookeeper: str, *, timeout_ms: int = 6000, identity: str = "") -> Session:
+        """A session with the ensemble at `zookeeper`; MillraceError within 10 s when none answers.
+
+        `identity` names the file with the process's name there; without it the client file may name one.
+        """
+        parse_addresses(zookeeper, "zookeeper")
+        quiet = logging.getLogger("millrace.zookeeper_session.kazoo")
+        quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
+        # A back-off longer than the session would lose the session after every short outage.
+        retry = KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5)
+        path = identity or of_process().zookeeper_identity
+        known = load_identity(path) if path else None
+        client = Client(zookeeper, timeout_ms / 1000, known, logger=quiet, connection_retry=retry)
+        try:
+            client.start(timeout=CONNECT_SECONDS)
+        except (KazooTimeoutError, OSError):
+            client.close()
+            raise MillraceError(
+                f"no ZooKeeper answers at {zookeeper}: start one (millrace zookeeper) or give its address"
+            ) from None
+        return cls(client, zookeeper, timeout_ms)
+
+    @property
+    def id(self) -> int:
+        """The session's number: the `ephemeralOwner` of every ephemeral node it has created."""
+        return int((self.client.client_id or (0,))[0])
+
+    def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The result of kazoo's asynchronous operation, repeated over lost connections for OPERATION_SECONDS.
+
+        A write that is repeated may meet its own first try. RequestTimedOut when no answer comes in time,
+        MillraceError when this process may not do it.
+        """
+        # From the loss on, not from the call: behind a ZooKeeper that stays away calls must not queue up.
+        deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
+        while True:
+            # Without a connection kazoo would keep the request, and send it long after we have given up.
+            if self.client.connected:
+                try:
+                    return operation(*arguments, **options).get(timeout=max(0.1, deadline - time.monotonic()))
+                except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError):
+                    pass
+                except KazooTimeoutError:
+                    break
+                except NoAuthError:
+                    raise MillraceError(
+                        f"ZooKeeper at {self.zookeeper} refuses it to this process: name the right file as "
+                        "`zookeeper_identity`, or see `millrace zookeeper secure`"
+                    ) from None
+            if time.monotonic() >= deadline or self._closed.wait(0.1):
+                break
+        raise RequestTimedOut(f"ZooKeeper at {self.zookeeper} does not answer")
+
+    def read_all(
+        self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
+    ) -> dict[str, tuple[bytes, Any]]:
+        """Data and stat of each node that is there, asked for all at once."""
+        return self._ask_all(partial(self.client.get_async, watch=watch), paths)
+
+    def stats(self, paths: Iterable[str]) -> dict[str, Any]:
+        """The stat of each node that is there now; a server that lags behind catches up first."""
+
+        def ask(path: str) -> Any:
+            return self.client.sync_async(path) if path == "/" else self.client.exists_async(path)
+
+        answers = self._ask_all(ask, ["/", *paths])
+        return {path: stat for path, stat in answers.items() if path != "/" and stat is not None}
+
+    def _ask_all(self, operation: Callable[[str], Any], paths: Iterable[str]) -> dict[str, Any]:
+        names = list(paths)
+        started = {path: operation(path) for path in names if self.client.connected}
+
+        def ask(path: str) -> Any:
+            # The first try is under way already; after a lost connection it and what follows is repeated.
+            if (first := started.pop(path, None)) is None:
+                started.clear()
+            return first or operation(path)
+
+        answers = {}
+        for path in names:
+            with contextlib.suppress(NoNodeError):
+                answers[path] = self.call(ask, path)
+        return answers
+
+    def get(self, path: str) -> tuple[bytes, Any] | None:
+        """Data and stat of a node; None when it is not there."""
+        return self.read_all([path]).get(path)
+
+    def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
+        """The names of a node's children, sorted; none when the node is not there, and nothing is watched."""
+        try:
+            return sorted(self.call(self.client.get_children_async, path, watch))
+        except NoNodeError:
+            return []
+
+    def children_of(self, paths: Iterable[str]) -> dict[str, list[str]]:
+        """The sorted names of the children of each node that is there, asked for all at once."""
+        found = self._ask_all(self.client.get_children_async, paths)
+        return {path: sorted(names) for path, names in found.items()}
+
+    def touch_all(self, paths: Iterable[str]) -> None:
+        """Write nothing into each node that is there, for the time with which ZooKeeper stamps it."""
+        self._ask_all(partial(self.client.set_async, value=b""), paths)
+
+    def tree(self, path: str) -> Iterator[str]:
+        """The paths of a node that is there and of all below it."""
+        yield path
+        for name in self.children(path):
+            yield from self.tree(f"{path}/{name}")
+
+    def set_acl(self, path: str, acl: Sequence[ACL]) -> bool:
+        """Give a node these rights; True when it had others, False also when it has gone."""
+        with contextlib.suppress(NoNodeError):
+            present, _ = self.call(self.client.get_acls_async, path)
+            if sorted(present) != sorted(acl):
+                self.call(self.client.set_acls_async, path, list(acl))
+                return True
+        return False
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, in kazoo's thread, whenever ZooKeeper is back, be it in a new session."""
+        self.client.add_listener(lambda state: callback() if state == KazooState.CONNECTED else None)
+
+    def close(self) -> None:
+        """End the session, and with it its ephemeral nodes; calls under way fail. Twice is harmless."""
+        self._closed.set()
+        self.client.stop()
+        self.client.close()

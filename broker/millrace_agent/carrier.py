@@ -1,0 +1,429 @@
+"""Carries events from the spool to the brokers, a chunk of each topic at a time, and reports what became
+of them.
+
+A chunk and its sequences are in the spool before the first of its events is handed to the client library,
+and stay there until all of them have an outcome. So whatever a killed agent may have sent is known by
+sequence: the next one reports it as failed ("may be in the log or not") and sends the events again under
+its own instance.
+
+An idempotent client without a time limit: while brokers are away a chunk waits and is not repeated. An
+event that the brokers refuse is reported as failed and sent again later; nothing that was taken is ever
+dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from millrace.client.confluent import connected, text_of
+from millrace.errors import MillraceError
+from millrace.records.messages import write_varint
+from millrace.wire.cluster_id import WrongCluster
+from millrace_agent.claim import Claim, SpoolCopied
+from millrace_agent.intake import Unavailable, Unknown
+from millrace_agent.spool import Chunk, Event, Spool, SpooledInstance
+from millrace_agent.voice import Voice
+from millrace_audit.reports.counts import window_start
+from millrace_audit.reports.event import instance_bytes
+from millrace_audit.reports.messages import AUDIT_TOPIC, MOST_OPEN_WINDOWS, AuditCodec
+from millrace_audit.reports.outcome import RANGES_PER_REPORT, Outcome, Untold, still_open
+from millrace_audit.reports.publish import AuditPublisher, UnknownTopic
+from millrace_audit.reports.seals import fingerprint
+from millrace_registry.client import SchemaRegistryClient
+
+log = logging.getLogger("millrace.agent")
+
+CHUNK_EVENTS, CHUNK_BYTES = 2000, 1 << 20
+MAX_CHUNKS = 64
+"""Chunks of different topics that are at the client library at once."""
+MAX_AGAIN = 10_000
+"""Events of a topic that the brokers refuse; with more of them the topic waits."""
+RETRY_S = (1.0, 60.0)
+"""First and longest wait before events that were refused are sent again; it doubles."""
+SAY_S = 5.0
+"""How long a hello or report may hold up the events before it is tried again later."""
+CLUSTER_WAIT_S = 1.0
+"""Timeout of each question to the brokers about which cluster they belong to."""
+TOPICS_WAIT_S = 5.0
+"""How long the brokers may take to say whether there is a topic."""
+STALLED_S = 60.0
+"""A chunk that is not acknowledged for so long is trouble."""
+_POLL_S = 0.05
+_SETTINGS: dict[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "delivery.timeout.ms": 0,  # for ever: what ran out of time would be sent twice
+    "linger.ms": 2,
+    "message.max.bytes": 1_100_000,
+    "queue.buffering.max.messages": 2 * MAX_CHUNKS * CHUNK_EVENTS,
+    "log_level": 2,
+}
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A chunk at the client library."""
+
+    first_sequence: int
+    events: list[tuple[int, Event]]
+    fingerprints: list[int]
+    failed: dict[int, str] = field(default_factory=dict)
+    """By place in the chunk: why."""
+    outstanding: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+
+class _Retry(NamedTuple):
+    """When an event that was refused is sent again, and after which wait."""
+
+    at: float
+    wait_s: float
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A topic: how far it is read from the spool, what is on its way and what was refused."""
+
+    topic: str
+    behind: int = 0
+    """The id of the last event that was handed over."""
+    next_sequence: int = 0
+    sent: _Sent | None = None
+    has_news: bool = True
+    again: dict[int, _Retry] = field(default_factory=dict)
+    """Events that were refused, by id."""
+    retries_next: bool = True
+    """Whether one of them goes before the next new ones: they take turns."""
+    trouble: str | None = None
+
+
+class Carrier:
+    """Sends what is in a spool as one new producer instance, and finishes what earlier ones left."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        bootstrap: str,
+        registry: SchemaRegistryClient,
+        *,
+        cluster: str,
+        server: str,
+        service: str,
+        lateness_ms: int,
+        report_interval_s: float,
+        caught_up: Callable[[], float] = time.time,
+    ) -> None:
+        self._spool, self._lateness_ms, self._interval_s = spool, lateness_ms, report_interval_s
+        self._where = f"cluster {cluster} at {bootstrap}"
+        self._settings = {"bootstrap.servers": bootstrap, **_SETTINGS}
+        self._caught_up = caught_up
+        self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC)
+        self._codec = AuditCodec(registry)
+        self._producer = connected(Producer, self._settings)
+        spooled = SpooledInstance(spool.next_instance, cluster, server, service)
+        self._who = instance_bytes(server, service, spooled.instance)
+        self._recover()
+        left = spool.left_instances()
+        self._claim = Claim(bootstrap, self._codec, spool, spooled, left)
+        self._dead = [self._voice(each) for each in left]
+        self._mine = self._voice(spooled)
+        self._lanes: dict[str, _Lane] = {}
+        self._open: set[tuple[str, int]] = set()  # windows with events that were handed over, until closed
+        self._chunks = 0
+        self._fatal = self._may_send = False
+        self._failing: str | None = None  # why reports or the spool do not go on
+        self.acknowledged = self.failed = self.reports = 0
+
+    @property
+    def instance(self) -> int:
+        return self._mine.spooled.instance
+
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps events from the brokers just now; for any thread."""
+        now, said = time.monotonic(), []
+        if self._failing is not None:
+            said.append(self._failing)
+        for lane in list(self._lanes.values()):
+            sent = lane.sent
+            if lane.trouble is not None:
+                said.append(f"topic {lane.topic}: {lane.trouble}")
+            elif sent is not None and now - sent.since > STALLED_S:
+                waited = f"{now - sent.since:.0f} s"
+                said.append(f"topic {lane.topic}: {self._where} has acknowledged nothing for {waited}")
+        return said
+
+    def run(self, stop: threading.Event, drain_s: float) -> None:
+        """Carry until `stop`, and on for at most that time until all is sent and the instance is ended.
+
+        Raises WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
+        when another agent has gone on with a copy of the spool.
+        """
+        while not self._may_send and not stop.is_set():
+            self._step(self._check)
+        due = 0.0
+        while not stop.is_set():
+            self._step(self._carry)
+            if time.monotonic() >= due or self._told_much:
+                self._step(self._report)
+                due = time.monotonic() + self._interval_s
+        give_up_at = time.monotonic() + drain_s
+        while self._may_send and time.monotonic() < give_up_at:
+            if not self._spool.events and not self._chunks:
+                self._step(self._end)
+                if self._failing is None:
+                    break
+            self._step(self._carry)
+        self._producer.purge()
+        self._publisher.close()
+
+    def _step(self, step: Callable[[], None]) -> None:
+        """One step; what stands in its way is said once and does not end the thread."""
+        try:
+            step()
+            if step == self._report or step == self._end:
+                self._failing = None
+        except (WrongCluster, SpoolCopied):
+            raise
+        except MillraceError as error:
+            if str(error) != self._failing:
+                log.warning("%s", error)
+            self._failing = str(error)
+            time.sleep(_POLL_S)
+
+    def _check(self) -> None:
+        give_up_at = time.monotonic() + CLUSTER_WAIT_S
+        self._publisher.check_cluster(self._mine.spooled.cluster, give_up_at=give_up_at)
+        self._claim.check()
+        self._may_send = True
+
+    # What earlier processes left.
+
+    def _recover(self) -> None:
+        """What may have been sent is told as failed; its events wait to be sent again."""
+        left = {one.instance: one for one in self._spool.left_instances()}
+        for chunk in self._spool.left_chunks():
+            one = left[chunk.instance]
+            who = instance_bytes(one.server, one.service, one.instance)
+            untold: Untold = {}
+            ids, behind = list(chunk.ids), 0
+            sequences = {number: chunk.first_sequence + place for place, number in enumerate(ids)}
+            most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
+            while ids and (found := self._spool.waiting(chunk.topic, ids=ids, **most)):
+                for behind, event in found:
+                    outcome = untold.setdefault((chunk.topic, window_start(event.time)), Outcome())
+                    digest = fingerprint(_message(event, who, sequences[behind]))
+                    outcome.add(sequences[behind], digest, failed=True)
+                ids = [number for number in ids if number > behind]
+            self._spool.settle(one, chunk.topic, {}, untold)
+            log.info("%d events of topic %s are sent again", len(chunk.ids), chunk.topic)
+
+    def _voice(self, spooled: SpooledInstance) -> Voice:
+        return Voice(spooled, self._spool, self._codec.encode, self._publish)
+
+    def _publish(self, message: bytes) -> None:
+        self._claim.note(message)
+        offset = self._publisher.publish([message], give_up_at=time.monotonic() + SAY_S)
+        self._spool.audit_offset = offset
+        self.reports += 1
+
+    # Reports.
+
+    @property
+    def _told_much(self) -> bool:
+        untold = self._mine.spooled.untold
+        return sum(1 + outcome.range_count for outcome in untold.values()) > RANGES_PER_REPORT
+
+    def _promise(self) -> int:
+        """No event before this time will follow: none that waits or is being taken is older."""
+        clock = min(self._spool.arrived_by, self._caught_up())
+        return min(window_start(int(clock * 1000) - self._lateness_ms), self._spool.open_from)
+
+    def _report(self) -> None:
+        if self._dead:
+            self._take_over()
+        self._mine.report(self._promise())
+        self._open = still_open(self._open, self._mine.closed_through)
+
+    def _take_over(self) -> None:
+        """Announce the waiting events and end earlier instances; SpoolCopied when another agent was first."""
+        # Announced first: else windows of events that wait here would be final for a moment.
+        self._open_lanes()
+        for topic in self._lanes:
+            self._mine.greet(topic, self._promise())
+        self._claim.check()
+        self._end_dead()
+        self._claim.check()
+
+    def _end(self) -> None:
+        if self._dead:
+            self._take_over()
+        self._mine.end()
+
+    def _end_dead(self) -> None:
+        while self._dead:
+            self._dead[0].end()
+            log.info("instance %d of an earlier process is ended", self._dead[0].spooled.instance)
+            del self._dead[0]
+
+    # Events.
+
+    def _carry(self) -> None:
+        """Take outcomes, hand over what waits; returns after a moment."""
+        if self._chunks:
+            self._producer.poll(_POLL_S)
+        else:
+            self._spool.awake.wait(_POLL_S)
+        self._spool.awake.clear()
+        self._open_lanes()
+        for lane in list(self._lanes.values()):
+            if lane.sent is not None and not lane.sent.outstanding:
+                self._settle(lane, lane.sent)
+        if self._fatal and not self._chunks:
+            self._producer, self._fatal = connected(Producer, self._settings), False
+        if self._lanes and not self._claim.is_proven:
+            self._take_over()
+        if self._fatal or self._told_much or not self._claim.is_proven:
+            return
+        for lane in list(self._lanes.values()):
+            if lane.sent is None and self._chunks < MAX_CHUNKS:
+                self._hand_over(lane)
+
+    def _open_lanes(self) -> None:
+        for topic in self._spool.take_news():
+            self._lanes.setdefault(topic, _Lane(topic)).has_news = True
+
+    def _next_events(self, lane: _Lane) -> list[tuple[int, Event]]:
+        """New events, or one that was refused, by itself: the brokers refuse the whole batch it is in."""
+        most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
+        lane.retries_next = not lane.retries_next
+        may_take_new = lane.has_news and len(lane.again) <= MAX_AGAIN
+        if lane.again and (lane.retries_next or not may_take_new):
+            number = min(lane.again, key=lambda one: lane.again[one].at)
+            if lane.again[number].at <= time.monotonic():
+                return self._spool.waiting(lane.topic, ids=[number], **most)
+        if not may_take_new:
+            return []
+        events = self._spool.waiting(lane.topic, behind=lane.behind, **most)
+        lane.has_news = bool(events)
+        return events
+
+    def _hand_over(self, lane: _Lane) -> None:
+        if len(self._open) + CHUNK_EVENTS > MOST_OPEN_WINDOWS:
+            first: Any = {"behind": lane.behind, "most": 1, "most_bytes": CHUNK_BYTES}
+            lane.has_news = lane.has_news and bool(self._spool.waiting(lane.topic, **first))
+            if lane.has_news or lane.again:
+                lane.trouble = (
+                    f"its events wait, because the agent holds {len(self._open)} windows of ten minutes open,"
+                    " and the audit takes no more: they close when all followed files are read; restart the"
+                    " agent if they stay open"
+                )
+            return
+        events = self._next_events(lane)
+        if not events:
+            return
+        mine = self._mine
+        mine.greet(lane.topic, self._promise())
+        if min(event.time for _, event in events) < mine.closed_through:
+            mine.report(self._promise())  # which takes back that nothing of that time will follow
+        self._open.update((lane.topic, window_start(event.time)) for _, event in events)
+        ids = [number for number, _ in events]
+        self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
+        lane.behind = max(lane.behind, ids[-1])
+        messages = [_message(event, self._who, lane.next_sequence + n) for n, (_, event) in enumerate(events)]
+        sent = _Sent(lane.next_sequence, events, list(map(fingerprint, messages)), outstanding=len(events))
+        lane.sent, lane.next_sequence, self._chunks = sent, lane.next_sequence + len(events), self._chunks + 1
+        for place, (message, (_, event)) in enumerate(zip(messages, events, strict=True)):
+            self._produce(sent, place, event, message)
+
+    def _produce(self, sent: _Sent, place: int, event: Event, message: bytes) -> None:
+        try:
+            self._producer.produce(
+                event.topic,
+                message,
+                event.key,
+                timestamp=event.time,
+                on_delivery=partial(self._delivered, sent, place),
+            )
+        except (KafkaException, BufferError) as error:
+            cause = error.args[0] if error.args else None
+            self._fatal |= isinstance(cause, KafkaError) and cause.fatal()
+            sent.failed[place] = text_of(error)
+            sent.outstanding -= 1
+
+    def _delivered(self, sent: _Sent, place: int, error: KafkaError | None, _: Message) -> None:
+        sent.outstanding -= 1
+        if error is not None:
+            self._fatal |= error.fatal()
+            sent.failed[place] = text_of(error)
+
+    def _settle(self, lane: _Lane, sent: _Sent) -> None:
+        untold: Untold = {}
+        acknowledged: dict[int, Event] = {}
+        refused: list[int] = []
+        for place, (number, event) in enumerate(sent.events):
+            failed = place in sent.failed
+            outcome = untold.setdefault((lane.topic, window_start(event.time)), Outcome())
+            outcome.add(sent.first_sequence + place, sent.fingerprints[place], failed=failed)
+            if failed:
+                refused.append(number)
+            else:
+                acknowledged[number] = event
+        self._spool.settle(self._mine.spooled, lane.topic, acknowledged, untold)
+        lane.sent, self._chunks = None, self._chunks - 1
+        self.acknowledged += len(acknowledged)
+        self.failed += len(refused)
+        for number in acknowledged:
+            lane.again.pop(number, None)
+        for number in refused:
+            lane.again[number] = self._retry(lane.again.get(number), is_alone=len(sent.events) == 1)
+        if refused:
+            why = next(iter(sent.failed.values()))
+            lane.trouble = f"{self._where} refuses {len(lane.again)} events, which are kept: {why}"
+            log.warning("topic %s: %s", lane.topic, lane.trouble)
+        elif not lane.again:
+            lane.trouble = None
+
+    @staticmethod
+    def _retry(before: _Retry | None, *, is_alone: bool) -> _Retry:
+        """At once for an event that was refused with others: it may be their fault."""
+        first, longest = RETRY_S
+        wait_s = 0.0
+        if is_alone:
+            wait_s = min(longest, 2 * before.wait_s) if before is not None and before.wait_s else first
+        return _Retry(time.monotonic() + wait_s, wait_s)
+
+
+def _message(event: Event, who: bytes, sequence: int) -> bytes:
+    """The bytes that the brokers get; `who` is what every header of the instance has in common."""
+    out = bytearray(b"\0")
+    out += event.schema_id.to_bytes(4, "big")
+    write_varint(out, event.time)
+    out += who
+    write_varint(out, sequence)
+    out += event.body
+    return bytes(out)
+
+
+class BrokersTopics:
+    """Which topics the brokers have, for the intake."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=TOPICS_WAIT_S)
+
+    def check(self, topic: str) -> None:
+        """Raises Unknown when there is no such topic, Unavailable when no broker answers."""
+        try:
+            self._publisher.check_topics(topic)
+        except UnknownTopic as error:
+            raise Unknown(str(error)) from None
+        except MillraceError as error:
+            raise Unavailable(str(error)) from None

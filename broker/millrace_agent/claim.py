@@ -1,0 +1,117 @@
+"""Check, in the cluster's audit topic, that no other agent has gone on with a copy of this spool.
+
+Two copies of a spool have the same next instance, and for each instance that has not ended the same key of
+its next report. The agent whose hello or report with these comes first in the topic goes on. The other
+agent must not send. Knows neither events nor the spool's tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.transactions import batches_from
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records.messages import write_varint
+from millrace.wire.fetch import error_name
+from millrace_agent.spool import Spool, SpooledInstance
+from millrace_audit.answer import iso
+from millrace_audit.reports.batches import messages_of
+from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, Hello, Report
+
+log = logging.getLogger("millrace.agent")
+
+_FETCH_BYTES = 8 << 20
+_TIMEOUT_S = 5.0
+_CLOCKS_MS = 3_600_000
+"""Upper bound of the difference between the clocks of two machines."""
+
+
+class SpoolCopied(MillraceError):
+    """Another agent has gone on with a copy of the spool: nothing may be sent from this one."""
+
+
+class Claim:
+    """One process's right to go on with its spool. For one thread."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        codec: AuditCodec,
+        spool: Spool,
+        mine: SpooledInstance,
+        left: Sequence[SpooledInstance],
+    ) -> None:
+        """`left` are the instances of earlier processes that have not ended."""
+        self._bootstrap, self._codec, self._spool = bootstrap, codec, spool
+        self._offset = spool.audit_offset  # of a message from before any copy went on
+        self._said: set[bytes] = set()
+        # Hello and first report of an instance hold its number, a report holds its key.
+        self._awaited = {bytes(_varint(mine.instance)): mine.instance}
+        self._awaited |= {one.key: one.instance for one in left if one.hellos and not one.ended}
+
+    @property
+    def is_proven(self) -> bool:
+        """True once this process's own messages are the first, so that another agent finds them."""
+        return not self._awaited
+
+    def note(self, message: bytes) -> None:
+        """Note a message of this process before it is published."""
+        if self._awaited:
+            self._said.add(message)
+
+    def check(self) -> None:
+        """Read on in the topic. Raises SpoolCopied when another agent's messages are there first."""
+        if not self._awaited:
+            return
+        with ClusterClient(self._bootstrap, timeout_s=_TIMEOUT_S) as client:
+            if self._offset is None:
+                since = client.list_offsets(AUDIT_TOPIC, self._spool.created - _CLOCKS_MS, [0])
+                self._offset = since[0]
+            start, end = client.bounds(AUDIT_TOPIC, 0)
+            if not start <= self._offset <= end:  # expired, or of a topic that was recreated
+                self._offset = start
+            while self._awaited and self._offset < end:
+                self._read(client, self._offset)
+
+    def _read(self, client: ClusterClient, offset: int) -> None:
+        fetched = client.fetch(
+            AUDIT_TOPIC, {0: offset}, max_bytes=_FETCH_BYTES, partition_max_bytes=_FETCH_BYTES, max_wait_ms=0
+        )[0]
+        where = f"{AUDIT_TOPIC}-0 of {self._bootstrap}"
+        if fetched.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            log.warning(
+                "this agent cannot notice that another one goes on with a copy of its spool: allow its user"
+                " `read` on topic %s",
+                AUDIT_TOPIC,
+            )
+            self._awaited.clear()
+        elif fetched.error:
+            raise MillraceError(f"{where} cannot be read at {offset}: {error_name(fetched.error)}")
+        for header, batch, readable in batches_from(fetched, offset):
+            for message in messages_of(header, batch) if readable else ():
+                self._look_at(message.value)
+            self._offset = header.next_offset
+        if self._awaited and self._offset == offset:
+            raise MillraceError(f"{where} gives nothing at offset {offset}")
+
+    def _look_at(self, value: bytes) -> None:
+        for sign in [sign for sign in self._awaited if sign in value]:
+            if value in self._said:
+                del self._awaited[sign]
+                continue
+            record = self._codec.decode(value)
+            if isinstance(record, Hello | Report) and record.instance == self._awaited[sign]:
+                raise SpoolCopied(
+                    f"the spool {self._spool.folder} is an older copy: another agent ({record.service} on"
+                    f" {record.server}) has gone on with it at {iso(record.time)}, as instance"
+                    f" {record.instance}; start this one with an empty --spool, or have what waits in the"
+                    " copy sent, perhaps a second time: `millrace agent ... --adopt-copy`"
+                )
+
+
+def _varint(number: int) -> bytearray:
+    out = bytearray()
+    write_varint(out, number)
+    return out

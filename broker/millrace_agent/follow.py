@@ -1,0 +1,211 @@
+"""Follows files that services write, an event in JSON on each line, and takes every whole line once.
+
+How far a file is taken is written in the transaction that takes its lines. A file is known by its inode
+and by the bytes before that position, so a rename loses nothing, also one while no agent runs: the
+renamed file is read to its end, then those that were renamed after it, then the new one. A file that was
+truncated begins anew.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from millrace.errors import MillraceError
+from millrace_agent.intake import Intake, Refused
+from millrace_agent.rotation import is_replaced, open_again, open_next
+from millrace_agent.spool import Event, FilePosition, Spool
+
+log = logging.getLogger("millrace.agent")
+
+BLOCK_BYTES = 4 << 20
+"""Read at once, and the longest line."""
+TAKE_BYTES = 1 << 20
+"""Events in one transaction."""
+TAIL_BYTES = 64
+"""By so many bytes before its position a file is known again."""
+ROTATED_S = 2.0
+"""How long a renamed file is still watched: its writer may not have opened the new one yet."""
+IDLE_S = 0.1
+RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class FollowedFile:
+    """One file: which inode is being read, and how far."""
+
+    path: Path
+    topic: str
+    file: io.FileIO | None = None
+    offset: int = 0
+    tail: bytes = b""
+    in_long_line: bool = False
+    rotated_at: float | None = None
+    caught_up_at: float = 0.0
+    """Seconds since the epoch: every whole line from before that time is taken."""
+    unread_bytes: int = 0
+    refused: int = 0
+    trouble: str | None = None
+
+
+class Follower:
+    """Follows files until it is stopped; `files` are topics by path. For one thread."""
+
+    def __init__(self, spool: Spool, intake: Intake, files: Mapping[Path, str]) -> None:
+        self._spool, self._intake = spool, intake
+        self.files = [FollowedFile(path.absolute(), topic) for path, topic in files.items()]
+
+    def caught_up(self) -> float:
+        """Seconds since the epoch: no line from before that time is still to be taken."""
+        return min((time.time(), *(one.caught_up_at for one in self.files)))
+
+    @property
+    def troubles(self) -> list[str]:
+        return [f"file {one.path}: {one.trouble}" for one in self.files if one.trouble is not None]
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            if not self.step():
+                stop.wait(RETRY_S if self.troubles else IDLE_S)
+
+    def step(self) -> bool:
+        """Take what is new, at most one block of each file; False when there was nothing."""
+        return any(list(map(self._step, self.files)))
+
+    def _step(self, one: FollowedFile) -> bool:
+        began = time.time()
+        try:
+            took = self._read(one, began)
+        except (MillraceError, OSError) as error:
+            reason = str(error) if isinstance(error, MillraceError) else error.strerror
+            if reason != one.trouble:
+                log.warning("file %s: %s", one.path, reason)
+            one.trouble = reason
+            return False
+        one.trouble = None
+        return took
+
+    def _read(self, one: FollowedFile, began: float) -> bool:
+        if one.file is None and not self._open(one):
+            one.caught_up_at = began
+            return False
+        assert one.file is not None
+        size = os.fstat(one.file.fileno()).st_size
+        if size < one.offset or not _continues(one.file, one.offset, one.tail):
+            log.warning("file %s was truncated: it is read from its beginning", one.path)
+            one.offset, one.tail, one.in_long_line = 0, b"", False
+        one.unread_bytes = size - one.offset
+        block = os.pread(one.file.fileno(), BLOCK_BYTES, one.offset)
+        whole = block.rfind(b"\n") + 1
+        if not whole and len(block) == BLOCK_BYTES:
+            whole = BLOCK_BYTES
+        if whole:
+            one.rotated_at = None
+            self._take(one, block[:whole])
+            return True
+        if not is_replaced(one.path, one.file):
+            one.caught_up_at = began
+        elif self._is_left(one):
+            if block:
+                self._take(one, block)  # the last line, which nobody will end
+            self._begin_next(one)
+            return True
+        return False
+
+    @staticmethod
+    def _is_left(one: FollowedFile) -> bool:
+        """True once the file has not grown for a while since it was renamed, also if it was quiet before."""
+        assert one.file is not None
+        if one.rotated_at is None:
+            one.rotated_at = time.monotonic()
+        watched_s = time.monotonic() - one.rotated_at
+        renamed_at = os.fstat(one.file.fileno()).st_ctime  # or later: whatever is written moves it, too
+        return max(watched_s, time.time() - renamed_at) >= ROTATED_S
+
+    def _take(self, one: FollowedFile, block: bytes) -> None:
+        """Take the lines of a block and note the position behind it."""
+        read = self._intake.of_lines(one.topic)  # what is wrong with the topic is not the lines' fault
+        events: list[Event] = []
+        refused: list[tuple[int, str]] = []
+        in_long_line, done, size = one.in_long_line, 0, 0
+        for line in io.BytesIO(block):
+            if in_long_line:
+                in_long_line = not line.endswith(b"\n")
+            elif len(line) == BLOCK_BYTES and not line.endswith(b"\n"):
+                in_long_line = True
+                refused.append((one.offset + done, f"it has more than {BLOCK_BYTES} bytes"))
+            elif line.strip():
+                try:
+                    events += read(line)
+                    size += events[-1].size
+                except Refused as error:
+                    refused.append((one.offset + done, str(error)))
+            done += len(line)
+            if size > TAKE_BYTES:
+                break
+        position = self._position(one, block[:done])
+        self._spool.take(events, position).result()
+        one.offset, one.tail, one.in_long_line = position.offset, position.tail, in_long_line
+        one.unread_bytes -= done
+        one.refused += len(refused)
+        if refused:
+            at, why = refused[0]
+            log.warning(
+                "file %s: %d lines are no events, the first at byte %d: %s", one.path, len(refused), at, why
+            )
+
+    @staticmethod
+    def _position(one: FollowedFile, taken: bytes) -> FilePosition:
+        """Where the file is once these bytes are taken, too."""
+        assert one.file is not None
+        status = os.fstat(one.file.fileno())
+        offset, tail = one.offset + len(taken), (one.tail + taken)[-TAIL_BYTES:]
+        return FilePosition(str(one.path), status.st_dev, status.st_ino, offset, tail)
+
+    # Which file.
+
+    def _open(self, one: FollowedFile) -> bool:
+        """Go on in the file that was read before, whatever its name is now; False when there is no file."""
+        known = self._spool.file_position(str(one.path))
+        if known is not None:
+            is_it = partial(_continues, offset=known.offset, tail=known.tail)
+            file = open_again(one.path, known.device, known.inode, known.offset, is_it)
+            if file is not None:
+                self._use(one, file, known.offset, known.tail)
+                return True
+            log.warning("file %s is another one than before: it is read from its beginning", one.path)
+        return self._begin_next(one)
+
+    def _begin_next(self, one: FollowedFile) -> bool:
+        """Begin the file that was written after a renamed one, or the log; False when there is none yet.
+
+        It is noted at once: it is found if it is renamed before its first line.
+        """
+        file = open_next(one.path, one.file)
+        if file is not None:
+            self._use(one, file, 0, b"")
+            self._spool.take([], self._position(one, b"")).result()
+        return file is not None
+
+    @staticmethod
+    def _use(one: FollowedFile, file: io.FileIO, offset: int, tail: bytes) -> None:
+        if one.file is not None:
+            one.file.close()
+        one.file, one.offset, one.tail = file, offset, tail
+        one.in_long_line, one.rotated_at = False, None
+
+    def close(self) -> None:
+        for one in self.files:
+            if one.file is not None:
+                one.file.close()
+
+
+def _continues(file: io.FileIO, offset: int, tail: bytes) -> bool:
+    return os.pread(file.fileno(), len(tail), offset - len(tail)) == tail

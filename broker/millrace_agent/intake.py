@@ -1,0 +1,359 @@
+"""What services give the agent, read strictly: each event is encoded, or refused with its field and the
+reason.
+
+An event in JSON is `{"time": ms, "key": text or null, "event": {fields without the header}}`; a request
+has one or a list of them, a line of a file has one. In Avro a request is one value of `batch_schema`.
+Knows the registry and which topics there are, neither HTTP nor the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, Protocol
+
+import fastavro
+
+from millrace.errors import BrokerError, MillraceError
+from millrace.records.messages import read_varint
+from millrace.topic_names import check_topic_name
+from millrace_agent.spool import Event
+from millrace_audit.answer import iso
+from millrace_audit.reports.counts import FIRST_EVENT_MS, MOST_AHEAD_MS
+from millrace_audit.reports.event import HEADER_FIELD, PREFIX_BYTES, EventHeader, EventSchema
+from millrace_audit.reports.messages import now_ms
+from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient, UnknownSchema
+from millrace_registry.directory import problem_of
+from millrace_registry.subjects import Subjects
+
+MAX_EVENT_BYTES = 1_000_000
+"""Key and body of an event: a topic of Apache Kafka takes messages of 1 MiB unless it is told otherwise."""
+MAX_BATCH = 10_000
+"""Events in a request."""
+MAX_BATCH_BYTES = 8 << 20
+"""What they may take in the spool: fields that a request leaves out may have large defaults."""
+SUBJECT_AGE_S = 60.0
+"""How long the latest schema of a subject is the latest one without another question."""
+AWAY_S = 10.0
+"""Brokers that did not answer are not asked again for so long: meanwhile nobody's events wait for them."""
+_REGISTRY_WAIT_S = 2.0
+_FIELDS = {"time", "key", "event"}
+_NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
+_NO_HEADER_BYTES = len(EventHeader._fields)
+"""Avro writes each of these zeros and empty strings in one byte."""
+
+
+class Refused(MillraceError):
+    """The events are no good: the same ones will be refused again."""
+
+
+class Unknown(Refused):
+    """There is no such topic, subject or schema."""
+
+
+class Unavailable(MillraceError):
+    """Registry or brokers must be asked and do not answer; later they may."""
+
+
+class Topics(Protocol):
+    """Which topics the brokers have."""
+
+    def check(self, topic: str) -> None:
+        """Raises Unknown when there is no such topic, Unavailable when no broker answers."""
+
+
+class Notes(Protocol):
+    """What was seen of topics and schemas, over restarts."""
+
+    def topics(self) -> set[str]: ...
+    def note_topic(self, topic: str) -> None: ...
+    def schemas(self) -> dict[str, tuple[int, Any]]: ...
+    def note_schema(self, name: str, schema_id: int, schema: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class _Schema:
+    """A schema and its encoder."""
+
+    schema_id: int
+    encoder: EventSchema
+    body: dict[str, Any]
+    """The schema without the header."""
+    checked_at: float = -math.inf
+    avro_problem: str | None = None
+    item: Any = field(default=None)
+    """Of an event in a request in Avro, parsed."""
+
+
+class Intake:
+    """Reads events for the spool. Safe between threads."""
+
+    def __init__(
+        self,
+        registry: SchemaRegistryClient,
+        topics: Topics,
+        notes: Notes,
+        subjects: Subjects,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry, self._topics, self._notes, self._clock = registry, topics, notes, clock
+        self._subjects = subjects
+        self._lock = threading.Lock()  # one question to the registry or the brokers at a time
+        self._present = notes.topics()
+        self._unanswered: tuple[str, float] | None = None  # why brokers do not answer, and until when
+        self._schemas = {name: _made(*known) for name, known in notes.schemas().items()}
+
+    def from_json(self, topic: str, body: bytes) -> list[Event]:
+        """The events of a request; Refused names the first one that is no good, and nothing is taken then."""
+        given = _parse_json(body)
+        return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
+
+    def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
+        """Reads a line of a file, to a list of its event; Refused is the line's fault alone.
+
+        MillraceError here unless events of the topic can be encoded.
+        """
+        schema = self._latest(topic)
+        return lambda line: self._events(topic, schema, [_parse_json(line)])
+
+    def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
+        """The same for a request in Avro, whose events were written with the registry's schema of that id."""
+        schema = self._by_id(topic, schema_id)
+        if schema.avro_problem is not None:
+            raise Refused(f"schema {schema_id} {schema.avro_problem}: send JSON")
+        source = BytesIO(body)
+        try:
+            given = _read_array(source, body, schema.item)
+        except Refused:
+            raise
+        except Exception as error:  # fastavro chokes on what is no Avro in a dozen ways
+            raise Refused(
+                f"the body is no Avro array of events of schema {schema_id} ({type(error).__name__}:"
+                f" {_one_line(error)}): GET /v1/topics/{topic}/schema?schema_id={schema_id} has its schema"
+            ) from None
+        if rest := len(body) - source.tell():
+            raise Refused(f"{rest} bytes lie behind the Avro array: a body is one array")
+        return self._events(topic, schema, given)
+
+    def batch_schema(self, topic: str, schema_id: int | None = None) -> tuple[int, Any]:
+        """An event schema's id, by default the latest one's, and the schema of a request in Avro."""
+        schema = self._latest(topic) if schema_id is None else self._by_id(topic, schema_id)
+        return schema.schema_id, _batch_of(schema.body)
+
+    def _events(self, topic: str, schema: _Schema, given: Sequence[Any]) -> list[Event]:
+        if not given:
+            raise Refused("a request without an event: send at least one")
+        _check_number(len(given))
+        latest_ms = now_ms() + MOST_AHEAD_MS
+        events: list[Event] = []
+        size = 0
+        for number, one in enumerate(given):
+            try:
+                events.append(_event(topic, schema, one, latest_ms))
+                if (size := size + events[-1].size) > MAX_BATCH_BYTES:
+                    raise Refused(
+                        f"with those before it more than {MAX_BATCH_BYTES} bytes: send fewer at once"
+                    )
+            except MillraceError as error:
+                where = f"event {number}: " if len(given) > 1 else ""
+                raise Refused(f"{where}{_one_line(error)}") from None
+        return events
+
+    # What registry and brokers have.
+
+    def _check_topic(self, topic: str) -> None:
+        if topic in self._present:
+            return
+        try:
+            check_topic_name(topic)
+        except BrokerError as error:
+            raise Refused(str(error)) from None
+        with self._lock:
+            if self._unanswered is not None and self._clock() < self._unanswered[1]:
+                raise Unavailable(self._unanswered[0])
+            try:
+                self._topics.check(topic)
+            except Unavailable as error:
+                self._unanswered = str(error), self._clock() + AWAY_S
+                raise
+            self._notes.note_topic(topic)
+            self._present.add(topic)
+
+    def _latest(self, topic: str) -> _Schema:
+        self._check_topic(topic)
+        subject = self._subjects.of(topic)
+        known = self._schemas.get(subject)
+        if known is not None and self._clock() - known.checked_at < SUBJECT_AGE_S:
+            return known
+        with self._lock:
+            known = self._schemas.get(subject)
+            if known is not None and self._clock() - known.checked_at < SUBJECT_AGE_S:
+                return known
+            try:
+                latest = self._registry.latest(subject, timeout_s=_REGISTRY_WAIT_S)
+            except UnknownSchema as error:
+                raise Unknown(
+                    f"{error}: register it with `millrace schemas apply`, or start the agent with --subject"
+                    f" {topic}=SUBJECT"
+                ) from None
+            except RegistryUnavailable as error:
+                if known is None:
+                    raise Unavailable(str(error)) from None
+                known.checked_at = self._clock()
+                return known
+            if known is None or known.schema_id != latest.schema_id:
+                known = self._note(subject, latest.schema_id, latest.schema)
+            known.checked_at = self._clock()
+            return known
+
+    def _by_id(self, topic: str, schema_id: int) -> _Schema:
+        self._check_topic(topic)
+        name = f"id {schema_id}"  # no subject: names with a space are nobody's topic
+        if (known := self._schemas.get(name)) is not None:
+            return known
+        with self._lock:
+            try:
+                return self._note(name, schema_id, self._registry.schema(schema_id))
+            except UnknownSchema as error:
+                raise Unknown(str(error)) from None
+            except RegistryUnavailable as error:
+                raise Unavailable(str(error)) from None
+
+    def _note(self, name: str, schema_id: int, schema: Any) -> _Schema:
+        record = str(schema.get("name", "")).rpartition(".")[2] if isinstance(schema, Mapping) else ""
+        problem = problem_of(schema, record) if record else "is not a record"
+        if problem is not None:
+            raise Refused(f"schema {record or schema_id} cannot be audited: {problem}")
+        made = _made(schema_id, schema)
+        self._notes.note_schema(name, schema_id, schema)
+        self._schemas[name] = made
+        return made
+
+
+def _made(schema_id: int, schema: Any) -> _Schema:
+    body = {**schema, "fields": schema["fields"][1:]}
+    made = _Schema(schema_id, EventSchema(schema, schema_id), body)
+    made.avro_problem = _unreadable(body, ())
+    if made.avro_problem is None:
+        try:
+            made.item = fastavro.parse_schema(_batch_of(body)["items"])
+        except Exception as error:  # one of its fields has a type of the header's
+            made.avro_problem = f"cannot be read without its header ({_one_line(error)})"
+    return made
+
+
+def _batch_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a request in Avro: an array of events."""
+    fields = [
+        {"name": "time", "type": "long"},
+        {"name": "key", "type": ["null", "bytes"]},
+        {"name": "event", "type": dict(body)},
+    ]
+    item = {"type": "record", "name": "AgentEvent", "namespace": "millrace.agent", "fields": fields}
+    return {"type": "array", "items": item}
+
+
+def _check_number(events: int) -> None:
+    if events > MAX_BATCH:
+        raise Refused(f"{events} events in one request: send at most {MAX_BATCH}")
+
+
+def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
+    """The events of an Avro array, block by block: a few bytes each may be, so none of too many is read."""
+    given: list[Any] = []
+    while True:
+        count, at = read_varint(body, source.tell())
+        if count < 0:  # the size of the block follows, for who passes over it
+            count, at = -count, read_varint(body, at)[1]
+        source.seek(at)
+        if not count:
+            return given
+        _check_number(len(given) + count)
+        given += (fastavro.schemaless_reader(source, item, None) for _ in range(count))
+
+
+def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
+    if not isinstance(given, dict):
+        raise Refused("it is no object {time, key, event}")
+    if unknown := given.keys() - _FIELDS:
+        raise Refused(f"{min(unknown)}: no such field, an event has time, key and event")
+    time_ms, key, fields = given.get("time"), given.get("key"), given.get("event")
+    if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= latest_ms:
+        raise Refused(
+            f"time: {str(time_ms)[:40]} is no time in ms since the epoch between {iso(FIRST_EVENT_MS)} and"
+            f" {iso(latest_ms)}, a day ahead of the clock here"
+        )
+    if key is not None and not isinstance(key, str | bytes):
+        raise Refused("key: give a text or null")
+    if not isinstance(fields, dict):
+        raise Refused("event: give an object with the fields of the schema, without the header")
+    if HEADER_FIELD in fields:
+        raise Refused(f"event: leave {HEADER_FIELD} out, the agent writes it")
+    try:
+        message = schema.encoder.encode(_NO_HEADER, fields)
+        key = key.encode() if isinstance(key, str) else key
+    except MillraceError:
+        raise
+    except Exception as error:  # no event of a stranger's may end the thread that reads it
+        raise Refused(f"event: {type(error).__name__}: {_one_line(error)}") from None
+    body = message[PREFIX_BYTES + _NO_HEADER_BYTES :]
+    if len(body) + len(key or b"") > MAX_EVENT_BYTES:
+        raise Refused(f"event: {len(body)} bytes with a key of {len(key or b'')}, at most {MAX_EVENT_BYTES}")
+    return Event(topic, schema.schema_id, time_ms, key, body)
+
+
+def _parse_json(body: bytes) -> Any:
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is no JSON")
+
+    try:
+        return json.loads(body, parse_constant=refuse)
+    except RecursionError:
+        raise Refused("it is no JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise Refused(f"it is no JSON: {_one_line(error)}") from None
+
+
+def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:
+    """Why a few bytes of Avro could keep a reader busy for ever, or end it; None when they cannot."""
+    if isinstance(schema, list):
+        return next(filter(None, (_unreadable(branch, above) for branch in schema)), None)
+    if isinstance(schema, str):
+        return "is recursive" if schema.rpartition(".")[2] in above else None
+    kind, name = schema.get("type"), schema.get("name", "").rpartition(".")[2]
+    if kind == "record":
+        fields = (_unreadable(f["type"], (*above, name)) for f in schema["fields"])
+        return next(filter(None, fields), None)
+    if kind == "array":
+        return (
+            "has an array whose items may take no byte"
+            if _is_empty(schema["items"])
+            else _unreadable(schema["items"], above)
+        )
+    if kind == "map":
+        return _unreadable(schema["values"], above)
+    return None if isinstance(kind, str) else _unreadable(kind, above)
+
+
+def _is_empty(schema: Any) -> bool:
+    """True if a value of the schema may take no byte; of a name it is taken to."""
+    if isinstance(schema, list):
+        return False
+    if isinstance(schema, str):
+        return schema not in ("boolean", "int", "long", "float", "double", "bytes", "string")
+    kind = schema["type"]
+    if kind == "record":
+        return all(_is_empty(f["type"]) for f in schema["fields"])
+    if kind == "fixed":
+        return not schema["size"]
+    return kind not in ("array", "map", "enum") and _is_empty(kind)
+
+
+def _one_line(error: Exception) -> str:
+    """What it says, whatever of an event it names: neither long nor with half of a surrogate pair."""
+    return " ".join(str(error).split())[:300].encode(errors="backslashreplace").decode()

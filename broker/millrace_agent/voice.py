@@ -1,0 +1,113 @@
+"""What one producer instance says on `audit`: nothing that is not in the spool before.
+
+An instance that was killed is finished from the spool by the next process. Its last report and the hellos
+behind it are said again, byte for byte or with the same seal, which changes nothing when they are there
+already. Then comes one more report that nothing will follow. Knows no events; for one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millrace_agent.spool import Spool, SpooledInstance
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditRecord, Hello, Report, now_ms
+from millrace_audit.reports.outcome import closable, portion, reported
+from millrace_audit.reports.seals import new_key, seal_of
+
+
+class Voice:
+    """Speaks for an instance; `publish` returns once a message is acknowledged, or raises MillraceError."""
+
+    def __init__(
+        self,
+        spooled: SpooledInstance,
+        spool: Spool,
+        encode: Callable[[AuditRecord], bytes],
+        publish: Callable[[bytes], None],
+    ) -> None:
+        self.spooled = spooled
+        self._spool, self._encode, self._publish = spool, encode, publish
+        self._unsaid: list[bytes | str] = []  # reports, and topics to announce
+        self._closed_through = NOTHING
+        if spooled.report is not None:
+            self._unsaid.append(spooled.report)
+        # A hello of an earlier number was acknowledged before the report that followed was written.
+        self._unsaid += [topic for topic, number in spooled.hellos.items() if number == spooled.number]
+
+    @property
+    def closed_through(self) -> int:
+        """What it has promised last: no event before that time will follow."""
+        return self._closed_through
+
+    def greet(self, topic: str, closed_through: int) -> None:
+        """Announce a topic, once; it is announced when this returns."""
+        if topic not in self.spooled.hellos:
+            self.say()
+            if not self.spooled.hellos:
+                self._closed_through = closed_through
+            self._spool.greet(self.spooled, topic)
+            self._unsaid.append(topic)
+        self.say()
+
+    def report(self, closed_through: int) -> None:
+        """Tell what no report has told, and how far time is closed; nothing when both are known."""
+        self.say()
+        while self.spooled.hellos and (self.spooled.untold or closed_through != self._closed_through):
+            self._write_report(closed_through)
+            self.say()
+
+    def end(self) -> None:
+        """Say the last word."""
+        self.say()
+        while self.spooled.hellos and not self.spooled.ended:
+            self._write_report(FOR_EVER)
+            self.say()
+        self._spool.end(self.spooled)
+
+    def say(self) -> None:
+        """Say what is written and not acknowledged."""
+        while self._unsaid:
+            word = self._unsaid[0]
+            self._publish(self._hello(word) if isinstance(word, str) else word)
+            del self._unsaid[0]
+
+    def _hello(self, topic: str) -> bytes:
+        hello = Hello(
+            time=now_ms(),
+            topic=topic,
+            closed_through=self._closed_through,
+            seal=seal_of(self.spooled.key),
+            **self._names,
+        )
+        return self._encode(hello)
+
+    def _write_report(self, closed_through: int) -> None:
+        told, left = portion(self.spooled.untold)
+        closed_through = closable(closed_through, left)
+        next_key = new_key()
+        report = Report(
+            time=now_ms(),
+            number=self.spooled.number,
+            key=self.spooled.key,
+            seal=seal_of(next_key),
+            closed_through=closed_through,
+            windows=reported(told),
+            **self._names,
+        )
+        message = self._encode(report)
+        is_last = closed_through == FOR_EVER
+        rest = {key: left[key] for key in told if key in left}
+        self._spool.report(self.spooled, message, list(told), next_key, rest=rest, ended=is_last)
+        self._closed_through = closed_through
+        self._unsaid.append(message)
+
+    @property
+    def _names(self) -> dict[str, Any]:
+        one = self.spooled
+        return {
+            "cluster": one.cluster,
+            "server": one.server,
+            "service": one.service,
+            "instance": one.instance,
+        }

@@ -1,0 +1,4 @@
+"""All that ZooKeeper holds: brokers, topics, groups and offsets.
+
+Decides nothing about what happens inside a partition.
+"""

@@ -1,0 +1,81 @@
+"""The access control lists of one cluster: one node in ZooKeeper, and a snapshot of it in memory.
+
+    /<cluster>/security/acls  persistent  {"version": 1, "rules": [[type, pattern, name, principal, host,
+                                           operation, allow], ...]}
+
+Types, patterns and operations are Kafka's numbers. While ZooKeeper is away, and while the node is gone or
+cannot be read, the last snapshot holds. A broker with an authorizer does not start without one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from millrace.errors import MillraceError, PolicyViolation
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.watching import WatchedNode
+from millrace_broker.security.acls import Acls, Pattern, Rule
+from millrace_broker.security.rights import Operation, Resource, ResourceType
+
+MAX_BYTES = 900_000
+"""Of the node: ZooKeeper takes 1 MB. About 8,000 rules."""
+FORMAT = 1
+
+
+class AclStore(WatchedNode[Acls]):
+    """The registry, and the authorizer of a broker's clients: `allows` and `version` are for any thread."""
+
+    def __init__(self, session: Session, cluster: str) -> None:
+        """Waits for ZooKeeper; MillraceError when it cannot be read: nobody would know who may do what."""
+        path = f"/{cluster}/security/acls"
+        super().__init__(session, path, "access control lists", _encoded(()), _decoded)
+
+    @property
+    def acls(self) -> Acls:
+        return self.value
+
+    def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
+        return self.value.allows(principal, host, operation, resource)
+
+    def change(self, change: Callable[[Collection[Rule]], Iterable[Rule]]) -> None:
+        """Write what `change` makes of the rules; `change` may be called again. It holds here on return.
+
+        Waits for ZooKeeper. PolicyViolation when they become too many.
+        """
+
+        def changed(acls: Acls) -> bytes | None:
+            rules = sorted(set(change(acls.rules)))
+            if rules == acls.rules:
+                return None
+            encoded = _encoded(rules)
+            if len(encoded) > MAX_BYTES:
+                raise PolicyViolation(
+                    f"{len(rules)} rules are too many: use prefixes and User:*, or delete some"
+                )
+            return encoded
+
+        self.write(changed)
+
+
+def _encoded(rules: Iterable[Rule]) -> bytes:
+    return json.dumps({"version": FORMAT, "rules": [list(rule) for rule in rules]}).encode()
+
+
+def _decoded(data: bytes) -> Acls:
+    """The rules; MillraceError when any cannot be read: without one that denies, others allow too much."""
+    try:
+        kept = json.loads(data)
+        if kept["version"] != FORMAT:
+            raise ValueError(f"version {kept['version']} is not {FORMAT}")
+        return Acls(_rule(values) for values in kept["rules"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise MillraceError(f"cannot read the access control lists in ZooKeeper: {error}") from None
+
+
+def _rule(values: Any) -> Rule:
+    type_, pattern, name, principal, host, operation, allow = values
+    if not all(isinstance(text, str) for text in (name, principal, host)) or not isinstance(allow, bool):
+        raise TypeError(f"a rule of {name!r} has values of a wrong type")
+    return Rule(ResourceType(type_), Pattern(pattern), name, principal, host, Operation(operation), allow)

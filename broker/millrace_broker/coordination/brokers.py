@@ -1,0 +1,166 @@
+"""The brokers of a cluster: how one is registered in ZooKeeper, and which count as alive.
+
+Owns what a broker's node holds. Reading and watching all of them is cluster.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kazoo.exceptions import NodeExistsError
+
+from millrace.records.topic_partition import TopicPartition
+from millrace.zookeeper.session import Session
+from millrace.zookeeper.topic_state import MAX_ENTRY_BYTES, REPLICATING, BrokerAddress
+
+PROTOCOL = REPLICATING
+"""What brokers of this release speak with each other."""
+Record = Mapping[str, Any]
+"""What a broker's node holds, as JSON: drawn in cluster.py."""
+
+
+def address_in(record: Record) -> BrokerAddress:
+    """Where a broker is, and the rest, as its record says."""
+    listeners = {name: (host, port) for name, (host, port) in record.get("listeners", {}).items()}
+    place = (record.get("rack", ""), record.get("directory", ""), record.get("protocol", 1))
+    return BrokerAddress(record["host"], record["port"], listeners, *place)
+
+
+def stored_partitions(partitions: Iterable[TopicPartition]) -> dict[str, object]:
+    """What a broker's record says of the partitions it stores: their number, and ranges by topic.
+
+    `{"partitions": 5, "topics": {"PageView": "0-3", "audit": "2"}}`; `topics` is None when that would not fit
+    into a ZooKeeper node.
+    """
+    numbers: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        numbers.setdefault(topic, []).append(number)
+    topics = {topic: _ranges(sorted(stored)) for topic, stored in sorted(numbers.items())}
+    fits = len(json.dumps(topics)) <= MAX_ENTRY_BYTES
+    return {"partitions": sum(map(len, numbers.values())), "topics": topics if fits else None}
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers as text: 0-3,7."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def register(session: Session, path: str, record: Record) -> Record | None:
+    """Have this broker's ephemeral node hold `record`; None, or the record of the broker that has the id.
+
+    What a broker that cannot run any more has left is replaced, though its session has not expired yet.
+    """
+    data = json.dumps(record).encode()
+    while True:
+        try:
+            session.call(session.client.create_async, path, data, ephemeral=True)
+            return None
+        except NodeExistsError:
+            pass
+        if (node := session.get(path)) is None:
+            continue
+        present, stat = node
+        holder: Record = json.loads(present)
+        if holder["boot"] == record["boot"] and stat.ephemeralOwner == session.id:
+            if present != data:
+                session.call(session.client.set_async, path, data)
+            return None
+        if not _is_dead(holder, record):
+            return holder
+        results = session.call(_replace, session, path, stat.version, data)
+        if not any(isinstance(result, Exception) for result in results):
+            return None  # else it has expired, or been replaced, in the meantime
+
+
+def _replace(session: Session, path: str, version: int, data: bytes) -> Any:
+    change = session.client.transaction()
+    change.delete(path, version)
+    change.create(path, data, ephemeral=True)
+    return change.commit_async()
+
+
+def _is_dead(holder: Record, ours: Record) -> bool:
+    if holder["boot"] == ours["boot"]:
+        return True  # our own, of a session that we have lost
+    if holder["machine"] != ours["machine"]:
+        return False
+    # We listen on our own address, so nobody else does; and a live broker's port is never refused.
+    bound = _bound(holder)
+    return bound == _bound(ours) or listens(*bound) is False
+
+
+def has_ended(holder: Record) -> bool:
+    """True if the broker ran on this machine and its port refuses connections."""
+    return holder["machine"] == socket.gethostname() and listens(*_bound(holder)) is False
+
+
+def _bound(record: Record) -> tuple[str, int]:
+    """The address a broker has on its machine; what it tells clients may lead to something before it."""
+    host, port = record.get("bound", (record["host"], record["port"]))
+    return host, port
+
+
+def listens(host: str, port: int) -> bool | None:
+    """Whether a server accepts connections there; None when nothing can be told."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+class Registration(NamedTuple):
+    """A broker's record, and the ZooKeeper session that it goes with."""
+
+    record: Record
+    session: int
+
+
+class Presence:
+    """Which brokers one member of the cluster counts as alive, also while ZooKeeper comes back.
+
+    A ZooKeeper that was away for longer than a session has forgotten every broker, and each is listed again a
+    moment later. Clients that ask in between must not hear that the others are gone: some then forget them,
+    the coordinator of their group included. So whoever lost its own session goes on listing the brokers it
+    knew, until each is registered again or as long as a session lasts.
+    """
+
+    def __init__(self, grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._grace_s, self._clock = grace_s, clock
+        self._session = 0
+        self._listed: Mapping[int, Registration] = {}
+        self._awaited: Mapping[int, Registration] = {}
+        self._until = 0.0
+
+    def alive(self, session: int, registered: Mapping[int, Registration]) -> dict[int, BrokerAddress]:
+        """By id, the brokers that are registered, all read in this session of ours, and those awaited."""
+        if session != self._session:
+            self._session, self._until = session, self._clock() + self._grace_s
+            self._awaited = self._listed
+        waiting = self._clock() < self._until
+        self._awaited = {
+            broker: before
+            for broker, before in self._awaited.items()
+            # One that is as it was may be about to go: only a new registration says that a broker is back.
+            if waiting and registered.get(broker, before).session == before.session
+        }
+        self._listed = {**self._awaited, **registered}
+        return {
+            broker: address_in(registration.record) for broker, registration in sorted(self._listed.items())
+        }
+
+    def wait_s(self) -> float | None:
+        """How long brokers are still awaited; None when nobody is."""
+        return max(0.0, self._until - self._clock()) if self._awaited else None

@@ -1,0 +1,503 @@
+"""What the brokers of one cluster know together: who is alive, which topics there are, who leads what.
+
+Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is
+a compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups.
+Every method that asks ZooKeeper waits for it, so it is for a thread; the snapshots are for anybody.
+
+Brokers delete the logs of topics that a snapshot has lost, so only a topic whose entry is really gone may be
+missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.
+
+    /<cluster>/id                persistent  drawn once, see cluster_id.py of `wire`
+    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port": where clients find it,
+                                              "listeners": {name: [host, port]} for clients of each,
+                                              "bound": [host, port] that it has on its machine,
+                                              "directory": id of its log directory,
+                                              "rack", "protocol": see state.BrokerAddress,
+                                              "machine", "boot": id of this registration,
+                                              "partitions", "topics": see brokers.stored_partitions}
+    /<cluster>/topics/<topic>    persistent  see state.py
+    /<cluster>/directories/<id>  persistent  see directories.py
+    /<cluster>/clock             persistent  written for ZooKeeper's stamp, holds nothing
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from kazoo.client import KazooState
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.records.mirror_position import Origin
+from millrace.records.topic_partition import TopicPartition
+from millrace.topic_names import check_topic_name
+from millrace.wire.cluster_id import new_cluster_id
+from millrace.zookeeper.session import OPERATION_SECONDS, Session
+from millrace.zookeeper.topic_state import BrokerAddress, Replicas, TopicState, decode_topic, encode_topic
+from millrace_broker.coordination.brokers import (
+    Presence,
+    Record,
+    Registration,
+    has_ended,
+    listens,
+    register,
+    stored_partitions,
+)
+from millrace_broker.coordination.new_partitions import new_topic, with_mirrors
+
+log = logging.getLogger("millrace.cluster")
+
+
+class Cluster:
+    """One cluster's registries. `brokers` and `topics` are snapshots, readable from any thread."""
+
+    brokers: Mapping[int, BrokerAddress]
+    topics: Mapping[str, TopicState]
+
+    def __init__(self, session: Session, cluster: str, default_replicas: int = 1) -> None:
+        self.session, self.name, self._default_replicas = session, cluster, default_replicas
+        self.brokers, self.topics, self.cluster_id = {}, {}, ""
+        self._client, self._call = session.client, session.call
+        self._id, self._ids, self._topics, self._clock = (
+            f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics", "clock")
+        )
+        self._own: tuple[int, Record] | None = None  # our broker's id, and what never changes of its record
+        self._stored = stored_partitions(())
+        self._registered: Mapping[int, Registration] = {}
+        self._presence = Presence(session.timeout_ms / 1000)
+        self._dirty: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: everything
+        self._wake, self._closed, self._refreshing = threading.Event(), threading.Event(), threading.RLock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._watcher = threading.Thread(target=self._watch, name=f"cluster {cluster}", daemon=True)
+
+    @classmethod
+    def connect(
+        cls,
+        zookeeper: str,
+        cluster: str,
+        *,
+        session_timeout_ms: int = 6000,
+        create: bool = True,
+        identity: str = "",
+        default_replicas: int = 1,
+    ) -> Cluster:
+        """Its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there.
+
+        The first mirrored partitions of a topic get `default_replicas`.
+        """
+        session = Session.connect(zookeeper, timeout_ms=session_timeout_ms, identity=identity)
+        self = cls(session, cluster, default_replicas)
+        try:
+            if not create and self.session.get(self._id) is None:
+                raise MillraceError(
+                    f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start a broker of it"
+                )
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        for path in (self._ids, self._topics, f"/{self.name}/consumers"):
+            self._call(self._client.ensure_path_async, path)
+        if self.session.get(self._id) is None:  # who may only read is refused, also where nothing is to do
+            with suppress(NodeExistsError):
+                self._call(self._client.create_async, self._id, new_cluster_id(self.name).encode())
+        self.cluster_id = self._call(self._client.get_async, self._id)[0].decode()
+        self._client.add_listener(self._on_state)
+        self._reread(None)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Leave: the broker's registration ends with the session. Twice is harmless."""
+        self._closed.set()
+        self._wake.set()
+        self.session.close()  # before the watcher is waited for: it may be asking a ZooKeeper that is gone
+        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
+            self._watcher.join(OPERATION_SECONDS)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of its live brokers, as clients take them; MillraceError when there is none."""
+        if not self.brokers:
+            raise MillraceError(f"no broker of cluster {self.name} is alive: start one")
+        return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
+
+    @property
+    def is_connected(self) -> bool:
+        """False while ZooKeeper is away: what is known may be old. From any thread."""
+        return bool(self.session.client.connected)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, in a thread of this object, after each change of a snapshot."""
+        self._callbacks.append(callback)
+
+    # Brokers
+
+    def register_broker(
+        self, broker_id: int, address: BrokerAddress, bound: tuple[str, int] | None = None
+    ) -> None:
+        """List this broker as alive at an address it listens on already; stays so after lost sessions.
+
+        `bound` is the address on this machine, if that is another one. MillraceError when a live broker holds
+        the broker's id. What a dead one left is taken over: at once when it ran on this machine, else when
+        its session has expired.
+        """
+        host, port = address.host, address.port
+        own = {
+            "host": host,
+            "port": port,
+            "listeners": {name: list(at) for name, at in address.listeners.items()},
+            "bound": list(bound or (host, port)),
+            "directory": address.directory,
+            "rack": address.rack,
+            "protocol": address.protocol,
+            "machine": socket.gethostname(),
+            "boot": uuid.uuid4().hex,
+        }
+        deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
+        while (holder := self._register(broker_id, own)) is not None:
+            other = (holder["host"], holder["port"])
+            if time.monotonic() > deadline or (other != (host, port) and listens(*other)):
+                raise self._held(broker_id, other)
+            self._closed.wait(0.1)
+        self._own = broker_id, own
+        self._reread(self._ids)
+
+    def await_free(self, broker_id: int) -> None:
+        """Wait until no broker holds the id. Raises MillraceError when a live broker does, or may."""
+        deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
+        while (node := self.session.get(f"{self._ids}/{broker_id}")) is not None:
+            holder = json.loads(node[0])
+            if has_ended(holder):
+                return
+            if time.monotonic() > deadline or listens(holder["host"], holder["port"]):
+                raise self._held(broker_id, (holder["host"], holder["port"]))
+            self._closed.wait(0.1)
+
+    def _held(self, broker_id: int, other: tuple[str, int]) -> MillraceError:
+        return MillraceError(
+            f"broker id {broker_id} of cluster {self.name} is held by a live broker at "
+            f"{other[0]}:{other[1]}: stop that one or give this one another broker_id"
+        )
+
+    def store(self, partitions: Iterable[TopicPartition]) -> None:
+        """Say in this broker's record which partitions it stores; now, or once it is registered."""
+        self._stored = stored_partitions(partitions)
+        if self._own is not None:
+            self._mark(self._ids)  # the watcher sees that what is recorded is not what should be
+
+    def _register(self, broker_id: int, own: Record) -> Record | None:
+        return register(self.session, f"{self._ids}/{broker_id}", {**own, **self._stored})
+
+    def _stay_registered(self) -> None:
+        if self._own is None:
+            return
+        broker_id, own = self._own
+        registered = self._registered.get(broker_id)
+        if registered is not None and registered.record == {**own, **self._stored}:
+            return
+        holder = self._register(broker_id, own)
+        self._dirty.put(self._ids)
+        if holder is None:
+            self._wake.set()
+        else:
+            log.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
+
+    def zookeeper_time(self) -> float:
+        """Return ZooKeeper's time in seconds since 1970, from the stamp of a write. Blocks: for a thread."""
+        self._check_identity()
+        with suppress(NodeExistsError):
+            self._call(self._client.create_async, self._clock)
+        return float(self._call(self._client.set_async, self._clock, b"").mtime / 1000)
+
+    # Topics
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        settings: Mapping[str, str],
+        *,
+        replicas: int = 1,
+        assigned: Sequence[Replicas] = (),
+    ) -> TopicState:
+        """A new topic, its partitions spread over the live brokers.
+
+        Raises InvalidTopic, TopicAlreadyExists, or what `new_topic` raises. A topic of mirrored partitions
+        starts with none: `allocate_mirrors` adds them.
+        """
+        check_topic_name(name)
+        self._check_identity()
+        topic = new_topic(
+            name, partitions, settings, self.brokers, self.topics, replicas=replicas, assigned=assigned
+        )
+        try:
+            self._call(self._client.create_async, self._topic(name), encode_topic(topic))
+        except NodeExistsError:
+            # A create that is repeated after a lost connection may meet its own first try.
+            if self._read_topic(name).topic_id != topic.topic_id:
+                raise TopicAlreadyExists(f"topic {name} exists already") from None
+        self._reread(self._topics, self._topic(name))
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Forget a topic; UnknownTopicOrPartition when there is none. Its brokers delete its logs."""
+        self._check_identity()
+        path = self._topic(name)
+        if self.session.get(path) is None:
+            raise self._unknown(name)
+        # After a lost connection a repeated delete may find that its first try has succeeded.
+        with suppress(NoNodeError):
+            self._call(self._client.delete_async, path)
+        self._reread(self._topics, self._topic(name))
+
+    def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
+        """Replace a topic by what `change`, called once or several times, makes of it: compare-and-set.
+
+        The topic that is returned says its node's version. Raises UnknownTopicOrPartition, or what `change`
+        raises.
+        """
+        self._check_identity()
+        changed = None
+        while True:
+            state = self._read_topic(name)
+            # A write that is repeated after a lost connection may meet its own first try.
+            changed = state if state == changed else change(state)
+            try:
+                if changed != state:
+                    path, data = self._topic(name), encode_topic(changed)
+                    written = self._call(self._client.set_async, path, data, state.version)
+                    changed = replace(changed, version=written.version)
+            except (BadVersionError, NoNodeError):
+                continue  # somebody else was faster
+            self._reread(self._topics, self._topic(name))
+            return changed
+
+    def allocate_mirrors(
+        self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
+    ) -> dict[Origin, int]:
+        """The target partition of each origin partition: the one it has, or a new one, never reused.
+
+        All in one write; a missing topic is created. OriginRecreated when one was allocated before under
+        another topic id, unless `recreated` says so; PolicyViolation when the topic has ordinary partitions.
+        """
+
+        def add(state: TopicState) -> TopicState:
+            return with_mirrors(
+                state,
+                origins,
+                self.brokers,
+                self.topics,
+                replicas=self._default_replicas,
+                recreated=recreated,
+            )
+
+        while True:
+            try:
+                targets = self.change_topic(topic, add).targets()
+                return {origin: targets[origin] for origin in origins}
+            except UnknownTopicOrPartition:
+                with suppress(TopicAlreadyExists):
+                    self.create_topic(topic, 0, {})
+
+    def topic_names(self) -> frozenset[str]:
+        """The topics that ZooKeeper has now: one look at it, whatever they hold; for a thread."""
+        self._call(self._client.sync_async, self._topics)  # a server that lags behind would not know it yet
+        return frozenset(self._children(self._topics))
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
+        """The id that each of these topics has now, of those that there are; for a thread.
+
+        The snapshot may lag behind, and tells the id of a topic only if that has still the same node.
+        """
+        paths = {self._topic(name): name for name in names}
+        stats = {paths[path]: stat for path, stat in self.session.stats(paths).items()}
+        known = {name: topic for name in stats if (topic := self.topics.get(name)) is not None}
+        ids = {name: topic.topic_id for name, topic in known.items() if topic.czxid == stats[name].czxid}
+        for name in stats.keys() - ids.keys():
+            with suppress(UnknownTopicOrPartition):
+                ids[name] = self._read_topic(name).topic_id
+        return ids
+
+    def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
+        """True if ZooKeeper holds no such topic, or another of its name; False when that is unreadable."""
+        self._check_identity()
+        try:
+            return self._read_topic(name).topic_id != topic_id
+        except UnknownTopicOrPartition:
+            return True
+        except MillraceError as error:
+            log.error("cluster %s: %s", self.name, error)
+            return False
+
+    def _topic(self, name: str) -> str:
+        """A topic's node; UnknownTopicOrPartition for a name that no topic can have, such as a path."""
+        try:
+            check_topic_name(name)
+        except InvalidTopic as error:
+            raise UnknownTopicOrPartition(str(error)) from None
+        return f"{self._topics}/{name}"
+
+    def _unknown(self, name: str) -> UnknownTopicOrPartition:
+        return UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}")
+
+    def _read_topic(self, name: str) -> TopicState:
+        node = self.session.get(self._topic(name))
+        if node is None:
+            raise self._unknown(name)
+        return decode_topic(name, node[0], node[1].version, node[1].czxid)
+
+    # Snapshots
+
+    def holds(self, topic: str, partition: int, topic_id: uuid.UUID) -> bool:
+        """True if ZooKeeper itself, not only the snapshot, has the partition of that topic; for a thread."""
+        path = f"{self._topics}/{topic}"
+        self._call(self._client.sync_async, path)
+        self._check_identity()
+        node = self.session.get(path)
+        if node is None:
+            return False
+        found = decode_topic(topic, node[0], node[1].version, node[1].czxid)
+        return found.topic_id == topic_id and partition in found.partitions
+
+    def confirm(self) -> None:
+        """Have in the snapshots whatever was written anywhere before this call; for a thread.
+
+        MillraceError when ZooKeeper does not answer, or was wiped.
+        """
+        self._call(self._client.sync_async, self._topics)  # a server that lags behind would not know it yet
+        self._reread(None)
+
+    def _mark(self, *paths: str | None) -> None:
+        """Have the watcher read these nodes again; None: everything."""
+        for path in paths:
+            self._dirty.put(path)
+        self._wake.set()
+
+    def _reread(self, *paths: str | None) -> None:
+        """Own changes are in the snapshot before the call that made them returns."""
+        self._mark(*paths)
+        self._refresh()
+
+    def _on_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._mark(None)  # watches may have been lost with a session
+        elif not self._closed.is_set():
+            log.warning("cluster %s: ZooKeeper at %s is %s", self.name, self.session.zookeeper, state.lower())
+
+    def _on_event(self, event: Any) -> None:
+        if event.path is not None:
+            self._mark(event.path)
+
+    def _watch(self) -> None:
+        notified = (self.brokers, self.topics)
+        while not self._closed.is_set():
+            awaited_s = self._presence.wait_s()
+            self._wake.wait(awaited_s if self._dirty.empty() else 1.0)
+            self._wake.clear()
+            if awaited_s is not None:
+                self._dirty.put(self._ids)
+            try:
+                self._refresh()
+                self._stay_registered()
+            except Exception as error:  # the registries must stay watched whatever one reading meets
+                if self._closed.is_set():
+                    return
+                log.warning("cluster %s: cannot read its registries: %s", self.name, error)
+                self._dirty.put(None)
+                continue
+            if (self.brokers, self.topics) != notified:
+                notified = (self.brokers, self.topics)
+                for callback in self._callbacks:
+                    try:
+                        callback()
+                    except Exception:
+                        log.exception("cluster %s: a listener failed", self.name)
+
+    def _refresh(self) -> None:
+        with self._refreshing:
+            dirty: set[str | None] = set()
+            while not self._dirty.empty():
+                dirty.add(self._dirty.get())
+            if not dirty:
+                return
+            try:
+                session, registered, topics = self._read(dirty)
+            except BaseException:
+                self._dirty.put(None)
+                raise
+            self._registered, self.topics = registered, topics
+            self.brokers = self._presence.alive(session, registered)
+
+    def _read(
+        self, dirty: set[str | None]
+    ) -> tuple[int, Mapping[int, Registration], Mapping[str, TopicState]]:
+        """Our session, the brokers and the topics; what was read over the end of a session is read again."""
+        while True:
+            session = self.session.id
+            registered = self._read_brokers() if dirty & {None, self._ids} else self._registered
+            topics = self._read_topics(dirty)
+            self._check_identity()  # last: what was read before it is of this cluster, then
+            if session and session == self.session.id:
+                return session, registered, topics
+
+    def _check_identity(self) -> None:
+        """MillraceError when ZooKeeper does not hold this cluster any more."""
+        node = self.session.get(self._id)
+        if node is None or node[0].decode() != self.cluster_id:
+            raise MillraceError(
+                f"ZooKeeper at {self.session.zookeeper} was wiped or holds another cluster {self.name}, not "
+                f"{self.cluster_id}: restore its data; no log is deleted until then"
+            )
+
+    def _children(self, path: str) -> list[str]:
+        try:
+            return list(self._call(self._client.get_children_async, path, self._on_event))
+        except NoNodeError:
+            self._check_identity()
+            raise MillraceError(
+                f"ZooKeeper at {self.session.zookeeper} has lost {path}: restore it"
+            ) from None
+
+    def _read_brokers(self) -> Mapping[int, Registration]:
+        nodes = self.session.read_all(f"{self._ids}/{name}" for name in self._children(self._ids))
+        return {
+            int(path.rpartition("/")[2]): Registration(json.loads(data), stat.ephemeralOwner)
+            for path, (data, stat) in nodes.items()
+        }
+
+    def _read_topics(self, dirty: set[str | None]) -> Mapping[str, TopicState]:
+        names = set(self._children(self._topics) if dirty & {None, self._topics} else self.topics)
+        changed = {name for name in names if dirty & {None, f"{self._topics}/{name}"}}
+        stale = changed | (names - self.topics.keys())
+        kept = names - stale
+        topics = {name: topic for name, topic in self.topics.items() if name in kept}
+        nodes = self.session.read_all((f"{self._topics}/{name}" for name in stale), self._on_event)
+        for path, (data, stat) in nodes.items():
+            name = path.rpartition("/")[2]
+            try:
+                topics[name] = decode_topic(name, data, stat.version, stat.czxid)
+            except MillraceError as error:
+                log.error("cluster %s: %s", self.name, error)
+                topics |= {name: self.topics[name]} if name in self.topics else {}
+        if stale - topics.keys():
+            self._children(self._topics)  # a topic without an entry was deleted, unless all entries are lost
+        return dict(sorted(topics.items()))

@@ -1,0 +1,212 @@
+"""A topic with new partitions: which brokers get their replicas, and whose mirror each is.
+
+Pure: values in, values out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from millrace.errors import (
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    NoLiveBroker,
+    PolicyViolation,
+)
+from millrace.records.mirror_position import Origin
+from millrace.zookeeper.topic_state import (
+    NO_LEADER,
+    REPLICATING,
+    BrokerAddress,
+    PartitionState,
+    Replicas,
+    TopicState,
+)
+from millrace_broker.coordination.placement import place
+
+
+class OriginRecreated(PolicyViolation):
+    """An origin's topic was deleted and created anew: its offsets mean other records now."""
+
+
+def new_topic(
+    name: str,
+    partitions: int,
+    settings: Mapping[str, str],
+    brokers: Mapping[int, BrokerAddress],
+    topics: Mapping[str, TopicState],
+    *,
+    replicas: int = 1,
+    assigned: Sequence[Replicas] = (),
+) -> TopicState:
+    """A topic whose partitions go round the brokers, beginning with the one that leads the fewest.
+
+    `assigned` instead says itself which brokers have the replicas of each partition. InvalidPartitions,
+    NoLiveBroker, InvalidReplicationFactor or InvalidReplicaAssignment say why there is none.
+    """
+    if partitions < 0:
+        raise InvalidPartitions(f"topic {name} cannot have {partitions} partitions")
+    empty = TopicState(name, uuid.uuid4(), dict(settings), {})
+    if assigned:
+        return _assigned(empty, assigned, len(assigned[0]), brokers)
+    return _placed(empty, [None] * partitions, replicas, brokers, topics)
+
+
+def with_mirrors(
+    topic: TopicState,
+    origins: Iterable[Origin],
+    brokers: Mapping[int, BrokerAddress],
+    topics: Mapping[str, TopicState],
+    *,
+    replicas: int = 1,
+    recreated: bool = False,
+) -> TopicState:
+    """The topic with a partition for each origin that has none, led by brokers that lead the fewest of it.
+
+    The first ones have that many `replicas`, later ones as many as the first. OriginRecreated when one was
+    mirrored under another topic id, unless `recreated` says so. PolicyViolation when the topic has ordinary
+    partitions, or when a partition is mirrored already under another name of its cluster: a misspelt name
+    would copy everything once more.
+    """
+    if any(partition.origin is None for partition in topic.partitions.values()):
+        raise PolicyViolation(
+            f"topic {topic.name} has partitions of its own here: delete it, or leave it out of the mirror"
+        )
+    targets = topic.targets()
+    missing = [origin for origin in origins if origin not in targets]
+    for origin in missing:
+        _check_only_name(origin, targets)
+        if not recreated and topic.former_origin(origin) is not None:
+            raise OriginRecreated(
+                f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew, or its"
+                " addresses lead to another cluster: check them; to go on with the new topic: millrace mirror"
+                " reset"
+            )
+    return _placed(topic, missing, _factor(topic) or replicas, brokers, topics)
+
+
+def _check_only_name(origin: Origin, mirrored: Iterable[Origin]) -> None:
+    for other in mirrored:
+        if (other.topic_id, other.partition) == (origin.topic_id, origin.partition):
+            raise PolicyViolation(
+                f"{origin.topic}-{origin.partition} of {origin.cluster!r} is mirrored already, as one of"
+                f" {other.cluster!r}: a cluster is mirrored under one name only"
+            )
+
+
+def with_partitions(
+    topic: TopicState,
+    count: int,
+    brokers: Mapping[int, BrokerAddress],
+    topics: Mapping[str, TopicState],
+    assigned: Sequence[Replicas] = (),
+) -> TopicState:
+    """The topic with `count` partitions in all, new ones with as many replicas as those it has.
+
+    They go to the brokers that have the fewest of it, or where `assigned` says. Raises InvalidPartitions when
+    it has as many already, and PolicyViolation for a mirrored topic: its partitions stand for those of its
+    origins.
+    """
+    if not topic.partitions or any(state.origin is not None for state in topic.partitions.values()):
+        raise PolicyViolation(f"topic {topic.name} is mirrored: give its origin more partitions")
+    missing = count - len(topic.partitions)
+    if missing <= 0:
+        raise InvalidPartitions(f"topic {topic.name} has {len(topic.partitions)} partitions already")
+    if not assigned:
+        return _placed(topic, [None] * missing, _factor(topic), brokers, topics)
+    if len(assigned) != missing:
+        raise InvalidReplicaAssignment(
+            f"topic {topic.name} gets {missing} more partitions, and brokers are named for {len(assigned)}"
+        )
+    return _assigned(topic, assigned, _factor(topic), brokers)
+
+
+def _factor(topic: TopicState) -> int:
+    """How many replicas new partitions of a topic get: as many as its first; 0 while it has none."""
+    return next((len(state.target) for _, state in sorted(topic.partitions.items())), 0)
+
+
+def _placed(
+    topic: TopicState,
+    origins: Sequence[Origin | None],
+    replicas: int,
+    brokers: Mapping[int, BrokerAddress],
+    topics: Mapping[str, TopicState],
+) -> TopicState:
+    """The topic with one more partition for each of `origins`, on brokers that `place` picks."""
+    if not origins:
+        return topic
+    if not brokers:
+        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
+    if not 1 <= replicas <= len(brokers):
+        raise InvalidReplicationFactor(
+            f"topic {topic.name} cannot have {replicas} replicas: it has one on each broker at most, and"
+            f" {len(brokers)} are alive"
+        )
+    here, everywhere = _replicas([topic]), _replicas(topics.values())
+    racks = {broker: address.rack for broker, address in brokers.items()}
+    return _grown(topic, origins, place(len(origins), replicas, racks, here, everywhere), brokers)
+
+
+def _replicas(topics: Iterable[TopicState]) -> list[Replicas]:
+    return [state.replicas for topic in topics for state in topic.partitions.values()]
+
+
+def _assigned(
+    topic: TopicState, assigned: Sequence[Replicas], factor: int, brokers: Mapping[int, BrokerAddress]
+) -> TopicState:
+    """The topic with one more partition for each of `assigned`, on the brokers it names."""
+    for replicas in assigned:
+        check_assigned(topic.name, replicas, brokers)
+        if len(replicas) != factor:
+            raise InvalidReplicaAssignment(
+                f"all partitions of topic {topic.name} have {factor} replicas, not {len(replicas)}"
+            )
+    return _grown(topic, [None] * len(assigned), assigned, brokers)
+
+
+def check_assigned(topic: str, replicas: Replicas, brokers: Collection[int]) -> None:
+    """InvalidReplicaAssignment unless a partition can have its replicas on these brokers."""
+    if not replicas or len(set(replicas)) < len(replicas):
+        raise InvalidReplicaAssignment(
+            f"a partition of topic {topic} has replicas on one or more brokers, none twice; not on"
+            f" {list(replicas)}"
+        )
+    if away := sorted(set(replicas) - set(brokers)):
+        raise InvalidReplicaAssignment(
+            f"no broker {away[0]} is alive to hold topic {topic}; alive: {sorted(brokers)}"
+        )
+
+
+def _grown(
+    topic: TopicState,
+    origins: Sequence[Origin | None],
+    placed: Sequence[Replicas],
+    brokers: Mapping[int, BrokerAddress],
+) -> TopicState:
+    """The topic with one more partition for each of `origins`; those it has stay where they are.
+
+    Several replicas are all in sync, as nothing is committed yet, and elect the first of them to lead.
+    """
+    partitions = dict(topic.partitions)
+    first = max(partitions, default=-1) + 1
+    for number, (origin, replicas) in enumerate(zip(origins, placed, strict=True), first):
+        if len(replicas) == 1:
+            partitions[number] = PartitionState(replicas[0], replicas, {replicas[0]: ""}, 0, origin)
+            continue
+        check_replicating(brokers)
+        directories = {broker: brokers[broker].directory for broker in replicas}
+        partitions[number] = PartitionState(NO_LEADER, replicas, directories, 0, origin)
+    return dataclasses.replace(topic, partitions=partitions)
+
+
+def check_replicating(brokers: Mapping[int, BrokerAddress]) -> None:
+    """InvalidReplicationFactor unless every live broker knows partitions with several replicas."""
+    old = sorted(broker for broker, address in brokers.items() if address.protocol < REPLICATING)
+    if old:
+        raise InvalidReplicationFactor(
+            f"a partition has one replica while a broker runs that does not copy: upgrade broker {old[0]}"
+        )

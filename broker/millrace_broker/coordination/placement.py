@@ -1,0 +1,93 @@
+"""Which brokers get the replicas of new partitions. Pure: values in, values out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+
+from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
+from millrace.zookeeper.topic_state import Replicas
+
+
+def place(
+    count: int,
+    replicas: int,
+    racks: Mapping[int, str],
+    here: Collection[Replicas],
+    everywhere: Iterable[Replicas],
+) -> list[Replicas]:
+    """The replicas of `count` new partitions of a topic, on the brokers that `racks` names, at least as many.
+
+    The first goes to the broker that leads the fewest of the topic; of several, to one that leads the fewest
+    in all, so that a broker which joined lately comes first. Each other one goes to another broker, in the
+    rack with the fewest replicas of the partition. Of several brokers it is one that follows this leader
+    least often, so that all share the work of one that dies; then one that stores the fewest; then the next
+    in order. `here` and `everywhere` are the replicas of the topic's partitions, and those of all topics.
+    """
+    everywhere = list(everywhere)
+    leads_here, leads = _firsts(here), _firsts(everywhere)
+    stores_here, stores = Counter(chain.from_iterable(here)), Counter(chain.from_iterable(everywhere))
+    follows = Counter((first, other) for first, *others in here for other in others)
+    # A broker of which nobody has said where it stands shares its rack with none.
+    racks = {broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items())}
+
+    def lead() -> int:
+        return min(racks, key=lambda broker: (leads_here[broker], leads[broker], broker))
+
+    def follow(first: int, chosen: Collection[int]) -> int:
+        used = Counter(racks[broker] for broker in chosen)
+
+        def order(broker: int) -> tuple[int, ...]:
+            stored = (stores_here[broker], stores[broker])
+            return used[racks[broker]], follows[first, broker], *stored, broker < first, broker
+
+        return min((broker for broker in racks if broker not in chosen), key=order)
+
+    placed = []
+    for _ in range(count):
+        chosen = [first := lead()]
+        leads_here[first] += 1
+        leads[first] += 1
+        while len(chosen) < replicas:
+            chosen.append(other := follow(first, chosen))
+            follows[first, other] += 1
+        stores_here.update(chosen)
+        stores.update(chosen)
+        placed.append(tuple(chosen))
+    return placed
+
+
+def drained(
+    placed: Mapping[TopicPartition, Replicas], leaving: int, racks: Mapping[int, str]
+) -> dict[TopicPartition, Replicas]:
+    """The partitions with a replica on `leaving`, each with another broker of `racks` in its place.
+
+    That is in the rack with the fewest replicas of the partition; of several, who stores the fewest.
+    MillraceError when a partition has a replica on each broker already.
+    """
+    racks = {
+        broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items()) if broker != leaving
+    }
+    stores = Counter(chain.from_iterable(placed.values()))
+    plan = {}
+    for (topic, number), replicas in sorted(placed.items()):
+        if leaving not in replicas:
+            continue
+        used = Counter(racks.get(broker) for broker in replicas)
+        free = [
+            (used[rack], stores[broker], broker) for broker, rack in racks.items() if broker not in replicas
+        ]
+        if not free:
+            raise MillraceError(
+                f"no other broker is alive to take {topic}-{number} from broker {leaving}: start one"
+            )
+        *_, taking = min(free)
+        stores[taking] += 1
+        plan[topic, number] = tuple(taking if broker == leaving else broker for broker in replicas)
+    return plan
+
+
+def _firsts(placed: Iterable[Replicas]) -> Counter[int]:
+    return Counter(replicas[0] for replicas in placed)

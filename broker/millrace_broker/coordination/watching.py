@@ -1,0 +1,111 @@
+"""What a broker follows in ZooKeeper in a thread of its own: one node with a value, or more than one node.
+
+While ZooKeeper is away, and while what is there cannot be read, what was read last holds. Knows no formats.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from millrace.errors import MillraceError
+from millrace.zookeeper.session import Session
+
+log = logging.getLogger("millrace.coordination.watching")
+RETRY_S = 1.0
+"""How soon ZooKeeper is asked again after it did not answer."""
+REREAD_S = 60.0
+"""Everything is read again after this time, whatever ZooKeeper has told."""
+T = TypeVar("T")
+
+
+class Follower:
+    """Has something read again whenever ZooKeeper tells of a change, from `start` on."""
+
+    def __init__(self, session: Session, thread: str, what: str, read: Callable[[], None]) -> None:
+        """`read` raises when it changes nothing; `what` is its subject, in the log."""
+        self._session, self._thread, self._what, self._read = session, thread, what, read
+        self._wake = threading.Event()
+
+    def changed(self, _: object) -> None:
+        self._wake.set()
+
+    def start(self) -> None:
+        def follow() -> None:
+            failed = False
+            while True:
+                self._wake.wait(RETRY_S if failed else REREAD_S)
+                self._wake.clear()
+                failed = not self._read_again(quiet=failed)
+
+        self._session.on_reconnect(self._wake.set)
+        self._wake.set()  # what has changed since it was read first is not watched
+        threading.Thread(target=follow, name=self._thread, daemon=True).start()
+
+    def _read_again(self, *, quiet: bool) -> bool:
+        """Whether it went well."""
+        try:
+            self._read()
+        except MillraceError as error:
+            if not quiet:
+                log.error("the %s stay as they were: %s", self._what, error)
+            return False
+        except Exception:
+            log.exception("the %s stay as they were", self._what)
+            return False
+        return True
+
+
+class WatchedNode(Generic[T]):
+    """One node, and the newest value of it that could be read; `value` and `version` are for any thread."""
+
+    def __init__(
+        self, session: Session, path: str, what: str, empty: bytes, decode: Callable[[bytes], T]
+    ) -> None:
+        """Waits for ZooKeeper, and makes the node `empty` if it is not there; MillraceError when it cannot be
+        read.
+        """
+        self._session, self._path, self._decode = session, path, decode
+        self.value, self.version = decode(empty), 0
+        """The value, and a number that grows with each change of it."""
+        self._replacing = threading.Lock()
+        self._follower = Follower(session, path.rpartition("/")[2], what, self._read)
+        with suppress(NodeExistsError):
+            session.call(session.client.create_async, path, empty, makepath=True)
+        self._read()
+
+    def watch(self) -> None:
+        """Follow every change in a thread that has the node's name."""
+        self._follower.start()
+
+    def write(self, change: Callable[[T], bytes | None]) -> None:
+        """Write what `change` makes of the value, or nothing for None; it may be called again.
+
+        Waits for ZooKeeper; `value` is the new one on return.
+        """
+        while True:
+            data, stat = self._node()
+            changed = change(self._decode(data))
+            if changed is None:
+                break
+            with suppress(BadVersionError, NoNodeError):
+                self._session.call(self._session.client.set_async, self._path, changed, version=stat.version)
+                break
+        self._read()
+
+    def _read(self) -> None:
+        data, stat = self._node()
+        with self._replacing:
+            if stat.mzxid > self.version:  # another thread may have read more than this one
+                self.value, self.version = self._decode(data), stat.mzxid
+
+    def _node(self) -> tuple[bytes, Any]:
+        node = self._session.read_all([self._path], self._follower.changed).get(self._path)
+        if node is None:
+            raise MillraceError(f"ZooKeeper at {self._session.zookeeper} has lost {self._path}: restore it")
+        return node

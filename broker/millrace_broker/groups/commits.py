@@ -1,0 +1,106 @@
+"""The offsets one group commits, on their way to ZooKeeper: one write at a time, in the order they came.
+
+What comes while a write is under way is written together with the next one, the last offset of a partition
+alone. So a slow ZooKeeper makes writes larger, not the queue longer, and an older offset never follows a
+newer one. Whoever waits too long has to try again; what it committed may still be written. Before each write
+ZooKeeper is asked whether the topics are still those that were meant: what is known of them may be old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
+
+from millrace.errors import ErrorCode, TopicChanged
+from millrace.records.topic_partition import TopicPartition
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.coordination.groups import CommittedOffset, ConsumerRegistry, Fence
+from millrace_broker.groups.timing import Memory
+from millrace_broker.groups.work import Waiting, Work
+from millrace_broker.mailbox import Mailbox
+
+OFFSET_BYTES = 500
+"""Counted for an offset that waits, beside its metadata."""
+
+Offsets: TypeAlias = Mapping[TopicPartition, CommittedOffset]
+
+
+def check_topics(cluster: Cluster, offsets: Offsets) -> None:
+    """In a thread: TopicChanged unless every topic has the id that its offsets carry."""
+    ids = cluster.topic_ids({topic for topic, _ in offsets})
+    for (topic, _), offset in offsets.items():
+        if ids.get(topic) != offset.topic_id:
+            raise TopicChanged(f"topic {topic} was deleted or made anew")
+
+
+class Commits:
+    """The queue of one group. `fenced` is called when another broker has become its coordinator."""
+
+    def __init__(
+        self,
+        group: str,
+        cluster: Cluster,
+        registry: ConsumerRegistry,
+        fence: Fence,
+        work: Work,
+        mailbox: Mailbox,
+        memory: Memory,
+        fenced: Callable[[], None],
+    ) -> None:
+        self.fence = fence
+        self.busy = False
+        self._group, self._cluster, self._registry = group, cluster, registry
+        self._work, self._mailbox, self._memory = work, mailbox, memory
+        self._fenced = fenced
+        self._offsets: dict[TopicPartition, CommittedOffset] = {}
+        self._waiting: list[Waiting[ErrorCode]] = []
+
+    def add(self, offsets: Offsets, answer: Callable[[ErrorCode], None]) -> None:
+        """Write these, too; `answer` hears what came of it, within a few seconds."""
+        size = _size(offsets)
+        if not self._memory.has_room(size):
+            answer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return
+        self._memory.add(size - _size({p: o for p, o in self._offsets.items() if p in offsets}))
+        self._offsets.update(offsets)
+        self._waiting.append(Waiting(self._mailbox, answer, answer, items=len(offsets)))
+        if not self.busy:
+            self._write_all()
+
+    def drop(self, code: ErrorCode) -> None:
+        """Forget what is not being written yet; whoever waits for that is answered `code`."""
+        offsets, waiting = self._take()
+        self._memory.add(-_size(offsets))
+        for one in waiting:
+            one.fail(code)
+
+    def _take(self) -> tuple[Offsets, list[Waiting[ErrorCode]]]:
+        taken = self._offsets, self._waiting
+        self._offsets, self._waiting = {}, []
+        return taken
+
+    def _write_all(self) -> None:
+        offsets, waiting = self._take()
+        self.busy = True
+
+        def written(code: ErrorCode) -> None:
+            self._memory.add(-_size(offsets))
+            self.busy = False
+            if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.GROUP_ID_NOT_FOUND):
+                code = ErrorCode.NOT_COORDINATOR
+                self._fenced()
+            if self._waiting:
+                self._write_all()
+            for one in waiting:
+                one.succeed(code)
+
+        def write(fence: Fence) -> None:
+            check_topics(self._cluster, offsets)
+            self._registry.commit(self._group, offsets, fence=fence)
+
+        self._work.run(partial(write, self.fence), lambda _: written(ErrorCode.NONE), written)
+
+
+def _size(offsets: Offsets) -> int:
+    return sum(OFFSET_BYTES + len(offset.metadata) for offset in offsets.values())

@@ -1,0 +1,329 @@
+"""The groups this broker coordinates: how it takes them over, keeps them and gives them up.
+
+Who coordinates a group is written in ZooKeeper, by a node that goes with the broker's session. A broker that
+is asked for a group nobody coordinates takes it over if the choice falls on it, and starts it without
+members: they find out and join again. One whose node has become another's drops the group; until it notices,
+ZooKeeper refuses its offsets. Runs on the loop; ZooKeeper is asked in threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from millrace.config import BrokerConfig
+from millrace.errors import ErrorCode, NotCoordinator, UnknownGroup
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.coordination.groups import ConsumerRegistry, Fence, GroupKind
+from millrace_broker.groups.commits import Commits
+from millrace_broker.groups.group import Group
+from millrace_broker.groups.timing import Memory
+from millrace_broker.groups.work import Failed, Waiting, Work
+from millrace_broker.mailbox import Mailbox
+
+log = logging.getLogger("millrace.groups.holding")
+
+THREADS = 4
+"""For commits, and for groups that are taken over and given up."""
+SWEEP_S = 2.0
+IDLE_S = 10.0
+"""A group without members is coordinated this much longer: one that only commits offsets would otherwise be
+taken over and given up again with every commit."""
+FIRST_TIDY_S = 60.0
+TIDY_S = 3600.0
+"""Pause between two looks for expired offsets, and for what killed coordinators have left; shorter if offsets
+are kept for less than four times as long."""
+MIN_TIDY_S = 60.0
+TIDIED_AT_ONCE = 100
+"""Groups that are looked at before what administrators ask gets its turn."""
+MAX_NAME = 1_000
+"""Characters of a group's name: it is part of a node's name in ZooKeeper."""
+CLAIMS = 5
+CLOSE_S = 3.0
+"""How long a broker that stops may take to give up its groups; what it does not, ends with its session."""
+
+
+def coordinator_of(group: str, brokers: Iterable[int]) -> int | None:
+    """One of these brokers, None when there is none.
+
+    Every broker draws a number for the group, the highest wins: when a broker comes or goes, only the groups
+    that it wins or had won change hands.
+    """
+
+    def draw(broker: int) -> bytes:
+        return hashlib.blake2b(f"{broker}/{group}".encode(), digest_size=8).digest()
+
+    return max(brokers, key=draw, default=None)
+
+
+def is_group_name(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME
+
+
+@dataclass(slots=True)
+class CoordinatedGroup:
+    """A group that is coordinated here."""
+
+    group: Group
+    commits: Commits
+    used_at: float
+    unsure: bool = False
+    """ZooKeeper was away: somebody else may have become the coordinator."""
+    doubtful: bool = False
+    """This broker stood still: nobody is answered before it is known who the coordinator is."""
+    waiting: deque[Waiting[CoordinatedGroup]] = field(default_factory=deque)
+    """Who asks while the group is doubtful."""
+
+    @property
+    def idle(self) -> bool:
+        return self.group.idle and not self.commits.busy
+
+    def doubt(self) -> None:
+        """Answer nobody for now. Members cannot be heard of meanwhile, so no session ends."""
+        self.doubtful = True
+        for member in self.group.members:
+            member.session.cancel()
+
+    def trust(self) -> None:
+        """Nobody else has coordinated it: answer who waits."""
+        if self.doubtful:
+            for member in self.group.members:
+                member.alive()
+        self.doubtful = False
+        all_waiting, self.waiting = self.waiting, deque()
+        for waiting in all_waiting:
+            waiting.succeed(self)
+
+    def drop(self) -> None:
+        """Coordinate the group no longer: its members look for another coordinator."""
+        for waiting in self.waiting:
+            waiting.fail(ErrorCode.NOT_COORDINATOR)
+        self.group.drop(ErrorCode.NOT_COORDINATOR)
+        self.commits.drop(ErrorCode.NOT_COORDINATOR)
+
+
+class GroupOwnership:
+    """The coordinated groups by name. On the loop only."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Cluster,
+        registry: ConsumerRegistry,
+        mailbox: Mailbox,
+        standstills: Callable[[], int],
+        administration: Work,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.work = Work(mailbox, THREADS)
+        self._config, self._cluster, self._registry = config, cluster, registry
+        self._mailbox, self._memory = mailbox, Memory()
+        self._administration, self._wall_clock = administration, wall_clock
+        self._held: dict[str, CoordinatedGroup] = {}
+        self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
+        self._leaving: set[str] = set()
+        self._count_standstills, self._standstills = standstills, standstills()
+        mailbox.every(SWEEP_S, self._sweep)
+        retention = config.offsets_retention_minutes
+        self._retention_ms = math.inf if retention is None else retention * 60_000
+        tidy_s = max(MIN_TIDY_S, min(TIDY_S, self._retention_ms / 4_000))
+        mailbox.after(FIRST_TIDY_S, partial(self._tidy, math.inf))  # members may not be back yet
+        mailbox.every(tidy_s, lambda: self._tidy(self._retention_ms))
+
+    def get(self, name: str) -> CoordinatedGroup | None:
+        return self._held.get(name)
+
+    def groups(self) -> list[Group]:
+        """Every group that is coordinated here; from any thread."""
+        return [held.group for held in list(self._held.values())]
+
+    @property
+    def size(self) -> int:
+        """Groups that are coordinated here, and all their members."""
+        return len(self._held) + self._memory.members
+
+    def is_ours(self, name: str) -> bool:
+        """True if the choice for a group that nobody coordinates falls on this broker."""
+        return coordinator_of(name, self._cluster.brokers) == self._config.broker_id
+
+    def use(self, name: str, use: Callable[[CoordinatedGroup], None], failed: Failed) -> None:
+        """`use` the group here, after taking it over if need be; `failed` when that cannot be."""
+        self._notice_standstill()
+        held = self._held.get(name)
+        if not is_group_name(name):
+            failed(ErrorCode.INVALID_GROUP_ID)
+        elif held is not None and held.doubtful:
+            # Whoever has waited too long is forgotten: ZooKeeper may be away for hours.
+            while held.waiting and not held.waiting[0].open:
+                held.waiting.popleft()
+            held.waiting.append(Waiting(self._mailbox, use, failed))
+        elif held is not None:
+            held.used_at = self._mailbox.now()
+            use(held)
+        elif name in self._leaving or not self._memory.has_room(0):
+            failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        elif name in self._taking:
+            self._taking[name].append(Waiting(self._mailbox, use, failed))
+        else:
+            self._taking[name] = [Waiting(self._mailbox, use, failed)]
+            self._take_over(name)
+
+    def _take_over(self, name: str) -> None:
+        def done(fence: Fence) -> None:
+            log.info("coordinating group %r", name)
+            held = self._held[name] = self._coordinate(name, fence)
+            for waiting in self._taking.pop(name):
+                waiting.succeed(held)
+
+        def failed(code: ErrorCode) -> None:
+            for waiting in self._taking.pop(name):
+                waiting.fail(code)
+
+        self.work.run(partial(self._take_ours, name), done, failed)
+
+    def _take_ours(self, name: str) -> Fence:
+        """In a thread: become the coordinator if the choice is on us or the node is ours, left over."""
+        if self.is_ours(name) or self._registry.coordinator(name) == self._config.broker_id:
+            return self._take(name)
+        raise NotCoordinator(f"group {name!r} is another broker's")
+
+    def _take(self, name: str) -> Fence:
+        """In a thread: become the coordinator unless another broker is it."""
+        for _ in range(CLAIMS):
+            self._registry.claim(name, GroupKind.CLASSIC)
+            with suppress(UnknownGroup):  # deleted in between, as one that had nothing
+                return self._registry.coordinate(name, self._config.broker_id)
+        raise NotCoordinator(f"group {name!r} is deleted again and again")
+
+    def _coordinate(self, name: str, fence: Fence) -> CoordinatedGroup:
+        group = Group(name, self._config, self._mailbox, self._memory)
+        fenced = partial(self._fenced, name, group)
+        commits = Commits(
+            name, self._cluster, self._registry, fence, self.work, self._mailbox, self._memory, fenced
+        )
+        return CoordinatedGroup(group, commits, self._mailbox.now())
+
+    def _fenced(self, name: str, group: Group) -> None:
+        held = self._held.get(name)
+        if held is not None and held.group is group:
+            log.warning("group %r has another coordinator now", name)
+            self._held.pop(name).drop()
+
+    def give_up(self, name: str, work: Callable[[Fence], None], done: Callable[[ErrorCode], None]) -> None:
+        """Drop the group, then have `work` tidy up in a thread, under its fence; meanwhile it is nobody's."""
+        held = self._held.pop(name)
+        held.drop()
+        self._leaving.add(name)
+
+        def left(code: ErrorCode) -> None:
+            self._leaving.discard(name)
+            done(code)
+
+        self.work.run(partial(work, held.commits.fence), lambda _: left(ErrorCode.NONE), left)
+
+    def check(self) -> None:
+        """After ZooKeeper was away: keep the groups that nobody else has taken, drop the others."""
+        for held in self._held.values():
+            held.unsure = True
+        self._make_sure()
+
+    def _notice_standstill(self) -> None:
+        """After a standstill, answer for no group before it is known who coordinates it."""
+        if (count := self._count_standstills()) == self._standstills:
+            return
+        self._standstills = count
+        for held in self._held.values():
+            held.doubt()
+        self.check()
+
+    def _make_sure(self) -> None:
+        for name, held in self._held.items():
+            if held.unsure:
+                held.unsure = False
+                self._ask_who_coordinates(name, held)
+
+    def _ask_who_coordinates(self, name: str, held: CoordinatedGroup) -> None:
+        standstills = self._standstills
+
+        def done(fence: Fence) -> None:
+            if not fence.follows(held.commits.fence):
+                self._fenced(name, held.group)
+                return
+            held.commits.fence = fence
+            if standstills == self._standstills:  # else it was asked once more
+                held.trust()
+
+        def failed(code: ErrorCode) -> None:
+            if code is ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                held.unsure = True  # until the next sweep
+            else:
+                self._fenced(name, held.group)
+
+        self.work.run(partial(self._take, name), done, failed)
+
+    def _sweep(self) -> None:
+        self._notice_standstill()  # before sessions end that began before it
+        self._make_sure()
+        long_ago = self._mailbox.now() - IDLE_S
+        idle = [name for name, held in self._held.items() if held.idle and held.used_at < long_ago]
+        for name in idle[: self.work.room]:
+            self._resign(name)
+
+    def _resign(self, name: str) -> None:
+        """Give the group up, and leave nothing behind of one that has never committed anything."""
+
+        had_members = self._held[name].group.generation > 0
+
+        def tidy(fence: Fence) -> None:
+            if had_members:
+                self._registry.keep_offsets([name])
+            if self._registry.offsets(name):
+                self._registry.resign(name, fence)
+            else:
+                self._registry.delete_group(name, fence=fence)
+
+        self.give_up(name, tidy, lambda _: None)
+
+    def _tidy(self, retention_ms: float) -> None:
+        """Delete offsets not used for that long, and groups without any, of this broker's share.
+
+        ZooKeeper's clock and this broker's must both show it. Offsets of groups with members are used.
+        """
+        held = dict(self._held)
+        with_members = {name for name, group in held.items() if not group.idle}
+
+        def begin() -> tuple[list[str], float]:
+            now_ms = 1000 * min(self._cluster.zookeeper_time(), self._wall_clock())
+            ours = [name for name in self._registry.names() if name not in held and self.is_ours(name)]
+            return sorted([*ours, *with_members]), now_ms - retention_ms
+
+        def tidy(names: list[str], before_ms: float) -> dict[str, int]:
+            self._registry.keep_offsets(name for name in names if name in with_members)
+            return self._registry.expire_offsets(
+                [name for name in names if name not in with_members], before_ms
+            )
+
+        def go_on(names: list[str], before_ms: float) -> None:
+            now, later = names[:TIDIED_AT_ONCE], names[TIDIED_AT_ONCE:]
+            if now:
+                work, then = partial(tidy, now, before_ms), partial(done, later, before_ms)
+                self._administration.run(work, then, lambda _: None)
+
+        def done(later: list[str], before_ms: float, expired: Mapping[str, int]) -> None:
+            for name, count in expired.items():
+                log.info("group %r: %d offsets have expired", name, count)
+            go_on(later, before_ms)
+
+        self._administration.run(begin, lambda found: go_on(*found), lambda _: None)
+
+    def close(self) -> None:
+        """Give up every group, so that others take over at once."""
+        for name in list(self._held):
+            self._resign(name)
+        self.work.close(CLOSE_S)

@@ -1,0 +1,64 @@
+"""What a group is given: time, by deadlines that move, and memory, by a count with a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millrace_broker.mailbox import Mailbox, Timer
+
+MAX_BYTES = 64 << 20
+"""Of all groups together: 10,000 members with 4 KiB of metadata and assignment each."""
+
+
+class Deadline:
+    """Calls `passed` on the loop once its time is over; not set at first.
+
+    A heartbeat comes far more often than a session runs out, so moving a deadline later costs no timer: the
+    one that is set looks, when it is due, whether there is time left.
+    """
+
+    __slots__ = ("_at", "_mailbox", "_passed", "_timer", "_timer_at")
+
+    def __init__(self, mailbox: Mailbox, passed: Callable[[], object]) -> None:
+        self._mailbox, self._passed = mailbox, passed
+        self._at = self._timer_at = 0.0
+        self._timer: Timer | None = None
+
+    def set(self, seconds: float) -> None:
+        self._at = self._mailbox.now() + seconds
+        if self._timer is None or self._timer_at > self._at:
+            self.cancel()
+            self._arm(seconds)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, seconds: float) -> None:
+        self._timer_at = self._at
+        self._timer = self._mailbox.after(seconds, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        left = self._at - self._mailbox.now()
+        if left > 0:
+            self._arm(left)
+        else:
+            self._passed()
+
+
+class Memory:
+    """Counts the bytes that all groups take; there is a limit, because members choose what they send."""
+
+    def __init__(self, limit: int = MAX_BYTES) -> None:
+        self._limit = limit
+        self.used = 0
+        self.members = 0
+        """Members of all groups."""
+
+    def add(self, size: int) -> None:
+        self.used += size
+
+    def has_room(self, size: int) -> bool:
+        return self.used + size <= self._limit

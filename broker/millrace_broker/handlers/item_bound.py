@@ -1,0 +1,32 @@
+"""The bound on the items of a request: what exists in the cluster, times a small factor.
+
+A client that names each topic, partition and group once, and some that are gone by now, stays below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from millrace.wire.primitives import MIN_ITEM_LIMIT
+from millrace.zookeeper.topic_state import TopicState
+from millrace_broker.groups import Groups
+from millrace_broker.partitions.broker import Broker
+
+FACTOR = 2
+
+
+class ItemBound:
+    """Counts topics and partitions anew for each snapshot that a large request meets; on the loop."""
+
+    def __init__(self, broker: Broker, groups: Groups) -> None:
+        self._broker, self._groups = broker, groups
+        self._topics: Mapping[str, TopicState] = {}
+        self._places = 0
+
+    def item_limit(self) -> int:
+        """The most items that all lists of a request may have."""
+        topics = self._broker.cluster.topics
+        if topics is not self._topics:
+            self._topics = topics
+            self._places = len(topics) + sum(len(topic.partitions) for topic in topics.values())
+        return max(MIN_ITEM_LIMIT, FACTOR * (self._places + self._groups.size))

@@ -1,0 +1,204 @@
+"""Produce, v3 to v12 (v0 to v2 are told, because old clients look for them, and refused); InitProducerId.
+
+Nearly every request brings one batch for one partition, and many that lie behind each other ask for the same:
+such a run is served at one go (`serve_run`), any other request by itself (`handle`). acks=0 gets no answer,
+and a closed connection when something went wrong; acks=1 is answered after the append, acks=all after the
+flush. InitProducerId, v0 to v5, gives an idempotent producer an id, a new one each time. Left out:
+transactions.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from operator import itemgetter
+
+from millrace import errors
+from millrace.errors import BrokerError, ErrorCode
+from millrace.wire import produce
+from millrace.wire.framing import RequestFramer
+from millrace.wire.messages import ApiKey, InitProducerIdRequest, InitProducerIdResponse
+from millrace_broker.handlers.table import Api, Call, Services, close, serves
+from millrace_broker.partitions.partition import Outcomes
+from millrace_broker.security import rights
+from millrace_broker.security.quotas import Kind
+from millrace_broker.security.rights import ANY_TOPIC, CLUSTER, Need, Operation, Refused, ResourceType
+from millrace_broker.server.request import NOTHING, Client, Request, response_frame, throttle_ms
+
+_PRODUCE = int(ApiKey.PRODUCE)
+
+
+class _Answer:
+    """Answers one request, or each request of a run, once it is known what became of every batch."""
+
+    __slots__ = (
+        *("_acks", "_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics"),
+        *("acks_all", "principal", "throttle_ms", "timeout_ms"),
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        acks: int,
+        timeout_ms: int,
+        correlation_ids: Sequence[int],
+        topics: Sequence[tuple[str, int]],
+        partitions: Sequence[int],
+    ) -> None:
+        """Every request is for the same `partitions`; `topics` says how many of them each topic has."""
+        # Nothing here may keep the records: an answer may wait long after they were written.
+        self._request, self._acks, self._ids = request, acks, correlation_ids
+        self._topics, self._partitions = topics, partitions
+        self.acks_all, self.timeout_ms = acks == -1, timeout_ms
+        self.principal = request.client.access.principal
+        self.throttle_ms = 0
+        """How long the client is told to wait for its quota; set it before anything is staged."""
+        self._missing = len(partitions) * len(correlation_ids)
+        self._outcomes: list[tuple[int, Outcomes, int]] = []
+
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
+        """Note what became of the batches from number `index` on; the last ones send the answer."""
+        self._outcomes.append((index, outcomes, log_start_offset))
+        self._missing -= len(outcomes)
+        if self._missing == 0:
+            self.send()
+
+    def abort(self, reason: str) -> None:
+        """Close the connection: what became of the batches cannot be said."""
+        close(self._request, reason)
+
+    def send(self) -> None:
+        """Answer with what became of every batch; acks=0 gets no answer."""
+        request, frames = self._request, None
+        if len(self._partitions) == len(self._topics) == 1 and not self.throttle_ms:
+            # Nearly every request, and there is nearly always nothing to say but base offsets.
+            ((_, outcomes, start),), topic = self._outcomes, self._topics[0][0]
+            frames = produce.encode_successes(
+                request.api_version, topic, self._partitions[0], self._ids, outcomes, start
+            )
+        if frames is None:
+            frames = self._results()
+        if self._acks == 0:
+            request.answer_nothing()
+        else:
+            request.answer_frames(frames)
+
+    def _results(self) -> bytes:
+        """The answers with what became of each batch by itself; errors are counted."""
+        version, count, wait_ms = self._request.api_version, len(self._partitions), self.throttle_ms
+        results: list[produce.ProducedPartition] = []
+        for index, outcomes, start in sorted(self._outcomes, key=itemgetter(0)):
+            for number, outcome in enumerate(outcomes, index):
+                results.append(self._result(self._partitions[number % count], outcome, start))
+        bodies = (
+            produce.encode_response(
+                version, self._topics, results[number * count : (number + 1) * count], wait_ms
+            )
+            for number in range(len(self._ids))
+        )
+        return b"".join(map(response_frame, self._ids, bodies))
+
+    def _result(self, partition: int, outcome: int | BrokerError, start: int) -> produce.ProducedPartition:
+        if isinstance(outcome, int):
+            return produce.ProducedPartition(partition, 0, outcome, start)
+        self._request.failed(outcome.code)
+        if self._acks == 0:
+            self.abort(f"a batch sent with acks=0 was refused: {outcome}")
+        return produce.ProducedPartition(partition, outcome.code, message=str(outcome))
+
+
+def serve_run(services: Services, client: Client, framer: RequestFramer) -> Request | None:
+    """Serve the run that lies next in the received bytes as one request; None when there is none.
+
+    What must be refused is in no run: `handle` says why.
+    """
+    data, position = framer.rest
+    target = produce.target_at(data, position)
+    if target is None:
+        return None
+    broker, access, topic, number = services.broker, client.access, target.topic, target.partition
+    partition = broker.open_to_producers(topic, number)
+    if partition is None:
+        return None
+    # Asked anew for every run: a right that was taken away ends with the next.
+    if not (access.everything or access.allows(_write(topic))):
+        return None
+    largest = partition.log.config.max_message_bytes
+    ids, batches, end = produce.run_at(data, position, target, largest, framer.max_frame_bytes)
+    if not batches:
+        return None
+    framer.skip_to(end)
+    request = Request(client, _PRODUCE, target.version, ids[0], NOTHING, count=len(ids))
+    answer = _Answer(request, target.acks, target.timeout_ms, ids, ((topic, 1),), (number,))
+    if access.meter is not None:
+        answer.throttle_ms = throttle_ms(client, Kind.WRITTEN, sum(map(len, batches)))
+    broker.stage(partition, batches, answer)
+    return request
+
+
+def _write(topic: str) -> Need:
+    return Need(Operation.WRITE, rights.topic(topic))
+
+
+def handle(services: Services, received: Request, request: produce.ProduceRequest, refused: Refused) -> None:
+    """Stage every batch of the request; each is answered for itself."""
+    refusal = _refusal(request, received)
+    partitions = [number for _, number, _ in request.batches]
+    answer = _Answer(
+        received, request.acks, request.timeout_ms, [received.correlation_id], request.topics, partitions
+    )
+    if received.client.access.meter is not None:
+        size = sum(len(records) for _, _, records in request.batches)
+        answer.throttle_ms = throttle_ms(received.client, Kind.WRITTEN, size)
+    for index, (topic, number, records) in enumerate(request.batches):
+        try:
+            if refusal is not None:
+                raise refusal
+            if refused and (resource := rights.topic(topic)) in refused:
+                raise rights.refusal(resource)
+            services.broker.produce(topic, number, records, answer, index)
+        except BrokerError as error:
+            answer.appended(index, [error])
+    if not request.batches:
+        answer.send()
+
+
+def _refusal(request: produce.ProduceRequest, received: Request) -> BrokerError | None:
+    """Why the request as a whole cannot be served, if so."""
+    items, limit = len(request.topics) + len(request.batches), received.item_limit
+    if items > limit:
+        return errors.InvalidRequest(f"{items} topics and partitions in a request; {limit} are allowed")
+    if received.api_version < 3:
+        return errors.UnsupportedVersion("produce with version 3 or later")
+    if request.transactional_id is not None:
+        return errors.TransactionsNotSupported("transactions are not supported")
+    if not -1 <= request.acks <= 1:
+        return errors.InvalidRequiredAcks(f"acks={request.acks} is none of -1, 0 and 1")
+    return None
+
+
+PRODUCE = Api(
+    key=ApiKey.PRODUCE,
+    versions=range(13),
+    decode=lambda request: produce.decode_request(request.api_version, request.body, request.item_limit),
+    needs=lambda asked: [_write(topic) for topic, _ in asked.topics],
+    by_item=(ResourceType.TOPIC,),
+    handle=handle,
+    refusal=lambda *_: None,
+    serve_run=serve_run,
+)
+
+
+@serves(
+    range(6),
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    needs=lambda asked: [Need(Operation.IDEMPOTENT_WRITE, CLUSTER, instead=Need(Operation.WRITE, ANY_TOPIC))],
+)
+def init_producer_id(call: Call[InitProducerIdRequest]) -> InitProducerIdResponse:
+    if call.request.transactional_id is not None:
+        return InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    # Random: brokers that count would give two producers the same id, and drop real messages as repeated.
+    return InitProducerIdResponse(
+        error_code=ErrorCode.NONE, producer_id=secrets.randbits(63), producer_epoch=0
+    )

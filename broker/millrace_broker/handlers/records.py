@@ -1,0 +1,105 @@
+"""DeleteRecords v0 to v2, DescribeProducers v0: what operators ask of the records of partitions led here.
+
+DeleteRecords moves a log's start, and retention then deletes the files that lie before it. A mirrored
+partition's records are those of its origin: they go by retention alone. A producer that is described has no
+transaction, and no coordinator of one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeAlias
+
+from millrace.errors import InvalidRequest, PolicyViolation
+from millrace.wire import admin_messages as messages
+from millrace.wire.fields import Topic
+from millrace_broker.handlers.table import Call, outcome_of, serves
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.security import rights
+from millrace_broker.security.rights import Need, Operation, ResourceType
+
+Producer: TypeAlias = messages.DescribeProducersResponse.Partition.Producer
+_BY_TOPIC = (ResourceType.TOPIC,)
+
+
+@serves(
+    range(3),
+    messages.DeleteRecordsRequest,
+    messages.DeleteRecordsResponse,
+    needs=lambda asked: [Need(Operation.DELETE, rights.topic(topic.name)) for topic in asked.topics],
+    by_item=_BY_TOPIC,
+    thread=Broker.in_look_up_thread,
+)
+def delete_records(call: Call[messages.DeleteRecordsRequest]) -> messages.DeleteRecordsResponse:
+    Partition, seen = messages.DeleteRecordsResponse.Partition, set[tuple[str, int]]()
+
+    def delete(topic: str, number: int, offset: int) -> int:
+        call.check(rights.topic(topic))
+        if (topic, number) in seen:
+            raise InvalidRequest(f"partition {topic}-{number} is named twice")
+        seen.add((topic, number))
+        there = call.broker.partition(topic, number)
+        if there.mirrored:
+            raise PolicyViolation(f"{topic} is a mirror: its records go by retention alone")
+        return there.log.delete_records(offset)
+
+    def outcome(
+        topic: str, wanted: messages.DeleteRecordsRequest.Partition
+    ) -> messages.DeleteRecordsResponse.Partition:
+        number = wanted.partition_index
+        work = partial(delete, topic, number, wanted.offset)
+        code, _, start = outcome_of(work, f"deleting records of {topic}-{number}")
+        start = -1 if start is None else start
+        return Partition(partition_index=number, low_watermark=start, error_code=code)
+
+    return messages.DeleteRecordsResponse(
+        topics=tuple(
+            Topic(name=topic.name, partitions=tuple(outcome(topic.name, one) for one in topic.partitions))
+            for topic in call.request.topics
+        )
+    )
+
+
+@serves(
+    range(1),
+    messages.DescribeProducersRequest,
+    messages.DescribeProducersResponse,
+    needs=lambda asked: [Need(Operation.READ, rights.topic(topic.name)) for topic in asked.topics],
+    by_item=_BY_TOPIC,
+    thread=Broker.in_look_up_thread,
+)
+def describe_producers(call: Call[messages.DescribeProducersRequest]) -> messages.DescribeProducersResponse:
+    Partition = messages.DescribeProducersResponse.Partition
+
+    def producers(topic: str, number: int) -> tuple[Producer, ...]:
+        call.check(rights.topic(topic))
+        return tuple(
+            Producer(
+                producer_id=producer_id,
+                producer_epoch=state.epoch,
+                last_sequence=state.batches[-1].next_sequence - 1 if state.batches else -1,
+                last_timestamp=int(state.seen_at * 1000),
+            )
+            for producer_id, state in call.broker.partition(topic, number).log.active_producers()
+        )
+
+    def outcome(topic: str, number: int) -> messages.DescribeProducersResponse.Partition:
+        what = f"describing the producers of {topic}-{number}"
+        code, reason, found = outcome_of(partial(producers, topic, number), what)
+        return Partition(
+            partition_index=number, error_code=code, error_message=reason, active_producers=found or ()
+        )
+
+    # Once each, so that a small request cannot ask for an answer of any size.
+    topics: dict[str, dict[int, None]] = {}
+    for topic in call.request.topics:
+        topics.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return messages.DescribeProducersResponse(
+        topics=tuple(
+            Topic(name=name, partitions=tuple(outcome(name, number) for number in numbers))
+            for name, numbers in topics.items()
+        )
+    )
+
+
+APIS = [delete_records, describe_producers]

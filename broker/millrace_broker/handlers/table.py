@@ -1,0 +1,439 @@
+"""The table of APIs, and the one way from the bytes of a request to the bytes of its answer.
+
+Decodes, asks what the request needs and whether its client may, lets the API's handler work, encodes, counts
+the errors that the answer carries, and turns what was raised into an answer. An API or a version that is not
+offered has no response that its client could read: the connection is closed, as Kafka does it, and the log
+says why. Knows no sockets.
+
+A right is looked up here, before the handler runs. An API that lists what it was not asked for by name
+(`lists`) shows its client what `Call.only` lets through, and else nothing. Produce, Fetch and Metadata have
+ways of their own besides, for runs of requests, for what waited and for what is cached.
+
+A handler runs on the loop, which nothing may keep waiting: it asks ZooKeeper nothing (of `Cluster` it reads
+snapshots only), calls of `PartitionLog` only what its head allows to the loop, and hashes no password. Such
+work goes to a thread by `thread=`, `Call.answer_from`, `Groups` or `LoginThread`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
+
+from millrace.errors import MAX_TEXT_CHARACTERS, BrokerError, ErrorCode
+from millrace.wire.codec import decode_request, encode, encode_error, is_flexible
+from millrace.wire.fields import fields_of, items_in
+from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
+from millrace.wire.messages import ApiKey, api_of
+from millrace.wire.primitives import MIN_ITEM_LIMIT, RequestTooLarge, TooManyItems
+from millrace_broker.coordination.acls import AclStore
+from millrace_broker.coordination.quotas import QuotaStore
+from millrace_broker.coordination.users import Users
+from millrace_broker.groups import Groups
+from millrace_broker.handlers.item_bound import ItemBound
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.security import rights
+from millrace_broker.security.journal import Asker
+from millrace_broker.security.login import LoginThread
+from millrace_broker.security.quotas import Kind
+from millrace_broker.security.rights import (
+    NOBODY,
+    NOTHING_REFUSED,
+    Need,
+    Operation,
+    Refused,
+    Resource,
+    ResourceType,
+)
+from millrace_broker.server.request import NOTHING, REQUEST_BYTES, Client, Request, throttle_ms
+
+log = logging.getLogger("millrace.handlers.table")
+_COPYING = frozenset({ApiKey.REPLICA_FETCH, ApiKey.REPLICA_ACK})
+MAX_LOGGED_CHARACTERS = 100
+"""Longest part of a client's name that is logged: the client chooses it."""
+M = TypeVar("M")
+R = TypeVar("R")
+T = TypeVar("T")
+A = TypeVar("A")
+Needs: TypeAlias = Callable[[M], Iterable[Need]]
+"""Says, of a decoded request alone, which rights it needs."""
+Answer: TypeAlias = tuple[bytes, list[int]]
+"""The body of a response, and the errors it carries."""
+InThread: TypeAlias = Callable[[Broker, Callable[[], Answer], Callable[[Future[Answer]], None]], None]
+"""One of the broker's: runs the first function in a thread, then the second on the loop with its outcome."""
+
+
+class Services(NamedTuple):
+    """What a broker's requests are served with."""
+
+    broker: Broker
+    groups: Groups
+    acls: AclStore | None = None
+    """Who may do what; None: everybody everything."""
+    users: Users | None = None
+    """Who logs in; None: nobody has to."""
+    login_thread: LoginThread | None = None
+    """What looks at logins that take long; None: none does."""
+    quotas: QuotaStore | None = None
+    """How much users may take; None: as much as they like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api(Generic[A]):
+    """One API: the versions it serves, what a request of it needs, and what serves one.
+
+    `serves` makes those that work with messages; the others read and write the bytes themselves.
+    """
+
+    key: ApiKey
+    versions: range = range(0)
+    """The versions that clients are told of."""
+    private_versions: range = range(0)
+    """Versions that are served, too, and that no client is told of."""
+    decode: Callable[[Request], A]
+    """What the bytes of a request ask for; BrokerError when they do not fit."""
+    resolve: Callable[[Services, A], A] | None = None
+    """Puts names in the place of ids; rights are looked up by name."""
+    needs: Needs[A]
+    """The rights without which the handler does not run; `open_to_all` is served before a login, too."""
+    by_item: Collection[ResourceType] = ()
+    """Refused resources of these types reach the handler, which answers each for itself; one of any other
+    type refuses the whole request."""
+    handle: Callable[[Services, Request, A, Refused], None]
+    """Answers the request, at once or later, or raises BrokerError."""
+    refusal: Callable[[int, ErrorCode, str, object], bytes | None]
+    """The body of a response, at a version, that says only the code and, if it can, the reason, and of a
+    request whose items are refused one by one, each of them; None where no response of that version can say
+    the code."""
+    serve_run: Callable[[Services, Client, RequestFramer], Request | None] | None = None
+    """Serves many requests that come next in a client's bytes as one; None when they are not of that kind."""
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Answer with the error; close the connection where no answer can say it."""
+        if isinstance(error, RequestTooLarge):
+            request.failed(error.code)
+            close(request, str(error))
+        elif isinstance(error, BrokerError):
+            log.debug("refused %s: %s", named(request), error)
+            self.refuse(
+                request, error.code, str(error), error.request if isinstance(error, TooManyItems) else None
+            )
+        else:
+            log.error("%s at %s failed", named(request), request.client.address, exc_info=error)
+            self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+    def refuse(self, request: Request, code: ErrorCode, reason: str = "", asked: object = None) -> None:
+        body = self.refusal(request.api_version, code, reason, asked)
+        if body is None:  # Kafka closes the connection, too
+            request.failed(code)
+            close(request, f"refused with {code.name}: {reason}" if reason else "it failed")
+        else:
+            send(request, body, [code])
+
+
+class Call(Generic[M]):
+    """A decoded request, what it is served with, and the way its answer takes."""
+
+    __slots__ = (
+        *("_api", "_lists", "acls", "broker", "groups", "login_thread"),
+        *("quotas", "received", "refused", "request", "users"),
+    )
+
+    def __init__(
+        self, api: Api[M], services: Services, received: Request, request: M, refused: Refused, lists: bool
+    ) -> None:
+        self.broker, self.groups, self.acls, self.users, self.login_thread, self.quotas = services
+        self.received, self.request = received, request
+        self.refused = refused
+        """What the request names and its client may not use, of the types that the API answers `by_item`."""
+        self._api, self._lists = api, lists
+
+    @property
+    def is_large(self) -> bool:
+        """True for a request of so many items that a thread must serve it, a slice of the loop at a time."""
+        return items_in(self.request, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT
+
+    def check(self, resource: Resource) -> None:
+        """Raise what the client is answered if it may not use a resource that the API answers `by_item`."""
+        if resource in self.refused:
+            raise rights.refusal(resource)
+
+    def only(
+        self, operation: Operation, type_: ResourceType, names: Iterable[str], instead: Resource | None = None
+    ) -> Collection[str]:
+        """The names to which the client has this right; all if it has it to `instead`. On the loop."""
+        self._lists = False
+        access = self.received.client.access
+        other = None if instead is None else Need(operation, instead)
+        if access.everything or (other is not None and access.allows(other)):
+            return frozenset(names)
+        return frozenset(name for name in names if access.allows(Need(operation, Resource(type_, name))))
+
+    def answer(self, response: object) -> None:
+        """Send the response; a thread writes a large one, a slice of the loop at a time."""
+        try:
+            if self._lists:
+                raise RuntimeError(
+                    "it would list names without having asked which of them its client may see"
+                )
+            if items_in(response, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT:
+                self.answer_from(Broker.in_look_up_thread, lambda: response)
+                return
+            answer = self._encode(response)
+        except Exception as error:
+            self._api.fail(self.received, error)
+        else:
+            send(self.received, *answer)
+
+    def answer_from(self, thread: InThread, work: Callable[[], object]) -> None:
+        """Send the response that `work` makes in a thread.
+
+        For a client that has gone by then it is not made: clients that come and go must not pile up work. The
+        thread's time counts for the user's quota as the loop's does.
+        """
+        client, used_s = self.received.client, list[float]()
+        client.working += 1
+
+        def timed() -> Answer:
+            began = time.thread_time()
+            try:
+                return (b"", []) if client.closed else self._encode(work())
+            finally:
+                used_s.append(time.thread_time() - began)
+
+        def done(future: Future[Answer]) -> None:
+            client.working -= 1
+            if client.closed:
+                return
+            throttle_ms(client, Kind.LOOP, sum(used_s))
+            error = future.exception()
+            if error is None:
+                send(self.received, *future.result())
+            else:
+                self._api.fail(self.received, error)
+
+        thread(self.broker, timed, done)
+
+    def refuse(self, code: ErrorCode) -> None:
+        self._api.refuse(self.received, code)
+
+    def _encode(self, response: object) -> Answer:
+        return encode(response, self.received.api_key, self.received.api_version), list(error_codes(response))
+
+
+def serves(
+    versions: range,
+    request: type[M],
+    response: type[R],
+    *,
+    needs: Needs[M],
+    by_item: Collection[ResourceType] = (),
+    lists: bool = False,
+    thread: InThread | None = None,
+    private: bool = False,
+    key: ApiKey | None = None,
+) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
+    """Makes an API of a function from the decoded request to the response; `key`: of the request's name.
+
+    With `thread` it runs in a thread of the broker. Otherwise it may return None and bring the response
+    later, by `Call.answer` or `Call.answer_from`. Clients are not told of a `private` API. One that `lists`
+    what it was not asked for by name is answered only after it has used `Call.only`.
+    """
+
+    key = api_of(request) if key is None else key
+
+    def declare(work: Callable[[Call[M]], R | None]) -> Api[M]:
+        def handle(services: Services, received: Request, message: M, refused: Refused) -> None:
+            call = Call(api, services, received, message, refused, lists)
+            if thread is not None:
+                call.answer_from(thread, lambda: work(call))
+            elif (answer := work(call)) is not None:
+                call.answer(answer)
+
+        told, hidden = (range(0), versions) if private else (versions, range(0))
+        api = Api(
+            key=key,
+            versions=told,
+            private_versions=hidden,
+            decode=lambda received: decode_request(
+                request, key, received.api_version, received.body, received.item_limit
+            ),
+            needs=needs,
+            by_item=by_item,
+            handle=handle,
+            refusal=partial(encode_error, response, key),
+        )
+        return api
+
+    return declare
+
+
+def in_thread(
+    versions: range,
+    request: type[M],
+    response: type[R],
+    *,
+    needs: Needs[M],
+    by_item: Collection[ResourceType] = (),
+    key: ApiKey | None = None,
+) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
+    """As `serves`, in the thread for what waits for ZooKeeper or takes long."""
+    thread = Broker.in_zookeeper_thread
+    return serves(versions, request, response, needs=needs, by_item=by_item, thread=thread, key=key)
+
+
+class Handlers:
+    """Takes frames, hands requests to their API, answers with an error what no API takes."""
+
+    def __init__(self, services: Services, apis: Sequence[Api[Any]]) -> None:
+        self._services = services
+        self._bound = ItemBound(services.broker, services.groups)
+        self._apis = {
+            (int(api.key), version): api for api in apis for version in (*api.versions, *api.private_versions)
+        }
+        self._serve_run = [api.serve_run for api in apis if api.serve_run is not None]
+
+    def serve_next(self, client: Client, framer: RequestFramer) -> Request | None:
+        """Serve what comes next in a client's bytes, one frame or a run of them; None: no frame is whole."""
+        for serve_run in () if client.spare else self._serve_run:
+            request = serve_run(self._services, client, framer)
+            if request is not None:
+                return request
+        frame = framer.next_frame()
+        return None if frame is None else self.handle(client, frame)
+
+    def handle(self, client: Client, frame: memoryview) -> Request:
+        """Serve one frame; the request that is returned has its answer now or gets it later."""
+        api_key, version, correlation_id, body = parse_header(frame)
+        api = self._apis.get((api_key, version))
+        if api is None:
+            request = Request(client, api_key, version, correlation_id, NOTHING, frame)
+            request.failed(ErrorCode.UNSUPPORTED_VERSION)
+            close(request, "ApiVersions does not offer it")
+            return request
+        request = Request(client, api_key, version, correlation_id, frame[body:], frame)
+        if client.access is NOBODY and (reason := _too_early(client, api)):
+            close(request, reason)
+            return request
+        if client.spare and not (api.key in _COPYING or api.needs is rights.open_to_all):
+            close(request, "there are too many connections, so this one is for brokers (max_connections)")
+            return request
+        if len(frame) > MIN_ITEM_LIMIT:  # a shorter one cannot have more
+            request.item_limit = self._bound.item_limit()
+        if api_key >= 2:  # Produce (0) and Fetch (1) need not know the client's name
+            request.client_id = client_id(frame)
+        if is_flexible(api_key, version):
+            request.body = frame[skip_tagged_fields(frame, body) :]
+        try:
+            asked = api.decode(request)
+            if api.resolve is not None:
+                asked = api.resolve(self._services, asked)
+            refused = NOTHING_REFUSED if client.access.unchecked else _refused(api, request, asked)
+            api.handle(self._services, request, asked, refused)
+        except Exception as error:
+            api.fail(request, error)
+        if request.parts is None and api.key != ApiKey.PRODUCE:  # whose batches are written in this turn
+            request.kept = max(0, len(frame) - REQUEST_BYTES)
+        # While it waits for its answer it must not keep the received bytes.
+        request.frame = request.body = NOTHING
+        return request
+
+
+def _too_early(client: Client, api: Api[Any]) -> str | None:
+    """Why a request cannot be served before a login, if so."""
+    if api.needs is not rights.open_to_all:
+        return "it has not logged in"
+    if client.login is None or not client.login.may_ask():
+        return "it asks too much before it has logged in"
+    return None
+
+
+def _refused(api: Api[A], request: Request, asked: A) -> Refused:
+    """What its client may not use of a request; raises where that refuses the whole of it."""
+    access = request.client.access
+    needs = list(api.needs(asked))
+    refused = access.refused(needs)
+    write_down(request, needs, refused)
+    for resource in refused:
+        if resource.type not in api.by_item:
+            raise rights.refusal(resource)
+    return refused
+
+
+def write_down(request: Request, needs: Sequence[Need], refused: Refused) -> None:
+    """Record what is refused, and what is allowed where it changes something. From any thread."""
+    journal = request.client.access.journal
+    if journal is None:
+        return
+    kept: dict[tuple[bool, Operation], list[str]] = {}
+    for need in needs:
+        if (no := need.resource in refused) or need.operation in rights.CHANGES:
+            kept.setdefault((no, need.operation), []).append(rights.text_of(need.resource))
+    for (no, operation), resources in kept.items():
+        write = journal.refused if no else journal.allowed
+        write(asker(request), operation.name, resources)
+
+
+def asker(request: Request) -> Asker:
+    client = request.client
+    api = ApiKey(request.api_key).name
+    name = request.client_id or client_id(request.frame)
+    return Asker(client.access.principal, client.address, client.listener_name, api, name)
+
+
+def named(request: Request) -> str:
+    """A request for the log: its API and version, and who sent it."""
+    key, client = request.api_key, request.client
+    api = ApiKey(key).name if key in set(ApiKey) else f"API {key}"
+    name = (request.client_id or client_id(request.frame))[:MAX_LOGGED_CHARACTERS]
+    return f"{api} v{request.api_version} of client {name!r}, principal {client.access.principal!r}"
+
+
+def close(request: Request, reason: str) -> None:
+    """Close the connection of a request that has no answer, and log why."""
+    request.client.abort(f"{named(request)}: {reason}")
+
+
+def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:
+    """Answer the request and count the errors; on the loop."""
+    for code in errors:
+        request.failed(code)
+    # A flexible response header ends with no tagged fields.
+    header = b"\0" if is_flexible(request.api_key, request.api_version) else b""
+    request.answer([body], header=header)
+
+
+def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None, T | None]:
+    """Do `work` for one item of a request; NONE and the result, or the code and the reason of what it raised.
+
+    `what` names the work in the log.
+    """
+    try:
+        return ErrorCode.NONE, None, work()
+    except BrokerError as error:
+        return error.code, str(error), None
+    except Exception as error:
+        log.exception("%s failed", what)
+        return ErrorCode.UNKNOWN_SERVER_ERROR, str(error)[:MAX_TEXT_CHARACTERS], None
+
+
+def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:
+    """Every error in a response: its own, and those of the items of its lists."""
+    own, lists = _error_fields(cast(Hashable, cls or type(message)))
+    if own and message.error_code:
+        yield message.error_code
+    for name, item in lists:
+        for value in getattr(message, name):
+            yield from error_codes(value, item)
+
+
+@cache
+def _error_fields(message: Any) -> tuple[bool, Sequence[tuple[str, type]]]:
+    """Whether a class of messages has an error, and its lists whose items have one somewhere."""
+    items = [(name, field.item) for name, field in fields_of(message).items() if isinstance(field.item, type)]
+    lists = [(name, item) for name, item in items if any(_error_fields(cast(Hashable, item)))]
+    return "error_code" in fields_of(message), lists

@@ -1,0 +1,151 @@
+"""DescribeUserScramCredentials and AlterUserScramCredentials, v0: users as Kafka's own tools manage them.
+
+A client hashes the password itself: none is in a request. Only a broker with an authorizer takes users and
+tells them: without one whoever reaches it could. Another says that there are none. Where one change of a
+user can never be made, none is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from millrace.errors import (
+    BrokerError,
+    ConfigError,
+    DuplicateResource,
+    ErrorCode,
+    ResourceNotFound,
+    SecurityDisabled,
+    UnacceptableCredential,
+    UnsupportedSaslMechanism,
+)
+from millrace.wire import security_messages as messages
+from millrace_broker.coordination.users import Users, check_user_name
+from millrace_broker.handlers.table import Call, asker, in_thread, outcome_of, serves
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceType
+from millrace_broker.security.scram import MECHANISM_NUMBERS, check_iterations, credential_of_salted
+
+M = TypeVar("M")
+Change: TypeAlias = (
+    messages.AlterUserScramCredentialsRequest.Deletion | messages.AlterUserScramCredentialsRequest.Upsertion
+)
+_NAMES = {number: name for name, number in MECHANISM_NUMBERS.items()}
+_MIN_SALT_BYTES, _MAX_SALT_BYTES = 12, 256
+"""A salt shorter than that could be kept, and its user could never log in: `scramp` refuses it."""
+
+
+def _users(call: Call[M]) -> Users:
+    if call.users is None or call.acls is None:
+        raise SecurityDisabled("this broker has no authorizer: see docs/security.md")
+    return call.users
+
+
+@serves(
+    range(1),
+    messages.DescribeUserScramCredentialsRequest,
+    messages.DescribeUserScramCredentialsResponse,
+    needs=lambda _: [Need(Operation.DESCRIBE, CLUSTER)],
+    thread=Broker.in_look_up_thread,
+)
+def describe_users(
+    call: Call[messages.DescribeUserScramCredentialsRequest],
+) -> messages.DescribeUserScramCredentialsResponse:
+    users = None if call.acls is None else call.users
+    asked = call.request.users
+    names = [user.name for user in asked] if asked else [] if users is None else users.names
+    times = Counter(names)
+    Result = messages.DescribeUserScramCredentialsResponse.Result
+
+    def describe(name: str) -> Iterable[messages.DescribeUserScramCredentialsResponse.Result.CredentialInfo]:
+        if times[name] > 1:
+            raise DuplicateResource(f"user {name!r} is named more than once")
+        if users is None or (known := users.credentials(name)) is None:
+            raise ResourceNotFound(f"there is no user {name!r}")
+        return [
+            Result.CredentialInfo(mechanism=MECHANISM_NUMBERS[mechanism], iterations=one.iterations)
+            for mechanism, one in known.items()
+        ]
+
+    results = []
+    for name in dict.fromkeys(names):
+        code, reason, infos = outcome_of(partial(describe, name), f"describing user {name!r}")
+        results.append(
+            Result(user=name, error_code=code, error_message=reason, credential_infos=tuple(infos or ()))
+        )
+    return messages.DescribeUserScramCredentialsResponse(error_code=ErrorCode.NONE, results=tuple(results))
+
+
+@in_thread(
+    range(1),
+    messages.AlterUserScramCredentialsRequest,
+    messages.AlterUserScramCredentialsResponse,
+    needs=lambda _: [Need(Operation.ALTER, CLUSTER)],
+    by_item=(ResourceType.CLUSTER,),
+)
+def alter_users(
+    call: Call[messages.AlterUserScramCredentialsRequest],
+) -> messages.AlterUserScramCredentialsResponse:
+    request, journal = call.request, call.received.client.access.journal
+    changes: dict[str, list[Callable[[Users], None]]] = {}
+    wrong: dict[str, BrokerError] = {}
+    asked: list[Change] = [*request.deletions, *request.upsertions]
+    times = Counter((one.name, one.mechanism) for one in asked)
+    for one in asked:
+        of_user = changes.setdefault(one.name, [])
+        try:
+            if times[one.name, one.mechanism] > 1:
+                raise DuplicateResource(f"user {one.name!r} is changed twice for one mechanism")
+            of_user.append(_change(one))
+        except BrokerError as error:
+            wrong.setdefault(one.name, error)
+
+    def alter(name: str) -> None:
+        call.check(CLUSTER)
+        users = _users(call)
+        if name in wrong:
+            raise wrong[name]
+        for change in changes[name]:
+            change(users)
+        if journal is not None:
+            journal.changed(asker(call.received), f"users: {name}")
+
+    Result, results = messages.AlterUserScramCredentialsResponse.Result, []
+    for name in changes:
+        code, reason, _ = outcome_of(partial(alter, name), f"changing user {name!r}")
+        results.append(Result(user=name, error_code=code, error_message=reason))
+    return messages.AlterUserScramCredentialsResponse(results=tuple(results))
+
+
+def _change(asked: Change) -> Callable[[Users], None]:
+    """What to do with the users; BrokerError when it cannot be done to any."""
+    name, mechanism = asked.name, _NAMES.get(asked.mechanism)
+    if mechanism is None:
+        known = ", ".join(MECHANISM_NUMBERS)
+        raise UnsupportedSaslMechanism(f"mechanism {asked.mechanism} is none of {known}")
+    if isinstance(asked, messages.AlterUserScramCredentialsRequest.Deletion):
+        return partial(_forget, name=name, mechanism=mechanism)
+    try:
+        check_user_name(name)
+        check_iterations(asked.iterations)
+    except ConfigError as error:
+        raise UnacceptableCredential(str(error)) from None
+    if not _MIN_SALT_BYTES <= len(asked.salt) <= _MAX_SALT_BYTES:
+        raise UnacceptableCredential(
+            f"a salt of {len(asked.salt)} bytes: between {_MIN_SALT_BYTES} and {_MAX_SALT_BYTES} are allowed"
+        )
+    credential = credential_of_salted(mechanism, asked.salt, asked.salted_password, asked.iterations)
+    return lambda users: users.put(name, mechanism, credential)
+
+
+def _forget(users: Users, name: str, mechanism: str) -> None:
+    try:
+        users.put(name, mechanism, None)
+    except LookupError as error:
+        raise ResourceNotFound(str(error)) from None
+
+
+APIS = [describe_users, alter_users]

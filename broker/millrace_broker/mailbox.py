@@ -1,0 +1,155 @@
+"""Work for the loop's thread: posted from other threads, or due at a time.
+
+The loop is the only writer of the broker's state; every other thread hands it functions through here. Owns
+the pipe that wakes the loop. Knows nothing of what the functions do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger("millrace.mailbox")
+MIN_SWEEP = 1024
+"""With fewer timers nobody looks for cancelled ones."""
+
+
+def started_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads for work that the loop hands over, all of them running already.
+
+    A pool begins a thread when it first needs one. If the system has none left then, nobody hears what became
+    of the work, and what the loop would do next it never does.
+    """
+    pool, all_run = ThreadPoolExecutor(count, thread_name_prefix=name), threading.Barrier(count)
+    try:
+        for running in [pool.submit(all_run.wait) for _ in range(count)]:
+            running.result()
+    except RuntimeError:
+        all_run.abort()
+        pool.shutdown()
+        raise
+    return pool
+
+
+class Timer:
+    """Something due at a time; `cancel` makes it not happen."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function: Callable[[], None] | None = function
+
+    def cancel(self) -> None:
+        """Forget the function, and with it all that it holds on to."""
+        self.function = None
+
+
+class Mailbox:
+    """Functions that wait for the loop. `post` and `call` are for any thread, the rest for the loop's."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now = clock
+        self._posted: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._sweep_at = MIN_SWEEP
+        self._numbers = itertools.count()
+        self._stopped = False
+        self.wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` on the loop soon. Takes no lock."""
+        self._posted.append(function)
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+            os.write(self._wake_end, b"\0")
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the loop soon; the future brings its result or its exception.
+
+        It is cancelled when the loop has ended, so that nobody waits for it.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(run)
+        if self._stopped:
+            future.cancel()
+        return future
+
+    def after(self, seconds: float, function: Callable[[], None]) -> Timer:
+        """Run `function` on the loop in so many seconds."""
+        if len(self._timers) >= self._sweep_at:
+            # Cancelled ones would stay until their time: minutes, while clients come and go.
+            self._timers = [entry for entry in self._timers if entry[2].function is not None]
+            heapq.heapify(self._timers)
+            self._sweep_at = max(MIN_SWEEP, 2 * len(self._timers))
+        timer = Timer(function)
+        heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), timer))
+        return timer
+
+    def every(self, seconds: float, function: Callable[[], object]) -> None:
+        """Run `function` on the loop every so many seconds, also after it has raised."""
+
+        def again() -> None:
+            self.after(seconds, again)
+            function()
+
+        self.after(seconds, again)
+
+    def seconds_to_next(self) -> float | None:
+        """How long the loop may sleep; None for as long as it likes."""
+        if self._posted:
+            return 0.0
+        while self._timers and self._timers[0][2].function is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - self.now()) if self._timers else None
+
+    def drain(self) -> None:
+        """Empty the pipe, when the loop has seen it readable."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_fd, 4096)
+
+    def run(self) -> None:
+        """Run what was posted and what is due. A function that fails is logged, the others still run."""
+        if self._posted:
+            for _ in range(len(self._posted)):
+                self._run(self._posted.popleft())
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.function is not None:
+                function, timer.function = timer.function, None
+                self._run(function)
+
+    def stop(self) -> None:
+        """Run what was posted, in place of the loop, which has ended."""
+        self._stopped = True  # first: a call is either run below or cancelled
+        while self._posted:
+            self._run(self._posted.popleft())
+
+    def _run(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception:
+            log.exception("work for the loop failed")
+
+    def close(self) -> None:
+        """Close the pipe; nothing may be posted any more."""
+        os.close(self.wake_fd)
+        os.close(self._wake_end)

@@ -1,0 +1,42 @@
+"""What keeps a broker from its work, in a line each."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError
+
+from millrace_broker.partitions.broker import Broker
+
+LOOP_TIMEOUT_S = 1.0
+FLUSH_TIMEOUT_S = 10.0
+"""A flush that takes longer is a disk that hangs: producers wait and consumers see nothing new."""
+MAX_LOGS = 10
+"""Failed partitions that are named."""
+
+
+def problems(broker: Broker) -> list[str]:
+    """Everything that keeps the broker from its work; empty for a healthy one. Takes a second at the most.
+
+    Asks the loop, the ZooKeeper session, the flush threads and every log; from any thread.
+    """
+    problems = []
+    try:
+        broker.mailbox.call(lambda: None).result(LOOP_TIMEOUT_S)
+    except (TimeoutError, CancelledError):
+        problems.append(f"the broker's loop has not answered within {LOOP_TIMEOUT_S:.0f} s")
+    if not broker.cluster.session.client.connected:
+        problems.append("not connected to ZooKeeper")
+    since = broker.flushes.since
+    seconds = 0.0 if since is None else time.monotonic() - since
+    if seconds > FLUSH_TIMEOUT_S:
+        problems.append(f"a flush has taken {seconds:.0f} s so far")
+    return problems + _failed_logs(broker)
+
+
+def _failed_logs(broker: Broker) -> list[str]:
+    failed = [f"{topic}-{number}: {why}" for (topic, number), why in broker.failed.items()]
+    for partition in broker.partitions.values():
+        if partition.log.refusal is not None:
+            failed.append(f"{partition.name}: {partition.log.refusal}")
+    rest = len(failed) - MAX_LOGS
+    return [*failed[:MAX_LOGS], f"and {rest} partitions more"] if rest > 0 else failed

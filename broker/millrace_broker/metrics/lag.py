@@ -1,0 +1,70 @@
+"""What each consumer group has committed of the partitions led here, from ZooKeeper, a little behind.
+
+A thread of its own reads it, only while somebody asks, so that no scrape waits for ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
+from millrace_broker.coordination.groups import ConsumerRegistry, committed_positions
+from millrace_broker.partitions.broker import Broker
+
+log = logging.getLogger("millrace.metrics.lag")
+
+REFRESH_S = 10.0
+MAX_SERIES = 10_000
+"""Group and partition pairs that are kept: whoever may name groups decides how many there are."""
+
+
+class GroupOffsets:
+    """`committed` as of the last reading; asking for it has it read again."""
+
+    def __init__(self, registry: ConsumerRegistry, broker: Broker) -> None:
+        self._registry, self._broker = registry, broker
+        self._committed: Mapping[tuple[str, TopicPartition], int] = {}
+        self._wanted, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="group offsets", daemon=True)
+
+    def start(self) -> None:
+        """Read when asked, at most every 10 s."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more; a reading under way ends with the session."""
+        self._stopped.set()
+        self._wanted.set()
+
+    def committed(self) -> Mapping[tuple[str, TopicPartition], int]:
+        """The offset of each (group, partition led here), as last read; does not wait."""
+        self._wanted.set()
+        return self._committed
+
+    def refresh(self) -> None:
+        partitions = self._broker.partitions
+        ids = {topic: led.topic_id for (topic, _), led in partitions.items()}
+        offsets: dict[tuple[str, TopicPartition], int] = {}
+        for group in sorted(self._registry.groups()):
+            committed = self._registry.offsets(group)
+            for partition, offset in committed_positions(committed, ids).items():
+                if partition in partitions and len(offsets) < MAX_SERIES:
+                    offsets[group, partition] = offset
+        self._committed = offsets
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                self.refresh()
+            except MillraceError as error:
+                log.warning("cannot read the groups' offsets for metrics: %s", error)
+            except Exception:
+                log.exception("reading the groups' offsets failed")
+            self._stopped.wait(REFRESH_S)

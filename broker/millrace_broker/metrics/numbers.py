@@ -1,0 +1,272 @@
+"""Every number of a broker, under its Prometheus name, read where it is counted when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from prometheus_client import core
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from millrace import __version__
+from millrace.errors import ErrorCode
+from millrace.wire.messages import ApiKey
+from millrace_broker.groups.coordinator import Groups
+from millrace_broker.histogram import Histogram
+from millrace_broker.metrics.lag import GroupOffsets
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.partitions.partition import Partition
+from millrace_broker.security.quotas import KEYS
+from millrace_broker.server.loop import Server
+from millrace_broker.server.request import OTHER_API
+from millrace_broker.server.statistics import MAX_VERSION
+
+PREFIX = "millrace_broker_"
+_PARTITION = ("topic", "partition")
+
+_COUNTER, _GAUGE, _HISTOGRAM = core.CounterMetricFamily, core.GaugeMetricFamily, core.HistogramMetricFamily
+Declaration: TypeAlias = tuple[Callable[..., Any], str, Sequence[str]]
+"""Kind, help and names of the labels of a metric."""
+METRICS: dict[str, Declaration] = {
+    "connections_accepted": (_COUNTER, "Connections that clients opened.", ()),
+    "connections_refused": (_COUNTER, "Of them, closed at once by a limit.", ()),
+    "connections_closed": (_COUNTER, "Closed later by a limit.", ("limit",)),
+    "tls_failures": (_COUNTER, "Connections closed because TLS failed, or its certificate is nobody's.", ()),
+    "login_failures": (_COUNTER, "Logins that failed, by mechanism.", ("mechanism",)),
+    "rights_refused": (_COUNTER, "Refusals for want of a right, by API.", ("api",)),
+    "throttled_seconds": (_COUNTER, "Seconds that clients were told to wait for a quota.", ("quota",)),
+    "certificate_expires_seconds": (
+        _GAUGE,
+        "When the certificate of new connections expires, in seconds since 1970.",
+        (),
+    ),
+    "requests": (_COUNTER, "Requests, by API and version.", ("api", "version")),
+    "request_errors": (
+        _COUNTER,
+        "Errors in answers, by API and code; a request about several partitions may have several.",
+        ("api", "error"),
+    ),
+    "topic_bytes_in": (_COUNTER, "Bytes appended.", ("topic",)),
+    "topic_batches_in": (_COUNTER, "Batches that producers sent.", ("topic",)),
+    "topic_messages_in": (_COUNTER, "Messages appended.", ("topic",)),
+    "topic_bytes_out": (_COUNTER, "Bytes of batches handed to consumers.", ("topic",)),
+    "topic_reads_out": (_COUNTER, "Answers to fetches that carried them.", ("topic",)),
+    "connections": (_GAUGE, "Connections open now.", ()),
+    "buffered_bytes": (_GAUGE, "Bytes held for clients; a request without an answer counts 4 KiB.", ()),
+    "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
+    "zookeeper_connected": (_GAUGE, "1 while ZooKeeper can be reached.", ()),
+    "clock_difference_seconds": (_GAUGE, "Seconds by which the clock is ahead of ZooKeeper's.", ()),
+    "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PARTITION),
+    "log_segments": (_GAUGE, "Files of a partition's log.", _PARTITION),
+    "log_high_watermark": (_GAUGE, "Offset behind the last message consumers see.", _PARTITION),
+    "log_failed": (
+        _GAUGE,
+        "1 for a log that takes no writes until the broker restarts; else absent.",
+        _PARTITION,
+    ),
+    "replicas": (_GAUGE, "Partitions with several replicas stored here, by what this one does.", ("role",)),
+    "under_replicated": (_GAUGE, "Partitions led here of which not all replicas are in sync.", ()),
+    "under_min_isr": (_GAUGE, "Those of them that commit nothing: fewer than min.insync.replicas.", ()),
+    "leaderless": (_GAUGE, "Partitions of the whole cluster that no live broker leads.", ()),
+    "replica_lag_bytes": (
+        _GAUGE,
+        "Bytes of partitions led here that a follower is not known to have on its disk.",
+        ("follower",),
+    ),
+    "moving_bytes": (_GAUGE, "Those of them that reassignments wait for.", ()),
+    "replica_events": (
+        _COUNTER,
+        "Elections won and unclean ones asked for here, replicas that came in sync or went out, cut logs.",
+        ("event",),
+    ),
+    "group_members": (_GAUGE, "Members of a group coordinated here.", ("group", "state")),
+    "group_generation": (_GAUGE, "How often the group has been balanced.", ("group",)),
+    "group_lag_bytes": (
+        _GAUGE,
+        "Bytes behind a group's committed offset, of partitions led here.",
+        ("group", *_PARTITION),
+    ),
+    "request_seconds": (
+        _HISTOGRAM,
+        "From reading a request to its answer, of a sample of them; waiting for records is part of it.",
+        ("api",),
+    ),
+    "flush_seconds": (_HISTOGRAM, "How long flushes took.", ()),
+}
+"""The kernel's metrics by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Numbers(Collector):
+    """What is read: one collector for all, called in the thread of whoever asks."""
+
+    broker: Broker
+    server: Server
+    groups: Groups
+    offsets: GroupOffsets
+    guests: Sequence[Collector] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        config = self.broker.config
+        yield core.InfoMetricFamily(
+            PREFIX.rstrip("_"),
+            "Which broker this is.",
+            {"broker": str(config.broker_id), "cluster": config.cluster, "version": __version__},
+        )
+        yield from self._connections()
+        yield from self._security()
+        yield from self._requests()
+        yield from self._topics()
+        yield from self._logs()
+        yield from self._replicas()
+        yield from self._groups()
+        for guest in self.guests:
+            yield from guest.collect()
+
+    def _connections(self) -> Iterator[Metric]:
+        admission = self.server.admission
+        yield _metric("connections_accepted", admission.accepted)
+        yield _metric("connections_refused", admission.refused)
+        closed = {
+            ("idle",): admission.closed_idle,
+            ("buffered_bytes",): admission.closed_over_limit,
+            ("unauthenticated",): admission.closed_unauthenticated,
+            ("login_ended",): admission.closed_login_ended,
+        }
+        yield metrics_of("connections_closed", closed.items())
+        yield _metric("connections", admission.open)
+        yield _metric("buffered_bytes", admission.held)
+        yield _metric("waiting_requests", self.server.waiting_requests)
+        yield _metric("zookeeper_connected", int(self.broker.cluster.session.client.connected))
+        yield _metric("clock_difference_seconds", self.broker.clock_check.difference_s)
+
+    def _security(self) -> Iterator[Metric]:
+        listeners = self.server.listeners
+        logins: Counter[str] = Counter()
+        for listener in listeners:
+            logins.update(dict.fromkeys(listener.mechanisms, 0))
+            logins.update(listener.failed_logins.copy())
+        guard = next((listener.guard for listener in listeners if listener.guard is not None), None)
+        refusals = [] if guard is None else sorted(guard.journal.refusals.copy().items())
+        told = [] if guard is None else [((key,), guard.meters.told[kind]) for key, kind in KEYS.items()]
+        expiries = [at for listener in listeners if (at := listener.certificate_expires) is not None]
+        yield _metric("tls_failures", self.server.admission.failed_tls)
+        yield metrics_of("login_failures", [((name,), count) for name, count in sorted(logins.items())])
+        yield metrics_of("rights_refused", [((api.lower(),), count) for api, count in refusals])
+        yield metrics_of("throttled_seconds", told)
+        yield metrics_of("certificate_expires_seconds", [((), at) for at in expiries[:1]])
+
+    def _requests(self) -> Iterator[Metric]:
+        apis = [
+            ((_api(key),), api)
+            for key, api in sorted(self.server.statistics.apis.items())
+            if any(api.requests)
+        ]
+        yield metrics_of(
+            "requests",
+            [
+                ((*name, _version(version)), count)
+                for name, api in apis
+                for version, count in enumerate(api.requests)
+                if count
+            ],
+        )
+        errors = sorted(self.server.errors.copy().items())
+        yield metrics_of("request_errors", [((_api(key), _error(code)), n) for (key, code), n in errors])
+        yield metrics_of("request_seconds", [(name, api.latency) for name, api in apis])
+        yield _metric("flush_seconds", self.broker.flushes.seconds)
+
+    def _topics(self) -> Iterator[Metric]:
+        topics: dict[str, list[Partition]] = defaultdict(list)
+        for partition in self._partitions():
+            topics[partition.topic].append(partition)
+
+        def sums(name: str, count: Callable[[Partition], int]) -> Metric:
+            return metrics_of(name, [((topic,), sum(map(count, led))) for topic, led in topics.items()])
+
+        yield sums("topic_bytes_in", lambda partition: partition.log.end - partition.opened_end)
+        yield sums("topic_batches_in", lambda partition: partition.batches_in)
+        yield sums("topic_messages_in", lambda partition: partition.log.counts[1])
+        yield sums("topic_bytes_out", lambda partition: partition.bytes_out)
+        yield sums("topic_reads_out", lambda partition: partition.reads_out)
+
+    def _logs(self) -> Iterator[Metric]:
+        logs = [((led.topic, str(led.number)), led.log) for led in self._partitions()]
+        yield metrics_of("log_size_bytes", [(labels, log.size) for labels, log in logs])
+        yield metrics_of("log_segments", [(labels, log.counts[0]) for labels, log in logs])
+        yield metrics_of("log_high_watermark", [(labels, log.high_watermark) for labels, log in logs])
+        failed = {labels: 1 for labels, log in logs if log.refusal is not None}
+        failed |= {(topic, str(number)): 1 for topic, number in self.broker.failed}
+        yield metrics_of("log_failed", failed.items())
+
+    def _replicas(self) -> Iterator[Metric]:
+        numbers = self.broker.replicas.numbers()
+        yield metrics_of("replicas", [((role,), count) for role, count in numbers.roles.items()])
+        yield _metric("under_replicated", numbers.under_replicated)
+        yield _metric("under_min_isr", numbers.under_min_isr)
+        cluster = self.broker.cluster
+        states = [state for topic in cluster.topics.values() for state in topic.partitions.values()]
+        yield _metric("leaderless", sum(state.leader not in cluster.brokers for state in states))
+        lags = [((str(follower),), lag) for follower, lag in sorted(numbers.lags.items())]
+        yield metrics_of("replica_lag_bytes", lags)
+        yield _metric("moving_bytes", numbers.moving_bytes)
+        yield metrics_of("replica_events", [((event,), count) for event, count in numbers.events.items()])
+
+    def _groups(self) -> Iterator[Metric]:
+        groups = self.groups.coordinated()
+        yield metrics_of("group_members", [((g.name, str(g.state)), len(g.members)) for g in groups])
+        yield metrics_of("group_generation", [((group.name,), group.generation) for group in groups])
+        partitions = self.broker.partitions
+        lags = [
+            ((group, topic, str(number)), max(0, partitions[topic, number].log.high_watermark - offset))
+            for (group, (topic, number)), offset in self.offsets.committed().items()
+            if (topic, number) in partitions
+        ]
+        yield metrics_of("group_lag_bytes", lags)
+
+    def _partitions(self) -> list[Partition]:
+        return list(self.broker.partitions.values())
+
+
+def _metric(name: str, value: float | Histogram) -> Metric:
+    return metrics_of(name, [((), value)])
+
+
+def metrics_of(name: str, values: Iterable[tuple[Sequence[str], float | Histogram]]) -> Metric:
+    """One metric of `METRICS` with a value for each combination of its labels."""
+    return metrics_by(METRICS, name, values)
+
+
+def metrics_by(
+    table: Mapping[str, Declaration], name: str, values: Iterable[tuple[Sequence[str], float | Histogram]]
+) -> Metric:
+    """One metric of a table such as `METRICS` with a value for each combination of its labels."""
+    kind, text, labels = table[name]
+    family = kind(PREFIX + name, text, labels=labels)
+    for label_values, value in values:
+        samples = (_buckets(value), value.total) if isinstance(value, Histogram) else (value,)
+        family.add_metric(label_values, *samples)
+    metric: Metric = family
+    return metric
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, int]]:
+    return [("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative()]
+
+
+def _api(key: int) -> str:
+    return "unknown" if key == OTHER_API else ApiKey(key).name.lower()
+
+
+def _version(version: int) -> str:
+    return str(version) if version <= MAX_VERSION else "higher"
+
+
+def _error(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)

@@ -1,0 +1,694 @@
+"""What produce, fetch and the rest mean for the partitions this broker leads.
+
+Owns the led partitions and keeps them in step with the cluster's snapshot. Runs on the loop, except where it
+says otherwise; what takes long (ZooKeeper, opening and deleting logs, cold look-ups) runs in threads and
+comes back through the mailbox. Knows no sockets and no wire format.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias, TypeVar
+from uuid import UUID
+
+from millrace import errors
+from millrace.client.runs import Run
+from millrace.config import BrokerConfig
+from millrace.records import check_produced
+from millrace.records.mirror_position import MirrorPosition
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchRequest
+from millrace.zookeeper.topic_state import PartitionState, TopicState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.mailbox import Mailbox, started_threads
+from millrace_broker.partitions.clock_check import ClockCheck
+from millrace_broker.partitions.fetch import Answer, Fetch
+from millrace_broker.partitions.flush import FlushThreads
+from millrace_broker.partitions.partition import Partition, Producing
+from millrace_broker.partitions.replicas import Replicas
+from millrace_broker.partitions.replicated_partition import ReplicatedPartition
+from millrace_broker.partitions.standstill import Standstill
+from millrace_broker.partitions.topic_settings import InvalidTopicConfig, topic_log_config
+from millrace_broker.storage.log_directory import LogDirectory
+from millrace_broker.storage.partition_log import PartitionLog
+
+log = logging.getLogger("millrace.broker")
+T = TypeVar("T")
+StillThere: TypeAlias = Callable[[str, int, UUID], bool]
+"""True if ZooKeeper itself has the partition of a topic; MillraceError where its word cannot be trusted."""
+
+RETENTION_INTERVAL_S = 5.0
+POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
+"""Threads by what they wait for, so that one kind of work holds up no other. Each opening waits for two syncs
+after a crash: eight at once wait hardly longer than one."""
+MAY_PASS = (errors.StorageError, InvalidTopicConfig)
+"""Why a log cannot be opened now: want of room, of descriptors or of a right, or a setting of its topic that
+this release does not know."""
+RECORD_DELAY_S = 1.0
+"""The broker's record in ZooKeeper is written once for all partitions that come and go in this time."""
+
+
+class State(Enum):
+    """Where a partition stands on this broker. Each state is entered by the method beside it."""
+
+    OPENING = auto()  # _open
+    SERVING = auto()  # _serve
+    FAILED = auto()  # _fail
+    DELETING = auto()  # _remove, _delete
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A partition that this broker leads or has a replica of, or whose log it deletes."""
+
+    topic_id: UUID
+    state: State
+    partition: Partition | None = None
+    """Set while it is served."""
+    replica: PartitionLog | None = None
+    """Set where there are other replicas, served here or not."""
+    configured: TopicState | None = None
+    """By whose settings the partition is kept."""
+    opening: Future[PartitionLog] | None = None
+    error: BaseException | None = None
+    """Why its log could not be opened last."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAppend:
+    """A run of an origin on its way into a target partition.
+
+    `visible` is called, on the loop, when consumers see the run.
+    """
+
+    topic: str
+    partition: int
+    run: Run
+    visible: Callable[[], None]
+
+
+class Broker:
+    """One broker's partitions, and what clients may do with them."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Cluster,
+        logs: LogDirectory,
+        mailbox: Mailbox,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        directory: str = "",
+        still_there: StillThere = lambda *_: False,
+    ) -> None:
+        """`directory` is the id of the log directory, by which this broker's replicas are known.
+
+        `still_there` is asked before a log is deleted.
+        """
+        self.config, self.cluster, self.mailbox = config, cluster, mailbox
+        self._logs, self._directory, self._still_there = logs, directory, still_there
+        self.clock_check = ClockCheck(logs.clock, cluster)
+        self._hosted: dict[TopicPartition, Hosted] = {}
+        self._staged: dict[Partition, None] = {}
+        self._recording = self._is_retaining = False
+        self._at_end_of_turn: list[Callable[[], None]] = []
+        self.parked_partitions = 0
+        """Partitions on which fetches wait, counted once for each fetch."""
+        self.flushes = FlushThreads(mailbox)
+        self._pools = {name: started_threads(threads, name) for name, threads in POOLS.items()}
+        self._lacking_landmarks: set[Partition] = set()
+        self._standstill = Standstill(
+            mailbox,
+            lambda then: self._submit("confirm", cluster.confirm, then),
+            self._topics_confirmed,
+            self._topics_unconfirmed,
+            clock,
+        )
+        self.replicas = Replicas(
+            config, cluster, mailbox, self.flushes, self, directory, self._standstill.doubtful
+        )
+
+    # Partitions
+
+    def start(self) -> None:
+        """Open, and so recover, every log this broker keeps, side by side; call it before the loop runs.
+
+        A log that cannot be opened is reported and refused; it does not keep the others from being served.
+        """
+        self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
+        self._set_aside_deleted()
+        kept = self._kept()
+        logs = [self._pools["open"].submit(self._open_log, key, topic) for key, topic in kept.items()]
+        for (key, topic), opened in zip(kept.items(), logs, strict=True):
+            try:
+                self._serve(key, topic, opened.result())
+            except (errors.MillraceError, OSError) as error:
+                self._fail(key, topic, error)
+        self.cluster.store(self.logs)
+        self.mailbox.every(RETENTION_INTERVAL_S, self._apply_retention)
+        self._standstill.watch()
+
+    def _set_aside_deleted(self) -> None:
+        """Put away the logs of topics that were deleted while this broker was not running."""
+        stray = [log for log in self._logs.on_disk if self._current(log[:2], log[2]) is None]
+        topics = {(name, topic_id) for name, _, topic_id in stray}
+        gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
+        for name, number, topic_id in stray:
+            if (name, topic_id) in gone:
+                try:
+                    self._logs.set_aside(name, number, topic_id)
+                except OSError as error:  # it takes up room, but nobody is served from it
+                    log.error("cannot set aside the log of %s-%s, which is gone: %s", name, number, error)
+
+    def partition(self, topic: str, number: int) -> Partition:
+        """The led partition; BrokerError says why it is not here. From any thread."""
+        hosted = self._hosted.get((topic, number))
+        if hosted is not None and hosted.partition is not None:
+            return hosted.partition
+        state = self.cluster.topics.get(topic)
+        if state is None or number not in state.partitions:
+            raise errors.UnknownTopicOrPartition(
+                f"no partition {topic}-{number} in cluster {self.config.cluster}"
+            )
+        if state.partitions[number].leader != self.config.broker_id:
+            raise errors.NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
+        if hosted is not None and hosted.error is not None:
+            raise errors.StorageError(str(hosted.error))
+        if hosted is not None and hosted.replica is not None:
+            if self.replicas.is_stopping:
+                raise errors.NotLeader(
+                    f"broker {self.config.broker_id} stops, and hands {topic}-{number} over"
+                )
+            raise errors.NotServedYet(f"{topic}-{number} has a new leader, which does not serve it yet")
+        raise errors.LeaderNotAvailable(f"{topic}-{number} is being opened")
+
+    @property
+    def partitions(self) -> Mapping[TopicPartition, Partition]:
+        """Every partition that is served here, as of now. From any thread."""
+        every = list(self._hosted.items())
+        return {key: hosted.partition for key, hosted in every if hosted.partition is not None}
+
+    @property
+    def logs(self) -> Mapping[TopicPartition, PartitionLog]:
+        """Every open log, served or not. From any thread."""
+        logs: dict[TopicPartition, PartitionLog] = {}
+        for key, hosted in list(self._hosted.items()):
+            if hosted.replica is not None:
+                logs[key] = hosted.replica
+            elif hosted.partition is not None:
+                logs[key] = hosted.partition.log
+        return logs
+
+    @property
+    def failed(self) -> Mapping[TopicPartition, str]:
+        """Partitions that could not be opened or take no part in replication, and why. From any thread."""
+        every = list(self._hosted.items())
+        unopened = {key: str(hosted.error) for key, hosted in every if hosted.error is not None}
+        return {**unopened, **self.replicas.stopped}
+
+    def opening(self, topic: str) -> list[Future[PartitionLog]]:
+        return [
+            hosted.opening
+            for key, hosted in self._hosted.items()
+            if key[0] == topic and hosted.state is State.OPENING and hosted.opening is not None
+        ]
+
+    def refresh(self) -> None:
+        """Bring the hosted partitions in step with the cluster: open new ones, delete those that are gone."""
+        kept = self._kept()
+        for key, hosted in list(self._hosted.items()):
+            if key not in kept or not _is_as_in(kept[key], key[1], hosted):
+                if hosted.replica is not None:
+                    self._remove_replica(key, hosted)
+                elif hosted.partition is not None:
+                    self._remove(key, hosted, hosted.partition)
+                elif hosted.state is State.FAILED:
+                    del self._hosted[key]
+        for key, topic in kept.items():
+            if key not in self._hosted:
+                self._open(key, topic)
+            elif (hosted := self._hosted[key]).partition is not None and hosted.configured is not topic:
+                self._configure(hosted.partition, hosted, topic)
+        self.replicas.refresh()
+
+    def zookeeper_restored(self) -> None:
+        """Hold no election on the state of a ZooKeeper that was put back from an older copy."""
+        self.replicas.forget_zookeeper()
+        self.refresh()
+
+    def standstills(self) -> int:
+        """How often this broker has stood still: between two that differ others may have replaced it."""
+        self._standstill.doubtful()
+        return self._standstill.count
+
+    def _topics_confirmed(self) -> None:
+        """After a standstill: refuse what was written to topics that have gone, then answer the rest."""
+        self.refresh()
+        for partition in self.partitions.values():
+            partition.answer_flushed()
+
+    def _topics_unconfirmed(self) -> None:
+        why = errors.RequestTimedOut(
+            "this broker stood still, and cannot read yet whether its topics are the same"
+        )
+        for partition in self.partitions.values():
+            partition.refuse_waiting(why)
+
+    def _kept(self) -> dict[TopicPartition, TopicState]:
+        """What this broker leads alone, or has one of several replicas of."""
+        return {
+            (topic.name, number): topic
+            for topic in self.cluster.topics.values()
+            for number, state in topic.partitions.items()
+            if self._keeps(state)
+        }
+
+    def _keeps(self, state: PartitionState) -> bool:
+        broker = self.config.broker_id
+        return broker in state.replicas if state.is_replicated else state.leader == broker
+
+    def _current(self, key: TopicPartition, topic_id: UUID) -> TopicState | None:
+        """The topic that a partition belongs to, if the cluster still has both."""
+        topic = self.cluster.topics.get(key[0])
+        return topic if topic and topic.topic_id == topic_id and key[1] in topic.partitions else None
+
+    def _open_log(self, key: TopicPartition, topic: TopicState) -> PartitionLog:
+        config = topic_log_config(self.config, topic.settings)
+        is_replica = topic.partitions[key[1]].is_replicated
+        try:
+            opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
+        except MAY_PASS:
+            raise
+        except errors.MillraceError as error:
+            if not is_replica or self._is_needed(topic.partitions[key[1]]):
+                raise
+            log.error("%s-%s cannot be opened, and is copied from its leader: %s", *key, error)
+            self._logs.set_unreadable_aside(*key, topic.topic_id)
+            opened = self._logs.partition(*key, topic.topic_id, config, is_replica=is_replica)
+        if not is_replica and opened.whole_end < opened.end:  # a copy, open since there were other replicas
+            opened.cut(opened.whole_end)
+        return opened
+
+    def _is_needed(self, state: PartitionState) -> bool:
+        """True if the state names this broker's copy as in sync or eligible: it has everything committed."""
+        broker = self.config.broker_id
+        return self._directory in (state.isr.get(broker), state.eligible.get(broker))
+
+    def _open(self, key: TopicPartition, topic: TopicState) -> None:
+        def opened(future: Future[PartitionLog]) -> None:
+            error = future.exception()
+            if error is not None:
+                self._fail(key, topic, error)
+                self.refresh()  # it may be another topic's partition by now
+            elif (current := self._current(key, topic.topic_id)) is None:
+                self._delete(key)
+            elif not self._keeps(current.partitions[key[1]]):
+                del self._hosted[key]  # other brokers got it meanwhile
+            else:
+                try:
+                    self._serve(key, current, future.result())
+                except Exception as mistake:
+                    self._fail(key, current, mistake)
+                    raise
+
+        hosted = self._hosted.setdefault(key, Hosted(topic.topic_id, State.OPENING))
+        hosted.state = State.OPENING
+        hosted.opening = self._submit("open", lambda: self._open_log(key, topic), opened)
+
+    def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
+        opened.is_replica = topic.partitions[key[1]].is_replicated
+        if opened.is_replica:
+            self._hosted[key] = Hosted(topic.topic_id, State.SERVING, replica=opened)
+            self._record_soon()
+            self.replicas.add(key, topic, opened)
+            return
+        partition = Partition(
+            *key,
+            topic.topic_id,
+            topic.partitions[key[1]].leader_epoch,
+            opened,
+            self.mailbox,
+            self.flushes,
+            self._standstill.doubtful,
+        )
+        hosted = self._hosted[key] = Hosted(topic.topic_id, State.SERVING, partition)
+        self._configure(partition, hosted, topic)
+        self._record_soon()
+        partition.maybe_flush()  # a log that is led here again may still hold what was not flushed
+        log.info(
+            "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
+        )
+
+    def replica_leads(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
+        hosted = self._hosted[key]
+        hosted.partition = partition
+        topic = self._current(key, hosted.topic_id)
+        if topic is not None:
+            self._configure(partition, hosted, topic)
+
+    def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
+        """Serve it no longer; the log stays."""
+        self._staged.pop(partition, None)
+        self._hosted[key].partition = None
+
+    def hand_over(self, then: Callable[[], None]) -> None:
+        """Let other replicas lead what is led here, as this broker stops; then call `then`."""
+        self.replicas.hand_over(then)
+
+    def _fail(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
+        before = self._hosted.get(key)
+        self._hosted[key] = Hosted(topic.topic_id, State.FAILED, error=error)
+        self._let_others_lead(key, topic, error)
+        if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
+            return
+        if isinstance(error, MAY_PASS):
+            log.error("cannot serve %s-%s: %s; trying again", *key, error)
+        else:
+            log.error("cannot serve %s-%s until a restart: %s", *key, error)
+
+    def _let_others_lead(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
+        """What may pass takes nothing from the disk; of any other error nobody can tell."""
+        self.replicas.resign_unopened(key, topic, is_whole=isinstance(error, MAY_PASS))
+
+    def _retry_failed(self) -> None:
+        """Open what could not be opened for a reason that may have passed."""
+        for key, hosted in list(self._hosted.items()):
+            if hosted.state is State.FAILED and hosted.error is not None:
+                topic = self._current(key, hosted.topic_id)
+                if topic is not None and isinstance(hosted.error, MAY_PASS):
+                    self._open(key, topic)
+                elif topic is not None:
+                    self._let_others_lead(key, topic, hosted.error)
+
+    def _remove(self, key: TopicPartition, hosted: Hosted, partition: Partition) -> None:
+        """Serve a partition no longer; its log goes only if the partition itself has gone."""
+        self._record_soon()
+        self._staged.pop(partition, None)
+        if (topic := self._current(key, partition.topic_id)) is not None:
+            is_replicated = topic.partitions[key[1]].is_replicated
+            why = "has several replicas now" if is_replicated else "is led by another broker now"
+            log.warning("%s %s; its log is kept", partition.name, why)
+            del self._hosted[key]
+            partition.close(errors.NotLeader(f"{partition.name} {why}"), lambda: None)
+            return
+        log.info("deleting %s: it is not in the cluster any more", partition.name)
+        self._hosted[key] = Hosted(hosted.topic_id, State.DELETING)
+        partition.close(
+            errors.UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(key)
+        )
+
+    def _remove_replica(self, key: TopicPartition, hosted: Hosted) -> None:
+        """Take part in a partition no longer; its log goes only if the partition itself has gone."""
+        name, is_gone = f"{key[0]}-{key[1]}", self._current(key, hosted.topic_id) is None
+        self._record_soon()
+        why: errors.BrokerError = errors.NotLeader(f"other brokers have {name} now")
+        if is_gone:
+            log.info("deleting %s: it is not in the cluster any more", name)
+            why = errors.UnknownTopicOrPartition(f"{name} was deleted")
+        else:
+            log.info("the replicas of %s are others now", name)
+
+        def free() -> None:
+            if is_gone:
+                self._delete(key)
+            else:
+                self._put_away(key, hosted.topic_id)
+
+        self.replicas.remove(key, hosted.topic_id, why, free)
+        self._hosted[key] = Hosted(hosted.topic_id, State.DELETING if is_gone else State.OPENING)
+
+    def _put_away(self, key: TopicPartition, topic_id: UUID) -> None:
+        """Put the log of a replica away that ZooKeeper itself, not only the snapshot, has elsewhere now.
+
+        Until it has said so the log stays, and so it does where it has one replica now, which is here.
+        """
+
+        def work() -> None:
+            self.cluster.confirm()
+            topic = self._current(key, topic_id)
+            if topic is not None and self.config.broker_id not in topic.partitions[key[1]].replicas:
+                self._logs.set_open_aside(*key, "belongs to a partition that other brokers have")
+
+        def done(future: Future[None]) -> None:
+            if future.exception() is not None:
+                log.warning("the log of %s-%s stays here: %s", *key, future.exception())
+            del self._hosted[key]
+            self.refresh()
+
+        self._submit("delete", work, done)
+
+    def _delete(self, key: TopicPartition) -> None:
+        """Delete a log nobody uses any more; a new topic of the same name is opened only after that.
+
+        The log stays where ZooKeeper has the partition after all, and is set aside where ZooKeeper may have
+        been put back from a copy that is older than the partition.
+        """
+        topic_id = self._hosted[key].topic_id
+
+        def work() -> None:
+            try:
+                is_there = self._still_there(*key, topic_id)
+            except errors.MillraceError as error:
+                self._logs.set_open_aside(*key, f"may belong to a topic that ZooKeeper has lost ({error})")
+                return
+            if is_there:
+                self._logs.shut(*key)
+            else:
+                self._logs.delete(*key)
+
+        def deleted(future: Future[None]) -> None:
+            del self._hosted[key]
+            if future.exception() is not None:
+                log.error("cannot delete %s-%s: %s", *key, future.exception())
+            self.refresh()
+
+        self._hosted[key] = Hosted(topic_id, State.DELETING)
+        self._submit("delete", work, deleted)
+
+    def _record_soon(self) -> None:
+        """Have the broker's record in ZooKeeper say which partitions are stored here."""
+
+        def record() -> None:
+            self._recording = False
+            self.cluster.store(self.logs)
+
+        if not self._recording:
+            self._recording = True
+            self.mailbox.after(RECORD_DELAY_S, record)
+
+    def _configure(self, partition: Partition, hosted: Hosted, topic: TopicState) -> None:
+        hosted.configured = topic
+        partition.mirrored = topic.partitions[partition.number].origin is not None
+        before = partition.log.config
+        try:
+            config = partition.log.config = topic_log_config(self.config, topic.settings)
+        except errors.BrokerError as error:
+            log.error("settings of topic %s: %s", topic.name, error)
+            return
+        if (config.flush_ms, config.flush_messages) != (before.flush_ms, before.flush_messages):
+            partition.flush()  # when it is due was decided by those of before
+
+    def _apply_retention(self) -> None:
+        if self._is_retaining:
+            return
+        hosted = list(self._hosted.values())
+        led = [one.partition for one in hosted if one.partition is not None and one.replica is None]
+        logs = [(partition.name, partition.log, None) for partition in led]
+        every = [*logs, *self.replicas.retentions()]
+
+        def work() -> None:
+            by_time = self.clock_check.look()
+            for name, partition_log, leader_start in every:
+                try:
+                    if by_time and self.clock_check.wrong:
+                        partition_log.count_anew(self.clock_check.wrong)
+                    partition_log.expires_by_time = by_time
+                    for base in partition_log.apply_retention(leader_start):
+                        log.info("retention deleted segment %s of %s", base, name)
+                except (OSError, errors.MillraceError) as error:
+                    log.error("retention of %s: %s", name, error)
+            if by_time:
+                self._logs.delete_expired()
+
+        def applied(done: Future[None]) -> None:
+            self._is_retaining = False
+            if done.exception() is not None:
+                log.error("retention failed", exc_info=done.exception())
+            for partition in self.partitions.values():  # retention may have begun a new file of a mirror
+                partition.note_append()
+                partition.maybe_flush()
+            self._retry_failed()
+
+        self._submit("delete", work, applied)
+        self._is_retaining = True
+
+    # Records
+
+    def produce(self, topic: str, number: int, batch: memoryview, producing: Producing, index: int) -> None:
+        """Check a batch and stage it for this turn's append; `producing` hears what became of it.
+
+        Raises BrokerError for one that is refused. `batch` must stay as it is until `end_of_turn`.
+        """
+        partition = self.partition(topic, number)
+        if partition.mirrored:
+            raise errors.PolicyViolation(f"{partition.name} mirrors another cluster's: produce there")
+        header = check_produced(batch)
+        limit = partition.log.config.max_message_bytes
+        if header.size > limit:
+            raise errors.MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
+        self.stage(partition, [batch], producing, index)
+
+    def open_to_producers(self, topic: str, number: int) -> Partition | None:
+        """The partition if it is led here and takes producers' batches, else None: `produce` says why."""
+        hosted = self._hosted.get((topic, number))
+        partition = None if hosted is None else hosted.partition
+        return None if partition is None or partition.mirrored else partition
+
+    def stage(
+        self, partition: Partition, batches: Sequence[memoryview], producing: Producing, index: int = 0
+    ) -> None:
+        """Have checked batches appended at the end of this turn."""
+        self._staged[partition] = None  # first: what is staged must not outlive the bytes it stands in
+        partition.stage(batches, producing, index)
+
+    def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
+        """What is recorded, as appended, in a mirrored partition led here; BrokerError when it is not here.
+
+        From any thread.
+        """
+        return self.partition(topic, number).log.mirror_position
+
+    def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
+        """Append origins' batches and positions, on the loop and in order; visible after a flush.
+
+        From any thread. The future brings, for each append, None or what the log raised: PositionMismatch
+        when it stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
+        """
+        return self.mailbox.call(lambda: [self._append_mirrored(append) for append in appends])
+
+    def _append_mirrored(self, append: TargetAppend) -> Exception | None:
+        run = append.run
+        try:
+            partition = self.partition(append.topic, append.partition)
+            end = partition.log.append_mirrored(run.position.origin, run.expected, run.batches, run.position)
+        except Exception as error:  # one that fails must not keep the others from being appended
+            return error
+        partition.note_append()
+        partition.when_visible(end, append.visible)
+        partition.maybe_flush()
+        return None
+
+    def fetch(self, request: FetchRequest, answer: Answer, abort: Callable[[str], None]) -> Fetch:
+        """Answer with what is there once it is enough, or when the request's time is up."""
+        fetch = Fetch(self, request, answer, abort)
+        fetch.start()
+        return fetch
+
+    def build_landmarks(self, partition: Partition) -> None:
+        """Build what a fetch lacked to find its offset, apart from the loop; then wake who is parked.
+
+        StorageError when that cannot begin now.
+        """
+        if partition in self._lacking_landmarks:
+            return
+        self._lacking_landmarks.add(partition)
+
+        def work() -> None:
+            try:
+                partition.log.build_landmarks()
+            except Exception:
+                log.exception("cannot build the landmarks of %s", partition.name)
+                self.mailbox.post(failed)
+            else:
+                self.mailbox.post(done)
+
+        def failed() -> None:  # the next fetch tries again; who is parked would do so at once, over and over
+            self._lacking_landmarks.discard(partition)
+
+        def done() -> None:
+            failed()
+            partition.wake_parked()
+
+        try:
+            # It may read for seconds, and nothing is lost when the process ends meanwhile.
+            threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            failed()
+            raise errors.StorageError(f"cannot build the landmarks of {partition.name}: {error}") from error
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> None:
+        """Run `function`, which raises nothing, at the end of this turn."""
+        self._at_end_of_turn.append(function)
+
+    def end_of_turn(self) -> None:
+        """Append what this turn staged, then let woken fetches look: one write, one look each.
+
+        A mistake in the code met here costs the connections of those it was done for; the others are served.
+        """
+        self._standstill.doubtful()
+        if self._staged:
+            staged, self._staged = self._staged, {}
+            for partition in staged:
+                partition.write()
+        if self._at_end_of_turn:
+            functions, self._at_end_of_turn = self._at_end_of_turn, []
+            for function in functions:
+                function()
+
+    def check_administrator(self, address: str) -> None:
+        """Refuse a client, HOST:PORT, that is on no machine of the cluster and not named in `admin_hosts`."""
+        host = address.rpartition(":")[0].removeprefix("::ffff:")
+        brokers = {broker.host for broker in self.cluster.brokers.values()}
+        if not (host.startswith("127.") or host in {"::1", *brokers, *self.config.admin_hosts}):
+            raise errors.PolicyViolation(
+                f"{host} may not do this: run it on a broker's machine, or name {host} in admin_hosts there"
+            )
+
+    # Threads
+
+    def in_zookeeper_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        """Run `work`, which waits for ZooKeeper, in a thread; then `then` on the loop with its outcome."""
+        self._submit("zookeeper", work, then)
+
+    def in_look_up_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        """Run `work`, which reads logs, in a thread; then `then` on the loop with its outcome."""
+        self._submit("look-up", work, then)
+
+    def _submit(self, pool: str, work: Callable[[], T], then: Callable[[Future[T]], None]) -> Future[T]:
+        future = self._pools[pool].submit(work)
+        future.add_done_callback(lambda done: self.mailbox.post(lambda: then(done)))
+        return future
+
+    def finalize(self) -> None:
+        """Bring everything to the disk, side by side, and answer who waits for it; the loop has ended."""
+        self.end_of_turn()
+        for partition in self.partitions.values():
+            partition.flush()
+        self.flushes.close()
+        self.mailbox.run()
+        for partition in self.partitions.values():
+            partition.finalize()
+        self.end_of_turn()
+
+    def close(self) -> None:
+        """End the threads and close the logs; `finalize` comes first."""
+        self.mailbox.stop()
+        self.replicas.close()
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._logs.close()
+
+
+def _is_as_in(topic: TopicState, number: int, hosted: Hosted) -> bool:
+    """True unless the partition was created anew, or has one replica where it had several, or vice versa."""
+    if topic.topic_id != hosted.topic_id:
+        return False
+    if hosted.partition is None and hosted.replica is None:
+        return True
+    return topic.partitions[number].is_replicated == (hosted.replica is not None)

@@ -1,0 +1,130 @@
+"""The followers that copy from this broker: one connection each, parked while there is nothing to say.
+
+On the loop. What a follower hears is `replication.session`'s business; which partitions are led here is the
+broker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+from millrace.errors import InvalidRequest
+from millrace.wire.replica import Copied, ReplicaFetchRequest, ReplicaPartition
+from millrace_broker.mailbox import Mailbox, Timer
+from millrace_broker.replication.session import FindLed, ReplicaSession
+
+MAX_WAIT_MS = 10_000
+MAX_BYTES = 16 << 20
+"""The most that a follower gets and waits at once, whatever it asks for."""
+
+Answer: TypeAlias = Callable[[Sequence[Copied]], None]
+
+
+class Connected(Protocol):
+    """The connection of a follower."""
+
+    closed: bool
+
+    def abort(self, reason: str) -> None:
+        """Close it, and log why."""
+
+
+class Follower:
+    """One follower's connection, and its request that waits for something new."""
+
+    def __init__(
+        self,
+        connection: Connected,
+        session: ReplicaSession,
+        mailbox: Mailbox,
+        at_end_of_turn: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.connection, self.session = connection, session
+        self._mailbox, self._at_end_of_turn = mailbox, at_end_of_turn
+        self._answer: Answer | None = None
+        self._max_bytes = 0
+        self._timer: Timer | None = None
+        self._woken = False
+
+    def fetch(self, request: ReplicaFetchRequest, answer: Answer) -> bool:
+        """Answer with what is new, at once or later; True when more is committed by what it says."""
+        if self._answer is not None:
+            self._finish([])  # it has something to tell, and did not want to wait any more
+        grown = self.session.update(request, self._mailbox.now())
+        self._answer, self._max_bytes = answer, min(request.max_bytes, MAX_BYTES)
+        self._look()
+        if self._answer is not None:
+            wait_s = min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
+            self._timer = self._mailbox.after(wait_s, self._time_is_up)
+        return grown
+
+    def changed(self, partition: ReplicaPartition) -> None:
+        """There may be something to say of this partition: look at the end of the turn."""
+        self.session.changed(partition)
+        if self._answer is not None and not self._woken:
+            self._woken = True
+            self._at_end_of_turn(self._look)
+
+    def end(self, now: float) -> None:
+        """The connection has ended, or another one takes its place."""
+        if self._answer is not None:
+            self._finish([])
+        self.session.closed(now)
+
+    def _look(self) -> None:
+        self._woken = False
+        if self._answer is not None and (copied := self.session.answer(self._max_bytes)):
+            self._finish(copied)
+
+    def _time_is_up(self) -> None:
+        if self._answer is not None:
+            self._finish(self.session.answer(self._max_bytes, final=True))
+
+    def _finish(self, copied: Sequence[Copied]) -> None:
+        answer, self._answer = self._answer, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if answer is not None and not self.connection.closed:
+            answer(copied)
+
+
+class Followers:
+    """Every broker that copies from this one."""
+
+    def __init__(
+        self, mailbox: Mailbox, find: FindLed, at_end_of_turn: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._mailbox, self._find, self._at_end_of_turn = mailbox, find, at_end_of_turn
+        self._followers: dict[int, Follower] = {}
+
+    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> bool:
+        """Serve one request; True when more is committed by what it says."""
+        known = self._followers.get(request.follower)
+        if known is None or known.connection is not connection:
+            if not request.anew:
+                raise InvalidRequest("a follower's first request over a connection names everything anew")
+            if known is not None:
+                known.end(self._mailbox.now())
+                known.connection.abort(f"broker {request.follower} copies by another one now")
+            session = ReplicaSession(request.follower, request.directory, self._find)
+            known = Follower(connection, session, self._mailbox, self._at_end_of_turn)
+            self._followers[request.follower] = known
+        return known.fetch(request, answer)
+
+    def changed(self, partition: ReplicaPartition) -> None:
+        """The partition has grown, or is led by another broker now."""
+        for follower in self._followers.values():
+            follower.changed(partition)
+
+    def end_closed(self, now: float) -> None:
+        """Note whose connection has ended since the last call."""
+        for broker, follower in list(self._followers.items()):
+            if follower.connection.closed:
+                del self._followers[broker]
+                follower.end(now)
+
+    @property
+    def brokers(self) -> Iterable[int]:
+        return self._followers.keys()

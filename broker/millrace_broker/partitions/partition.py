@@ -1,0 +1,318 @@
+"""One partition this broker leads, while it runs: who waits for what, and when it is flushed.
+
+Records of one turn are staged and written with one append. A flush runs in a flush thread; when it is
+done the loop publishes it, answers acks=all and wakes parked fetches. One flush at a time: whatever arrives
+meanwhile is the next one's (group commit). A flush that only parked fetches wait for takes its turn among
+those of other partitions (`submit_soon`); one that is due or owed begins beside it. Everything here runs on
+the loop. Bytes are the log's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+from uuid import UUID
+
+from millrace.errors import BrokerError, FencedLeaderEpoch, MillraceError, StorageError, UnknownLeaderEpoch
+from millrace_broker.mailbox import Mailbox, Timer
+from millrace_broker.partitions.flush import FlushThreads
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.state import LogState
+
+logger = logging.getLogger("millrace.broker.partition")
+
+Outcomes: TypeAlias = Sequence[int | BrokerError]
+"""The base offset of each batch, or why it was refused."""
+FLUSH_AGAIN_S = 0.5
+"""A flush that failed is tried again after this time, if the log allows it."""
+
+
+class Producing(Protocol):
+    """One or more produce requests that wait for their partitions."""
+
+    acks_all: bool
+    principal: str
+    """Sender of the batches, by whom places for producer ids are shared out."""
+    timeout_ms: int
+    """How long it waits for acks=all, where that takes other brokers."""
+
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
+        """What became of the batches that were staged as number `index`; for acks=all once on the disk."""
+
+    def abort(self, reason: str) -> None:
+        """A mistake in the code was met: nobody knows what to answer, so close the client's connection."""
+
+
+Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
+"""(batches, whose they are, its index)."""
+
+
+Unsynced: TypeAlias = tuple[int, Producing, int, Outcomes]
+"""(log position to be flushed, who waits for it, its index, its outcomes)."""
+
+
+class Parked(Protocol):
+    """A fetch that waits for more records."""
+
+    @property
+    def any_is_enough(self) -> bool:
+        """True when it waits for a single byte, as consumers do that look at latency."""
+
+    def grown(self, partition: Partition, size: int) -> None:
+        """So many bytes of the partition were published."""
+
+    def wake(self) -> None:
+        """The partition has gone, or can get no more records."""
+
+
+class Partition:
+    """A led partition: its log, what is staged for it, and who waits for its next flush."""
+
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        topic_id: UUID,
+        leader_epoch: int,
+        log: PartitionLog,
+        mailbox: Mailbox,
+        flushes: FlushThreads,
+        doubtful: Callable[[], bool],
+    ) -> None:
+        """`doubtful` says whether the topic may have gone: acks=all then waits for `answer_flushed`."""
+        self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
+        self.leader_epoch = leader_epoch
+        log.lead(leader_epoch)
+        self.mirrored = False
+        """True when it is the mirror of another partition: ordinary producers are refused."""
+        self.parked: set[Parked] = set()
+        self._hurrying = 0
+        """How many of them any byte is enough for."""
+        self.opened_end = log.end
+        self.batches_in = 0
+        self.bytes_out = self.reads_out = 0
+        """For metrics: batches taken, bytes of records and slices of them handed out."""
+        self.gone: BrokerError | None = None
+        """Why it is not served any more."""
+        self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
+        self._staged: list[Staged] = []
+        self._unsynced: deque[Unsynced] = deque()
+        self._watched: deque[tuple[int, Callable[[], None]]] = deque()
+        """(log position to be flushed, what to call then): nobody waits, so nothing is flushed sooner."""
+        self._flushing = self._flushing_soon = self._failing = False
+        self._timer: Timer | None = None
+        self._when_idle: Callable[[], None] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.number}"
+
+    def check_epoch(self, known: int) -> None:
+        """Refuse a client that knows another leader's epoch than this one's; -1: it knows none."""
+        if known > self.leader_epoch:
+            raise UnknownLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} here, not {known}")
+        if 0 <= known < self.leader_epoch:
+            raise FencedLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} now, not {known}")
+
+    def check_knows(self, offset: int) -> None:
+        """Raise NotLeader where an offset behind the end may be another leader's by now."""
+
+    def stage(self, batches: Sequence[memoryview], producing: Producing, index: int = 0) -> None:
+        """Take checked batches; `write` appends them with all others of this turn."""
+        self._staged.append((batches, producing, index))
+
+    def write(self) -> None:
+        """Append what is staged, answer acks=1, note acks=all, and flush if it is due. Raises nothing."""
+        staged, self._staged = self._staged, []
+        try:
+            self._append(staged)
+            self.maybe_flush()
+        except Exception:
+            logger.exception("a mistake while appending to %s", self.name)
+            for _, producing, _ in staged:
+                self._abort(producing)
+
+    def _append(self, staged: Sequence[Staged]) -> None:
+        batches = staged[0][0] if len(staged) == 1 else [batch for entry in staged for batch in entry[0]]
+        principals: list[str] = []
+        for own, producing, _ in staged:
+            principals += [producing.principal] * len(own)
+        outcomes = self.log.append(batches, principals)
+        self.batches_in += len(batches)
+        end, start = self.log.end, self.log.log_start_offset
+        must_wait = end > self.log.visible_end or self._doubtful()
+        first = 0
+        for own, producing, index in staged:
+            mine = outcomes[first : first + len(own)]
+            first += len(own)
+            if must_wait and producing.acks_all and any(isinstance(outcome, int) for outcome in mine):
+                # A duplicate waits, too: the first one may still be on its way to the disk.
+                self._unsynced.append((end, producing, index, mine))
+            else:
+                self._notify(producing, index, mine, start)
+
+    def _notify(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
+        """Answer one client; a mistake in it costs that client's connection, and the others are answered."""
+        try:
+            producing.appended(index, outcomes, start)
+        except Exception:
+            logger.exception("a mistake while answering a producer of %s", self.name)
+            self._abort(producing)
+
+    def _abort(self, producing: Producing) -> None:
+        try:
+            producing.abort(f"a mistake was met while its request to {self.name} was served")
+        except Exception:
+            logger.exception("a mistake while closing the connection of a producer of %s", self.name)
+
+    def maybe_flush(self) -> None:
+        """Start a flush if one is due, or set the clock for it. Call it after each append."""
+        if not self._may_flush:
+            return
+        log = self.log
+        if self._unsynced or log.unflushed_messages >= log.config.flush_messages:
+            self._start_flush()
+            return
+        if self._timer is None:
+            self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
+        if self._hurrying and not (self._flushing_soon or self._failing) and log.config.flush == "soon":
+            self._flushing_soon = True
+            self._flushes.submit_soon(log.flush, self._flushed_soon, log.write_due_checkpoint)
+
+    def park(self, fetch: Parked) -> None:
+        """Let a fetch wait; what is appended and not flushed yet may be what it waits for."""
+        if fetch not in self.parked:
+            self.parked.add(fetch)
+            self._hurrying += fetch.any_is_enough
+            self.maybe_flush()
+
+    def leave(self, fetch: Parked) -> None:
+        if fetch in self.parked:
+            self.parked.discard(fetch)
+            self._hurrying -= fetch.any_is_enough
+
+    @property
+    def _owes_flush(self) -> bool:
+        return self.log.end > self.log.visible_end
+
+    @property
+    def _may_flush(self) -> bool:
+        log = self.log
+        # A log that only refuses more writes still owes the flush of what it has taken.
+        return not (self._flushing or self.gone or log.end == log.visible_end or log.flush_refusal)
+
+    def flush(self) -> None:
+        """Start the flush of what is not on the disk yet, if there is anything and none runs."""
+        if self._may_flush:
+            self._start_flush()
+
+    def answer_when_flushed(self, end: int, producing: Producing) -> None:
+        """Notify `producing`, as for acks=all, when the log is on the disk up to `end`; flush it at once."""
+        if end > self.log.visible_end or (end and self._doubtful()):
+            self._unsynced.append((end, producing, 0, ()))
+            self.maybe_flush()
+        else:
+            self._notify(producing, 0, (), self.log.log_start_offset)
+
+    def answer_flushed(self) -> None:
+        """Answer acks=all for what is on the disk, unless the topic must be read again before."""
+        visible, start = self.log.visible_end, self.log.log_start_offset
+        while self._unsynced and self._unsynced[0][0] <= visible and not self._doubtful():
+            _, producing, index, outcomes = self._unsynced.popleft()
+            self._notify(producing, index, outcomes, start)
+
+    def note_append(self) -> None:
+        """Something was appended in another way than by `write`."""
+
+    def when_visible(self, end: int, then: Callable[[], None]) -> None:
+        """Call `then` when consumers see the log up to `end`, as soon as that comes about by itself."""
+        self._watched.append((end, then))
+
+    def close(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
+        """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
+        self.gone = why
+        staged, self._staged = self._staged, []
+        for batches, producing, index in staged:
+            self._notify(producing, index, [why] * len(batches))
+        self.refuse_waiting(why)
+        self.wake_parked()
+        if self._flushing or self._flushing_soon:
+            self._when_idle = when_idle
+        else:
+            when_idle()
+
+    def finalize(self) -> None:
+        """Flush here and now what is left, and answer who waits; the flush threads have ended."""
+        if self._owes_flush and self.log.flush_refusal is None:
+            try:
+                self._flushed(self.log.flush(), None)
+            except (MillraceError, OSError) as error:
+                self._flushed(None, error)
+
+    def wake_parked(self) -> None:
+        for fetch in self.parked:
+            fetch.wake()
+
+    def _flush_is_due(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def _start_flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._flushing = True
+        self._flushes.submit(self.log.flush, self._flushed, self.log.write_due_checkpoint)
+
+    def _flushed(self, flushed: LogState | None, error: BaseException | None) -> None:
+        self._flushing = False
+        self._take_outcome(flushed, error)
+
+    def _flushed_soon(self, flushed: LogState | None, error: BaseException | None) -> None:
+        self._flushing_soon = False
+        self._take_outcome(flushed, error)
+
+    def _take_outcome(self, flushed: LogState | None, error: BaseException | None) -> None:
+        self._failing = flushed is None
+        if flushed is None:
+            logger.error("flush of %s failed: %s", self.name, error)
+            self.refuse_waiting(StorageError(f"{self.name} could not be flushed"))
+            self.wake_parked()
+            if self.log.flush_refusal is None and self.gone is None and self._timer is None:
+                self._timer = self._mailbox.after(FLUSH_AGAIN_S, self._flush_is_due)
+        elif self.gone is None:
+            # Else nothing is published: when the log is led here again, a flush of that `Partition` does it,
+            # and only that one knows who waits.
+            self._publish(flushed)
+            self.maybe_flush()
+        if self._when_idle is not None and not (self._flushing or self._flushing_soon):
+            self._when_idle()
+
+    def _publish(self, flushed: LogState) -> None:
+        """Show what a flush has brought to the disk."""
+        before = self.log.visible_end
+        self.log.publish(flushed)
+        self._shown(before)
+
+    def _shown(self, before: int) -> None:
+        """More is visible than `before`: answer and wake those who waited for it."""
+        visible = self.log.visible_end
+        self.answer_flushed()
+        while self._watched and self._watched[0][0] <= visible:
+            self._call(self._watched.popleft()[1])
+        for fetch in self.parked:
+            fetch.grown(self, visible - before)
+
+    def _call(self, then: Callable[[], None]) -> None:
+        try:
+            then()
+        except Exception:
+            logger.exception("a mistake after a flush of %s", self.name)
+
+    def refuse_waiting(self, why: BrokerError) -> None:
+        """Answer every acks=all that waits with an error."""
+        waiting, self._unsynced = self._unsynced, deque()
+        for _, producing, index, outcomes in waiting:
+            self._notify(producing, index, [why] * max(1, len(outcomes)))

@@ -1,0 +1,1013 @@
+"""The partitions with several replicas that this broker stores: does what their state machines decide.
+
+Each replica leads, follows or waits (`replication.replica`). Here is what that takes: cuts in threads,
+compare-and-sets gathered by topic, threads that copy from other leaders, and the time that passes. On the
+loop, except where it says otherwise; nothing here waits for a disk, a network or ZooKeeper.
+
+A compare-and-set reads the topic's newest state, applies the changes that wait for it, and writes what comes
+out. An unknown outcome changes nothing here: the next state read says what became of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+from millrace import errors
+from millrace.config import BrokerConfig
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.replica import ReplicaAckRequest, ReplicaFetchRequest, ReplicaPartition, Wanted
+from millrace.zookeeper.topic_state import PartitionState, TopicState
+from millrace_broker.allowance import Allowance
+from millrace_broker.coordination.cluster import Cluster
+from millrace_broker.mailbox import Mailbox, started_threads
+from millrace_broker.partitions.flush import FlushThreads
+from millrace_broker.partitions.followers import Answer, Connected, Followers
+from millrace_broker.partitions.replicated_partition import ReplicatedPartition
+from millrace_broker.replication.copying import Checked, Copying
+from millrace_broker.replication.following import Following, ReplicaDiverged
+from millrace_broker.replication.leader_thread import ANSWER_BYTES, LeaderThread, Received
+from millrace_broker.replication.leadership import CLOSED_GRACE_S, Leadership, Proposal, Snapshot
+from millrace_broker.replication.replica import Replica
+from millrace_broker.replication.session import Led, check_epoch
+from millrace_broker.replication.state import Directories, depose, elect, resign
+from millrace_broker.storage.partition_log import PartitionLog
+from millrace_broker.storage.state import LogState
+
+log = logging.getLogger("millrace.replication")
+T = TypeVar("T")
+
+CAMPAIGN_TICK_S = 0.1
+"""How often replicas without a leader see whether it is their turn."""
+GATHER_S = 0.02
+"""Changes of one topic that come within this time are one write."""
+WRITE_AGAIN_S = 0.5
+CAMPAIGN_AGAIN_S = 5.0
+"""When a replica campaigns again whose log could not be cut: the disk may have room by then."""
+ASK_AGAIN_S, COPY_AGAIN_S = 0.1, 0.5
+"""When a leader is asked again that does not know yet that it leads, and one after any other failure."""
+FULL_DISK_AGAIN_S = 2 * CLOSED_GRACE_S
+"""Pause before a full disk is tried again. Meanwhile the leader drops the replica from those in sync."""
+PREFER_AFTER_LAGS = 6
+"""How long the first replica must be in sync before it leads again, in `replica_lag_ms`: 60 s by default."""
+HAND_OVER_S = 0.5
+"""The longest that who is about to lead no more waits for the followers to have everything."""
+RESIGN_S = 3.0
+"""The longest that it then waits for ZooKeeper."""
+
+EVENTS = ("elected", "unclean", "in_sync", "out_of_sync", "cut")
+
+Apply: TypeAlias = Callable[[Snapshot], PartitionState | None]
+"""What becomes of the newest state; None where nothing is to be written (any more)."""
+Then: TypeAlias = Callable[[Snapshot | None, bool], None]
+"""Hears the newest state and whether this change is in it; None: nobody knows."""
+
+
+class Owner(Protocol):
+    """The broker, as far as replicas need it."""
+
+    def replica_leads(self, key: TopicPartition, partition: ReplicatedPartition) -> None:
+        """Serve it from now on."""
+
+    def replica_leads_no_more(self, key: TopicPartition, partition: ReplicatedPartition) -> None: ...
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaNumbers:
+    """For metrics: how many replicas do what, and how often something has happened to them."""
+
+    roles: Mapping[str, int]
+    under_replicated: int
+    """Led here, and not all replicas are in sync."""
+    under_min_isr: int
+    lags: Mapping[int, int]
+    """Bytes of partitions led here that each follower is not known to have on its disk."""
+    moving_bytes: int
+    """Those of them that reassignments wait for."""
+    events: Mapping[str, int]
+
+
+class _Change(NamedTuple):
+    number: int
+    apply: Apply
+    then: Then
+
+
+@dataclass(slots=True, eq=False)
+class StoredReplica:
+    """One partition, and what this broker does for it at present."""
+
+    key: TopicPartition
+    id: ReplicaPartition
+    log: PartitionLog
+    replica: Replica
+    topic: TopicState
+    """As it was seen last."""
+    partition: ReplicatedPartition | None = None
+    """Set while it is led here, served or not yet."""
+    is_served: bool = False
+    gives_way: bool = False
+    """True while it is led here for its last moments: nothing is written then, so that nothing is lost."""
+    copying: Copying | None = None
+    """Set while it follows."""
+    thread: LeaderThread | None = None
+    is_changing: bool = False
+    """True while a thread cuts the log: nobody else may use it then."""
+    is_flushing: bool = False
+    is_deleting: bool = False
+    """True while a thread gives up the records that its leader has given up."""
+    campaign_from: float = 0.0
+    """No campaign before this time: the last one could not be brought to its end."""
+    is_reporting: bool = False
+    """True while a report of the log is under way to a restored ZooKeeper."""
+    closing: int = 0
+    """Partitions of former leaderships whose flush is not done."""
+    stopped: str = ""
+    """Why it neither leads nor follows until the broker restarts; empty while it may."""
+    when_free: Callable[[], None] | None = None
+    """Set once it is given up: what to do when no thread uses its log any more."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.key[0]}-{self.key[1]}"
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_changing or self.is_flushing or self.is_deleting or self.closing > 0
+
+
+class Replicas:
+    """Every partition with several replicas that this broker stores."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Cluster,
+        mailbox: Mailbox,
+        flushes: FlushThreads,
+        owner: Owner,
+        directory: str,
+        doubtful: Callable[[], bool],
+    ) -> None:
+        """`directory` is the id of the broker's log directory, `doubtful` what partitions ask."""
+        self._config, self._cluster, self._mailbox = config, cluster, mailbox
+        self._flushes, self._owner, self._directory, self._doubtful = flushes, owner, directory, doubtful
+        self._stored: dict[ReplicaPartition, StoredReplica] = {}
+        self._threads: dict[int, LeaderThread] = {}
+        self._limit = Allowance(config.replica_catch_up_bytes_per_second, ANSWER_BYTES)
+        self._leaderless: dict[StoredReplica, None] = {}
+        self._live: Directories = {}
+        self._changes: dict[tuple[str, UUID], list[_Change]] = {}
+        self._writing: set[tuple[str, UUID]] = set()
+        self.is_stopping = False
+        """True while what is led here is handed over: it is not led again."""
+        self._events = Counter(dict.fromkeys(EVENTS, 0))
+        self._alone_from = mailbox.now() + config.session_timeout_ms / 1000
+        """Time from which a replica campaigns even if other in-sync replicas have not come back."""
+        self._followers = Followers(mailbox, self._find, owner.at_end_of_turn)
+        self._pool = started_threads(8, "replicas")
+        self._lag_s = config.replica_lag_ms / 1000
+        self._is_ticking = self._is_campaigning = False
+        self._unreported: set[ReplicaPartition] = set()
+        """Partitions that had replicas here when ZooKeeper was restored, until these have reported."""
+
+    # What there is
+
+    def forget_zookeeper(self) -> None:
+        """Drop every role and state read so far, as ZooKeeper was restored; each replica reports its log."""
+        self._unreported = self._named()
+        for one in list(self._stored.values()):
+            one.replica.forget_zookeeper()
+            self._settle(one)
+
+    @property
+    def have_reported(self) -> bool:
+        """True once no replica owes a report to a restored ZooKeeper; from any thread."""
+        return not self._unreported
+
+    def _named(self) -> set[ReplicaPartition]:
+        """Replicated partitions that ZooKeeper says are stored here."""
+        return {
+            ReplicaPartition(topic.topic_id, number)
+            for topic in self._cluster.topics.values()
+            for number, state in topic.partitions.items()
+            if state.is_replicated and self._config.broker_id in state.replicas
+        }
+
+    def add(self, key: TopicPartition, topic: TopicState, log_: PartitionLog) -> None:
+        """Take part in a partition from now on; its log is open."""
+        if not self._stored:  # later `refresh` takes in who lives, for all of them
+            self._live = self._registered()
+        partition = ReplicaPartition(topic.topic_id, key[1])
+        replica = Replica(
+            self._config.broker_id,
+            self._directory,
+            log_,
+            lag_s=self._lag_s,
+            prefer_after_s=PREFER_AFTER_LAGS * self._lag_s,
+        )
+        if partition in self._unreported:
+            replica.forget_zookeeper()
+        one = self._stored[partition] = StoredReplica(key, partition, log_, replica, topic)
+        self._see(one)
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._mailbox.every(min(1.0, self._lag_s / 10), self._tick)
+
+    def remove(
+        self, key: TopicPartition, topic_id: UUID, why: errors.BrokerError, then: Callable[[], None]
+    ) -> None:
+        """Take part no longer; `then` is called once nothing uses the log any more."""
+        one = self._stored.pop(ReplicaPartition(topic_id, key[1]))
+        self._leaderless.pop(one, None)
+        self._stop_copying(one)
+        if one.partition is not None:
+            self._end_leading(one, why)
+        self._followers.changed(one.id)
+        one.when_free = then
+        self._maybe_free(one)
+
+    def numbers(self) -> ReplicaNumbers:
+        """As of now; from any thread."""
+        roles = Counter(dict.fromkeys(("leading", "following", "waiting", "stopped"), 0))
+        under_replicated = under_min_isr = moving = 0
+        lags = Counter[int]()
+        for one in list(self._stored.values()):
+            leading = one.replica.leading
+            if one.stopped:
+                roles["stopped"] += 1
+            elif leading is not None:
+                roles["leading"] += 1
+                state = leading.snapshot.state
+                under_replicated += len(state.isr) < len(state.replicas)
+                under_min_isr += not leading.has_enough
+                missing = leading.lags
+                lags.update(missing)
+                moving += sum(missing[broker] for broker in state.adding if broker in missing)
+            else:
+                roles["following" if one.copying is not None else "waiting"] += 1
+        return ReplicaNumbers(roles, under_replicated, under_min_isr, lags, moving, self._events.copy())
+
+    def count(self, event: str) -> None:
+        """One more of EVENTS, which somebody else has seen to."""
+        self._events[event] += 1
+
+    @property
+    def stopped(self) -> Mapping[TopicPartition, str]:
+        """What takes no part any more, and why. From any thread."""
+        return {one.key: one.stopped for one in list(self._stored.values()) if one.stopped}
+
+    def _is_stored(self, one: StoredReplica) -> bool:
+        """False once it is given up, also where its partition has come back since."""
+        return self._stored.get(one.id) is one
+
+    def _maybe_free(self, one: StoredReplica) -> None:
+        if one.when_free is not None and not one.is_busy:
+            then, one.when_free = one.when_free, None
+            then()
+
+    def refresh(self) -> None:
+        """Take in what has changed in the cluster's snapshots; of 1,000 partitions that is seldom much."""
+        before, self._live = self._live, self._registered()
+        if self._unreported:
+            self._unreported &= self._named()
+        changed = []
+        for one in list(self._stored.values()):
+            name, number = one.key
+            topic = self._cluster.topics.get(name)
+            if topic is None or topic.topic_id != one.id.topic_id or number not in topic.partitions:
+                continue
+            is_new, one.topic = topic is not one.topic, topic
+            is_unknown = one.replica.snapshot is None
+            if (
+                is_unknown
+                or self._live != before
+                or (is_new and not _says(one.replica.snapshot, topic, number))
+            ):
+                self._see(one)
+                changed.append(one)
+            elif is_new:  # nothing but its version, which an older answer must not go behind
+                one.replica.observe(_snapshot(topic, number), self._mailbox.now())
+        self._propose(changed)
+
+    def _registered(self) -> Directories:
+        return {broker: at.directory for broker, at in self._cluster.brokers.items()}
+
+    def _see(self, one: StoredReplica) -> None:
+        one.replica.observe(_snapshot(one.topic, one.key[1]), self._mailbox.now())
+        one.replica.see_brokers(self._live, self._mailbox.now())
+        self._settle(one)
+        if one in self._leaderless:
+            self._maybe_campaign(one)  # at once, where a leader has just resigned
+
+    # Roles
+
+    def _settle(self, one: StoredReplica) -> None:
+        """Do what the replica's role has become; to be called after everything that may change it."""
+        if one.log.refusal is not None and self._is_stored(one):  # else it is deleted on purpose
+            self._maybe_give_up(one)
+        replica, partition = one.replica, one.partition
+        if not replica.has_seen_newer:
+            self._unreported.discard(one.id)
+        if partition is not None and replica.leading is not partition.leading:
+            self._end_leading(one, errors.NotLeader(f"another broker leads {one.name} now"))
+        elif partition is not None:
+            if partition.leading.is_outrun:
+                self._propose([one])
+            partition.show_committed()
+            is_closed = one.gives_way or self.is_stopping
+            if not one.is_served and partition.leading.is_serving and not is_closed:
+                one.is_served = True
+                self._owner.replica_leads(one.key, partition)
+        if one.copying is not None and one.copying.following is not replica.following:
+            self._stop_copying(one)
+        may_act = not (one.is_changing or one.stopped or self.is_stopping) and self._is_stored(one)
+        if may_act and replica.following is not None and one.copying is None:
+            self._copy(one, replica.following)
+        if may_act and replica.owes_report:
+            self._report(one)
+        elif may_act and replica.is_leaderless:
+            self._leaderless[one] = None
+            if not self._is_campaigning:
+                self._is_campaigning = True
+                self._mailbox.after(CAMPAIGN_TICK_S, self._campaign_who_is_due)
+        else:
+            self._leaderless.pop(one, None)
+
+    def _lead(self, one: StoredReplica, leading: Leadership) -> None:
+        topic, number = one.key
+        partition = one.partition = ReplicatedPartition(
+            topic,
+            number,
+            one.id.topic_id,
+            leading,
+            one.log,
+            self._mailbox,
+            self._flushes,
+            self._doubtful,
+            cut_off=lambda: not self._cluster.is_connected,
+            grown=lambda: self._followers.changed(one.id),
+            flush_failed=lambda: self._settle(one),
+        )
+        one.is_served = False
+        self._events["elected"] += 1
+        log.info("leads %s in epoch %s from %s on", one.name, leading.epoch, leading.start)
+        self._followers.changed(one.id)
+        leading.flushed()
+        partition.maybe_flush()
+
+    def _end_leading(self, one: StoredReplica, why: errors.BrokerError) -> None:
+        partition, one.partition = one.partition, None
+        assert partition is not None, "it was led here"
+        log.info("leads %s no more", one.name)
+        one.gives_way = False
+        self._serve_no_more(one, partition)
+        one.closing += 1
+
+        def idle() -> None:
+            one.closing -= 1
+            self._maybe_free(one)
+
+        partition.close(why, idle)
+        self._followers.changed(one.id)
+
+    def _serve_no_more(self, one: StoredReplica, partition: ReplicatedPartition) -> None:
+        if one.is_served:
+            one.is_served = False
+            self._owner.replica_leads_no_more(one.key, partition)
+
+    def _maybe_give_up(self, one: StoredReplica) -> None:
+        """The log takes nothing more: another replica leads from here on.
+
+        A leader that can still flush, and is the only replica in sync, is read and copied until it is not.
+        """
+        leading = one.replica.leading
+        is_needed = leading is not None and len(leading.snapshot.state.isr) == 1
+        if not one.stopped and not (is_needed and one.log.flush_refusal is None):
+            one.stopped = one.log.refusal or "its log takes nothing any more"
+            log.error("%s takes no part in replication until a restart: %s", one.name, one.stopped)
+            self._stop_copying(one)
+            self._resign_stopped(one)
+
+    def _yield_for_room(self, one: StoredReplica) -> None:
+        """Resign for another in-sync replica, as this disk has no room for the log.
+
+        If no other in-sync replica is alive, this one keeps the lead: it serves readers, and room may return.
+        """
+        leading, partition = one.replica.leading, one.partition
+        if leading is None or partition is None or one.gives_way or one.stopped or self.is_stopping:
+            return
+        isr = leading.snapshot.state.isr
+        if not any(self._live.get(broker) == at for broker, at in isr.items() if broker != leading.broker):
+            return
+        log.warning("%s: the disk has no room, so that another replica is to lead", one.name)
+        one.gives_way = True
+
+        def resigned() -> None:
+            one.gives_way = False  # if ZooKeeper does not answer, this replica leads again
+            self._settle(one)
+
+        self._when_followed([one], lambda: self._resign(one, is_whole=True, then=resigned))
+
+    def _resign_stopped(self, one: StoredReplica) -> None:
+        """Until it is written: nobody else campaigns while this broker is named. What was flushed is there,
+        unless a flush failed: after that nobody can tell."""
+
+        def resigned() -> None:
+            if one.replica.leading is not None and self._is_stored(one):
+                self._mailbox.after(WRITE_AGAIN_S, lambda: self._resign_stopped(one))
+
+        self._resign(one, is_whole=one.log.flush_refusal is None, then=resigned)
+
+    def resign_unopened(self, key: TopicPartition, topic: TopicState, *, is_whole: bool) -> None:
+        """Give up the lead of a partition whose log cannot be opened, if others may have it: they do not
+        campaign while this broker is named. `is_whole` says that the disk has everything it flushed."""
+        broker, state = self._config.broker_id, topic.partitions[key[1]]
+        if state.leader == broker and (len(state.isr) > 1 or state.eligible):
+            epoch = state.leader_epoch
+
+            def apply(newest: Snapshot) -> PartitionState | None:
+                return resign(newest.state, broker, epoch, newest.minimum, is_whole=is_whole)
+
+            self._write(key, topic.topic_id, apply, lambda newest, wrote: None)
+
+    # Time
+
+    def _tick(self) -> None:
+        """Ten times in the lag that a follower may have."""
+        now = self._mailbox.now()
+        self._followers.end_closed(now)
+        self._propose(self._stored.values())
+        for one in self._stored.values():
+            if one.partition is not None:
+                one.partition.refuse_late(now)
+            if one.log.refusal is not None:
+                self._settle(one)
+            elif one.log.lacks_room:
+                self._yield_for_room(one)
+
+    def _campaign_who_is_due(self) -> None:
+        self._is_campaigning = bool(self._leaderless)
+        if self._is_campaigning:  # first: the rest may raise
+            self._mailbox.after(CAMPAIGN_TICK_S, self._campaign_who_is_due)
+        for one in list(self._leaderless):
+            self._maybe_campaign(one)
+
+    # Elections
+
+    def _maybe_campaign(self, one: StoredReplica) -> None:
+        now = self._mailbox.now()
+        if one.replica.is_due(now) and now >= one.campaign_from and not one.is_changing:
+            isr = one.topic.partitions[one.key[1]].isr
+            # When all brokers start, another one may have more, and may find that ZooKeeper was put back.
+            if now >= self._alone_from or isr.items() <= self._live.items():
+                self._campaign(one)
+
+    def _campaign(self, one: StoredReplica) -> None:
+        """Cut what is no whole append, then be elected over the state that made it this replica's turn."""
+        replica = one.replica
+        assert replica.snapshot is not None, "it is due by a state"
+        epoch, live = replica.snapshot.state.leader_epoch, self._live
+        self._leaderless.pop(one, None)
+        replica.campaign()
+        self._stop_copying(one)
+
+        def apply(newest: Snapshot) -> PartitionState | None:
+            if newest.state.leader_epoch != epoch or replica.with_report(newest.state) is not None:
+                return None  # another replica was faster, or ZooKeeper was restored
+            return elect(newest.state, replica.broker, replica.directory, live, newest.minimum)
+
+        def elected(newest: Snapshot | None, wrote: bool) -> None:
+            self._elected(one, newest, wrote)
+
+        def cut(error: BaseException | None) -> None:
+            if error is None and self._is_stored(one):
+                self._write(one.key, one.id.topic_id, apply, elected)
+            else:
+                one.campaign_from = self._mailbox.now() + CAMPAIGN_AGAIN_S
+                replica.not_won(self._mailbox.now())
+                self._log_failed(one, error)
+                self._settle(one)
+
+        if one.log.end == one.log.whole_end:
+            cut(None)  # nothing is to be cut, of nearly every log
+        else:
+            self._change_log(one, lambda: one.log.cut(one.log.whole_end), cut)
+
+    def _elected(self, one: StoredReplica, newest: Snapshot | None, wrote: bool) -> None:
+        replica, now = one.replica, self._mailbox.now()
+        if wrote and newest is not None and self._is_stored(one):
+            leading = replica.won(newest, now)
+            if leading is not None:
+                self._lead(one, leading)
+        else:
+            if newest is not None:
+                replica.observe(newest, now)
+            else:
+                one.campaign_from = now + WRITE_AGAIN_S
+            replica.not_won(now)
+        self._settle(one)
+
+    def _propose(self, replicas: Iterable[StoredReplica]) -> None:
+        """Have the changes of in-sync replicas written that are due."""
+        for one in replicas:
+            leading = one.replica.leading
+            if leading is not None and one.partition is not None:
+                proposal = leading.propose(self._live, self._mailbox.now())
+                if proposal is not None:
+                    log.info("%s: %s", one.name, _words(proposal))
+                    if proposal.preferred:
+                        one.gives_way = True
+                        self._when_followed([one], partial(self._write_proposal, one, leading))
+                    else:
+                        self._write_proposal(one, leading)
+
+    def _write_proposal(self, one: StoredReplica, leading: Leadership) -> None:
+        """Until it is certain what became of it: who may be in already counts till then."""
+        proposal = leading.proposal
+        if proposal is None or one.replica.leading is not leading or not self._is_stored(one):
+            return
+        broker, epoch = self._config.broker_id, leading.epoch
+
+        def written(newest: Snapshot | None, _: bool) -> None:
+            if one.replica.leading is not leading:
+                return
+            one.gives_way = False
+            if newest is None:
+                self._mailbox.after(WRITE_AGAIN_S, lambda: self._write_proposal(one, leading))
+                self._settle(one)  # it is served until ZooKeeper answers
+                return
+            leading.decided(newest)
+            self._events["in_sync"] += len(proposal.joining)
+            self._events["out_of_sync"] += len(proposal.leaving)
+            one.replica.observe(newest, self._mailbox.now())
+            self._settle(one)
+
+        self._write(one.key, one.id.topic_id, lambda newest: proposal.apply(newest, broker, epoch), written)
+
+    def _resign(self, one: StoredReplica, *, is_whole: bool, then: Callable[[], None]) -> None:
+        leading = one.replica.leading
+        if leading is None:
+            then()
+            return
+
+        def apply(newest: Snapshot) -> PartitionState | None:
+            return resign(newest.state, leading.broker, leading.epoch, newest.minimum, is_whole=is_whole)
+
+        def written(newest: Snapshot | None, _: bool) -> None:
+            if newest is not None:
+                one.replica.observe(newest, self._mailbox.now())
+                self._settle(one)
+            then()
+
+        self._write(one.key, one.id.topic_id, apply, written)
+
+    def hand_over(self, then: Callable[[], None]) -> None:
+        """Give up everything led here, as the broker stops; then call `then`. Followers get what is written.
+
+        ZooKeeper may not answer: the broker stops all the same, and its registration says so.
+        """
+        self.is_stopping = True
+        led = [one for one in self._stored.values() if one.partition is not None]
+        missing = set(led)
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                then()
+
+        def resigned(one: StoredReplica) -> None:
+            missing.discard(one)
+            if not missing:
+                end()
+
+        def resign_all() -> None:
+            self._mailbox.after(RESIGN_S, end)
+            for one in led:
+                self._resign(one, is_whole=True, then=partial(resigned, one))
+
+        if led:
+            self._when_followed(led, resign_all)
+        else:
+            end()
+
+    def _when_followed(self, led: Sequence[StoredReplica], then: Callable[[], None]) -> None:
+        """Take no writes any more; call `then` once the followers have everything, or have had their time."""
+        deadline = self._mailbox.now() + HAND_OVER_S
+        for one in led:
+            if one.partition is not None:
+                one.partition.write()  # what came in this turn: its bytes do not stay
+                self._serve_no_more(one, one.partition)
+                one.partition.flush()
+
+        def look() -> None:
+            behind = [one for one in led if one.partition and one.partition.leading.committed < one.log.end]
+            if behind and self._mailbox.now() < deadline:
+                self._mailbox.after(0.01, look)
+            else:
+                then()
+
+        look()
+
+    # After ZooKeeper was restored
+
+    def _report(self, one: StoredReplica) -> None:
+        """Flush the log and report its end in ZooKeeper. From then on the partition has no leader."""
+        if one.is_reporting:
+            return
+        one.is_reporting = True
+        replica, log_ = one.replica, one.log
+
+        def begin() -> None:
+            if one.is_busy:
+                self._mailbox.after(ASK_AGAIN_S, begin)
+            elif self._is_stored(one):
+                self._change_log(one, bring_to_disk, on_disk)
+
+        def bring_to_disk() -> None:
+            if log_.end > log_.whole_end:
+                log_.cut(log_.whole_end)
+            log_.flush()
+
+        def on_disk(error: BaseException | None) -> None:
+            self._log_failed(one, error)
+            if error is None and self._is_stored(one):
+                self._write(one.key, one.id.topic_id, apply, written)
+            else:
+                self._mailbox.after(CAMPAIGN_AGAIN_S, again)
+
+        def apply(newest: Snapshot) -> PartitionState | None:
+            return replica.with_report(newest.state) if log_.flushed == log_.end else None
+
+        def written(newest: Snapshot | None, wrote: bool) -> None:
+            if newest is not None and wrote:
+                missing = sorted(set(newest.state.replicas).difference(newest.state.reports))
+                log.warning(
+                    "%s: ZooKeeper was restored from an older copy. Start brokers %s: the partition waits"
+                    " until they report what they have (or for `millrace topics elect --unclean`)",
+                    one.name,
+                    missing,
+                )
+            if newest is not None:
+                replica.observe(newest, self._mailbox.now())
+                self._settle(one)
+            self._mailbox.after(WRITE_AGAIN_S, again)
+
+        def again() -> None:
+            one.is_reporting = False
+            if self._is_stored(one):
+                self._settle(one)
+
+        begin()
+
+    # Compare-and-set
+
+    def _write(self, key: TopicPartition, topic_id: UUID, apply: Apply, then: Then) -> None:
+        """Have a change written with others of its topic; `then` hears of it on the loop."""
+        topic = (key[0], topic_id)
+        if topic not in self._changes and topic not in self._writing:
+            self._mailbox.after(GATHER_S, lambda: self._write_topic(topic))
+        self._changes.setdefault(topic, []).append(_Change(key[1], apply, then))
+
+    def _write_topic(self, topic: tuple[str, UUID]) -> None:
+        changes = self._changes.pop(topic)
+        self._writing.add(topic)
+
+        def done(future: Future[tuple[TopicState, set[int]]]) -> None:
+            self._writing.discard(topic)
+            if topic in self._changes:
+                self._write_topic(topic)
+            error = future.exception()
+            if error is not None:
+                log.warning("cannot change who leads %s: %s", topic[0], error)
+            written, made = (None, set[int]()) if error is not None else future.result()
+            for index, change in enumerate(changes):
+                known = written is not None and change.number in written.partitions
+                newest = _snapshot(written, change.number) if known and written is not None else None
+                change.then(newest, index in made)
+
+        self._in_thread(lambda: _write(self._cluster, topic, changes), done)
+
+    def _in_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        future = self._pool.submit(work)
+        future.add_done_callback(lambda done: self._mailbox.post(lambda: then(done)))
+
+    # Following
+
+    def _copy(self, one: StoredReplica, following: Following) -> None:
+        try:
+            one.thread = self._thread(following.leader)
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
+            log.error("cannot copy %s: %s; trying again", one.name, error)
+            self._mailbox.after(COPY_AGAIN_S, lambda: self._settle(one))
+            return
+        assert one.replica.snapshot is not None, "it follows by a state"
+        state, us = one.replica.snapshot.state, self._config.broker_id
+        # Who is eligible has everything committed, and writes may wait for it.
+        is_behind = self._directory not in (state.isr.get(us), state.eligible.get(us))
+        one.copying = Copying(one.id, following, one.log, is_behind=is_behind)
+        one.thread.want(one.copying)
+
+    def _stop_copying(self, one: StoredReplica) -> None:
+        if one.thread is not None:
+            one.thread.forget(one.id)
+        one.copying = one.thread = None
+
+    def _thread(self, leader: int) -> LeaderThread:
+        thread = self._threads.get(leader)
+        if thread is None:
+            thread = self._threads[leader] = LeaderThread(
+                leader,
+                self._config.broker_id,
+                self._directory,
+                lambda: self._address(leader),
+                self._config.replica_client,
+                lambda thread, received: self._mailbox.post(lambda: self._take(thread, received)),
+                self._limit,
+            )
+        if thread.ident is None:
+            thread.start()
+        return thread
+
+    def _address(self, leader: int) -> tuple[str, int] | None:
+        """Where brokers find a leader; from any thread."""
+        address = self._cluster.brokers.get(leader)
+        if address is None:
+            return None
+        listener = self._config.replica_listener
+        return address.at(listener) if listener else (address.host, address.port)
+
+    def _take(self, thread: LeaderThread, received: Iterable[Received]) -> None:
+        """Take in what a leader said."""
+        try:
+            for one in received:
+                self._take_one(thread, *one)
+        finally:
+            thread.taken()
+
+    def _take_one(
+        self, thread: LeaderThread, wanted: Wanted, outcome: Checked | errors.MillraceError
+    ) -> None:
+        one = self._stored.get(wanted.partition)
+        if one is None or one.copying is None or one.thread is not thread or one.is_changing:
+            return
+        copying = one.copying
+        if wanted[1:4] != copying.wanted[1:4]:  # an answer to what was asked before
+            thread.want(copying)
+            return
+        try:
+            if isinstance(outcome, errors.MillraceError):
+                raise outcome
+            work = copying.take(outcome)
+        except errors.MillraceError as error:
+            self._failed(one, copying, error)
+            return
+        if work is not None:
+            self._change_log(one, work, lambda error: self._cut(one, copying, error))
+        else:
+            thread.want(copying)
+            self._flush(one)
+            self._delete_records(one, copying)
+
+    def _delete_records(self, one: StoredReplica, copying: Copying) -> None:
+        """Give up what the leader has given up, so that it stays so when this replica leads."""
+        before = copying.to_delete
+        if before is None or one.is_deleting:
+            return
+        one.is_deleting = True
+
+        def deleted(future: Future[int]) -> None:
+            one.is_deleting = False
+            if future.exception() is not None:  # the leader says it again, some time
+                log.warning("%s still begins where it did: %s", one.name, future.exception())
+            self._maybe_free(one)
+
+        self._in_thread(partial(one.log.delete_records, before), deleted)
+
+    def _cut(self, one: StoredReplica, copying: Copying, error: BaseException | None) -> None:
+        if one.copying is copying and isinstance(error, errors.MillraceError):
+            self._failed(one, copying, error)
+        elif one.copying is copying and error is None:
+            self._events["cut"] += 1
+            log.info("cut %s to %s, as broker %s has it", one.name, one.log.end, copying.following.leader)
+            assert one.thread is not None, "it copies"
+            one.thread.want(copying)
+        else:
+            self._log_failed(one, error)
+        self._settle(one)
+
+    def _failed(self, one: StoredReplica, copying: Copying, error: errors.MillraceError) -> None:
+        """Ask again soon: the leader may be another one by then, or the disk has room."""
+        leader_says = isinstance(
+            error, (errors.NotLeader, errors.FencedLeaderEpoch, errors.UnknownLeaderEpoch)
+        )
+        if isinstance(error, ReplicaDiverged) and not error.leader_serves:
+            self._depose(one, copying, error)
+            return
+        if not isinstance(error, errors.BrokerError):  # only an operator can help
+            self._stop_diverged(one, error)
+            return
+        if one.log.refusal is not None:
+            self._settle(one)
+            return
+        if not leader_says:
+            log.warning("copying %s: %s; trying again", one.name, error)
+
+        def again() -> None:
+            if one.copying is copying and one.thread is not None:
+                one.thread.want(copying)
+
+        if one.log.lacks_room and one.thread is not None:
+            # Commits wait until the leader drops this replica, so tell the leader at once.
+            one.thread.forget(one.id)
+            self._mailbox.after(FULL_DISK_AGAIN_S, again)
+        else:
+            self._mailbox.after(ASK_AGAIN_S if leader_says else COPY_AGAIN_S, again)
+
+    def _stop_diverged(self, one: StoredReplica, error: errors.MillraceError) -> None:
+        one.stopped = str(error)
+        self._stop_copying(one)
+        log.error("%s takes no part in replication until a restart: %s", one.name, error)
+
+    def _depose(self, one: StoredReplica, copying: Copying, error: ReplicaDiverged) -> None:
+        """Have another replica lead, as this leader lacks committed messages and has not served yet."""
+        leader, epoch = copying.following.leader, copying.following.epoch
+
+        def written(newest: Snapshot | None, wrote: bool) -> None:
+            if newest is not None:
+                one.replica.observe(newest, self._mailbox.now())
+            if wrote:
+                log.error("%s: broker %s leads no more: %s", one.name, leader, error)
+            elif newest is not None and one.copying is copying:
+                self._stop_diverged(one, error)  # no other replica may lead
+            elif one.copying is copying and one.thread is not None:
+                one.thread.want(copying)
+            self._settle(one)
+
+        self._write(
+            one.key, one.id.topic_id, lambda new: depose(new.state, leader, epoch, new.minimum), written
+        )
+
+    def _flush(self, one: StoredReplica) -> None:
+        """Bring what was copied to the disk and tell the leader; what comes meanwhile is the next flush's."""
+        if one.is_flushing or one.is_changing or one.copying is None or one.log.end == one.log.flushed:
+            return
+        copying = one.copying
+        one.is_flushing = True
+
+        def flushed(_: LogState | None, error: BaseException | None) -> None:
+            one.is_flushing = False
+            if error is not None:
+                log.error("flush of %s failed: %s", one.name, error)
+                if one.log.flush_refusal is not None:
+                    self._settle(one)
+                else:
+                    self._mailbox.after(COPY_AGAIN_S, lambda: self._flush(one))
+            elif one.copying is copying and one.thread is not None and not one.is_changing:
+                if (acked := copying.acked) is not None:
+                    one.thread.ack(acked)
+                self._flush(one)
+            elif one.copying is not None:
+                self._flush(one)
+            self._maybe_free(one)
+
+        self._flushes.submit(one.log.flush, flushed, one.log.write_due_checkpoint)
+
+    def _change_log(
+        self, one: StoredReplica, work: Callable[[], None], then: Callable[[BaseException | None], None]
+    ) -> None:
+        """Cut the log, or begin it anew, in a thread; nobody uses it meanwhile."""
+        one.is_changing = True
+
+        def done(future: Future[None]) -> None:
+            one.is_changing = False
+            then(future.exception())
+            self._maybe_free(one)
+
+        self._in_thread(work, done)
+
+    def _log_failed(self, one: StoredReplica, error: BaseException | None) -> None:
+        if error is not None:
+            log.error("the log of %s: %s", one.name, error)
+
+    def retentions(self) -> list[tuple[str, PartitionLog, int | None]]:
+        """What retention is applied to: a leader's own, a follower's as its leader says."""
+        return [
+            (one.name, one.log, None if one.partition is not None else _leader_start(one))
+            for one in self._stored.values()
+            if not one.is_changing
+        ]
+
+    # Leading
+
+    def _find(self, partition: ReplicaPartition, epoch: int) -> Led:
+        one = self._stored.get(partition)
+        if one is None:
+            raise errors.NotLeader(f"no replica of {partition} is stored here")
+        one.replica.heard_of(epoch)
+        if one.replica.leading is None:
+            if one.partition is not None:
+                self._mailbox.post(lambda: self._settle(one))
+            raise errors.NotLeader(f"{one.name} is not led here")
+        return Led(one.replica.leading, one.log)
+
+    def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> None:
+        """Serve a follower's request, now or once there is something new."""
+        self._check_follower(request.follower, request.directory)
+        if self._followers.fetch(connection, request, answer):
+            self._show(wanted.partition for wanted in request.wanted)
+
+    def acknowledged(self, request: ReplicaAckRequest) -> None:
+        """Count what a follower has on its disk."""
+        self._check_follower(request.follower, request.directory)
+        grown = []
+        for one in request.acked:
+            try:
+                leading = self._find(one.partition, one.epoch).leading
+                check_epoch(leading, one.epoch)
+            except errors.BrokerError:
+                continue  # its next fetch is told so
+            if leading.reported(request.follower, request.directory, one.flushed):
+                grown.append(one.partition)
+        self._show(grown)
+
+    def _show(self, partitions: Iterable[ReplicaPartition]) -> None:
+        for partition in partitions:
+            one = self._stored.get(partition)
+            if one is not None and one.partition is not None:
+                self._settle(one)
+
+    def _check_follower(self, follower: int, directory: str) -> None:
+        """Only registered brokers are counted: of others nobody knows how many there are."""
+        address = self._cluster.brokers.get(follower)
+        if address is None or address.directory != directory:
+            raise errors.NotLeader(f"broker {follower} is not registered with the directory {directory}")
+
+    def close(self) -> None:
+        """End the threads; the loop has ended."""
+        for thread in self._threads.values():
+            thread.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leader_start(one: StoredReplica) -> int:
+    """Up to where a follower may drop what it has; nothing while it does not know."""
+    following = one.copying is not None and one.copying.following.is_in_step
+    return one.copying.leader_start if one.copying is not None and following else one.log.start
+
+
+def _snapshot(topic: TopicState, number: int) -> Snapshot:
+    return Snapshot(topic.version, topic.partitions[number], topic.minimum(number))
+
+
+def _says(known: Snapshot | None, topic: TopicState, number: int) -> bool:
+    """True if what is known says the same of the partition, of whichever version it is."""
+    return known is not None and known[1:] == (topic.partitions[number], topic.minimum(number))
+
+
+def _write(
+    cluster: Cluster, topic: tuple[str, UUID], changes: Iterable[_Change]
+) -> tuple[TopicState, set[int]]:
+    """One compare-and-set of several changes: the newest state, and which of them are in it. For a thread."""
+    name, topic_id = topic
+    made: set[int] = set()
+
+    def change(newest: TopicState) -> TopicState:
+        made.clear()
+        if newest.topic_id != topic_id:
+            raise errors.UnknownTopicOrPartition(f"topic {name} was deleted and created anew")
+        partitions = dict(newest.partitions)
+        for index, one in enumerate(changes):
+            if one.number in partitions:
+                state = one.apply(
+                    Snapshot(newest.version, partitions[one.number], newest.minimum(one.number))
+                )
+                if state is not None:
+                    partitions[one.number] = state
+                    made.add(index)
+        return dataclasses.replace(newest, partitions=partitions)
+
+    return cluster.change_topic(name, change), made
+
+
+def _words(proposal: Proposal) -> str:
+    if proposal.finishes:
+        return "the replicas that were to come are in sync, so the others go"
+    if proposal.preferred:
+        return "the first replica is in sync again and is to lead"
+    if proposal.yields:
+        return "another replica has a longer log, as this disk lost power or came back from an older copy"
+    come = [f"broker {broker} is in sync" for broker in proposal.joining]
+    go = [f"broker {broker} is not in sync any more" for broker in proposal.leaving]
+    return ", ".join(come + go)

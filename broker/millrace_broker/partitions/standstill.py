@@ -1,0 +1,78 @@
+"""Whether the broker stood still, and so may not know what became of its topics.
+
+A broker that was stopped, or whose machine was, wakes up with the requests that came meanwhile and with the
+topics it knew before. One of them may have been deleted and created anew: a client that was told so may have
+written to it, and its old log is about to go. So after a standstill nothing is acknowledged with acks=all
+until the topics were read again. A broker that did not stand still hears of a change at once. It needs no
+ZooKeeper to go on: while that is away nobody can delete a topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from millrace_broker.mailbox import Mailbox
+
+log = logging.getLogger("millrace.broker")
+
+STANDSTILL_S = 1.0
+"""The loop turns at least once in this time, unless the broker stands still. No session with ZooKeeper
+expires sooner, so a broker that others took for dead always notices. A busy loop's turns take 50 ms."""
+TURN_S = STANDSTILL_S / 4
+RETRY_S = 1.0
+
+
+class Standstill:
+    """Watches the loop's turns and has the topics read again after a standstill. On the loop only."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        read_topics: Callable[[Callable[[Future[None]], None]], object],
+        confirmed: Callable[[], None],
+        unconfirmed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read_topics` reads in a thread, then calls back on the loop; one of the other two follows."""
+        self._mailbox, self._read_topics, self._clock = mailbox, read_topics, clock
+        self._confirmed, self._unconfirmed = confirmed, unconfirmed
+        self._turned = clock()
+        self.count = 0
+        """So many standstills were noticed."""
+        self._doubtful = False
+
+    def watch(self) -> None:
+        """Have the loop turn often, from now on."""
+        self._turned = self._clock()
+        self._mailbox.every(TURN_S, self.doubtful)
+
+    def doubtful(self) -> bool:
+        """True from a standstill on until the topics were read again; to be asked in every turn."""
+        before, self._turned = self._turned, self._clock()
+        if self._turned - before > STANDSTILL_S:
+            log.warning("stood still for %.1f s: reading the topics again", self._turned - before)
+            self.count += 1
+            if not self._doubtful:
+                self._doubtful = True
+                self._read_again()
+        return self._doubtful
+
+    def _read_again(self) -> None:
+        count = self.count
+
+        def read(done: Future[None]) -> None:
+            error = done.exception()
+            if error is not None:
+                log.warning("acks=all is refused until the topics can be read: %s", error)
+                self._unconfirmed()
+                self._mailbox.after(RETRY_S, self._read_again)
+            elif self.doubtful() and count != self.count:
+                self._read_again()  # it stood still once more meanwhile
+            else:
+                self._doubtful = False
+                self._confirmed()
+
+        self._read_topics(read)

@@ -1,0 +1,157 @@
+"""Creating, changing and deleting topics: checks, then ZooKeeper, then the logs opened here.
+
+Everything here blocks on ZooKeeper, so it runs in the background, never on the loop. Any broker may do it for
+the whole cluster; the others see it in their snapshots.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from millrace.errors import (
+    InvalidPartitions,
+    InvalidRequest,
+    InvalidTopic,
+    RequestTimedOut,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from millrace.topic_names import check_topic_name
+from millrace.zookeeper.topic_state import Replicas, TopicState
+from millrace_broker.coordination.new_partitions import new_topic, with_partitions
+from millrace_broker.partitions.broker import Broker
+from millrace_broker.partitions.topic_settings import check_topic_settings
+from millrace_broker.replication.state import with_minimum
+from millrace_broker.storage.partition_log import PartitionLog
+
+OPENING_SECONDS = 30.0
+"""The most a request waits for logs to open, however long its client would: others need the thread."""
+
+
+def create_topic(
+    broker: Broker,
+    name: str,
+    partitions: int,
+    settings: Mapping[str, str],
+    *,
+    replicas: int = -1,
+    assigned: Sequence[Replicas] = (),
+    validate_only: bool = False,
+    timeout_s: float = OPENING_SECONDS,
+) -> None:
+    """Create a topic (-1: the default numbers of partitions, of replicas); those led here are open on return.
+
+    `assigned` says which brokers have the replicas of each partition; both numbers are its own, then.
+    """
+    check_topic_name(name)
+    _check_collision(broker, name)
+    if assigned and (partitions, replicas) != (-1, -1):
+        raise InvalidRequest("a topic has numbers of partitions and replicas, or brokers for each")
+    count = len(assigned) or (broker.config.default_partitions if partitions == -1 else partitions)
+    if count < 1:
+        raise InvalidPartitions(f"topic {name} cannot have {count} partitions")
+    _check_limit(broker, name, count)
+    cluster, factor = broker.cluster, broker.config.default_replicas if replicas == -1 else replicas
+    planned = new_topic(
+        name, count, settings, cluster.brokers, cluster.topics, replicas=factor, assigned=assigned
+    )
+    check_topic_settings(broker.config, settings, planned.fewest_replicas)
+    if validate_only:
+        if name in cluster.topics:
+            raise TopicAlreadyExists(f"topic {name} exists already")
+        return
+    cluster.create_topic(name, count, settings, replicas=factor, assigned=assigned)
+    _wait_until_open(broker, name, timeout_s)
+
+
+def _check_collision(broker: Broker, name: str) -> None:
+    """InvalidTopic, as with Kafka, when a topic differs from this one in dots and underscores alone."""
+    plain = name.replace(".", "_")
+    for other in broker.cluster.topics if "_" in plain else ():
+        if other != name and other.replace(".", "_") == plain:
+            raise InvalidTopic(
+                f"topic {name} is too much like {other}: `.` and `_` are one in names of tables and metrics"
+            )
+
+
+def add_partitions(
+    broker: Broker,
+    name: str,
+    count: int,
+    *,
+    assigned: Sequence[Replicas] = (),
+    validate_only: bool = False,
+    timeout_s: float = OPENING_SECONDS,
+) -> None:
+    """Give a topic `count` partitions in all; the new ones led here are open on return.
+
+    `assigned` says which brokers have the replicas of each new one.
+    """
+    _check_limit(broker, name, count)
+
+    def change(topic: TopicState) -> TopicState:
+        return with_partitions(topic, count, broker.cluster.brokers, broker.cluster.topics, assigned)
+
+    if validate_only:
+        change(_topic(broker, name))
+    else:
+        broker.cluster.change_topic(name, change)
+        _wait_until_open(broker, name, timeout_s)
+
+
+def alter_topic(
+    broker: Broker,
+    name: str,
+    alter: Callable[[Mapping[str, str]], Mapping[str, str]],
+    *,
+    validate_only: bool = False,
+) -> None:
+    """Replace a topic's own settings with what `alter` makes of them; open partitions follow soon after."""
+
+    def change(topic: TopicState) -> TopicState:
+        settings = alter(topic.settings)
+        check_topic_settings(broker.config, settings, topic.fewest_replicas)
+        changed = dataclasses.replace(topic, settings=settings)
+        partitions = {
+            number: with_minimum(state, changed.minimum(number)) for number, state in topic.partitions.items()
+        }
+        return dataclasses.replace(changed, partitions=partitions)
+
+    if validate_only:
+        change(_topic(broker, name))
+    else:
+        broker.cluster.change_topic(name, change)
+        broker.mailbox.call(broker.refresh).result()
+
+
+def delete_topic(broker: Broker, name: str) -> None:
+    """Delete a topic; its logs here are gone soon after."""
+    broker.cluster.delete_topic(name)
+    broker.mailbox.call(broker.refresh).result()
+
+
+def _check_limit(broker: Broker, name: str, count: int) -> None:
+    limit = broker.config.max_partitions_per_topic
+    if count > limit:
+        raise InvalidPartitions(f"topic {name} cannot have {count} partitions: {limit} are allowed")
+
+
+def _topic(broker: Broker, name: str) -> TopicState:
+    topic = broker.cluster.topics.get(name)
+    if topic is None:
+        raise UnknownTopicOrPartition(f"no topic {name} in cluster {broker.config.cluster}")
+    return topic
+
+
+def _wait_until_open(broker: Broker, name: str, timeout_s: float) -> None:
+    """Wait for the partitions led here; the topic is there even if one of them cannot be opened."""
+
+    def opening() -> list[concurrent.futures.Future[PartitionLog]]:
+        broker.refresh()
+        return broker.opening(name)
+
+    _, late = concurrent.futures.wait(broker.mailbox.call(opening).result(), min(timeout_s, OPENING_SECONDS))
+    if late:
+        raise RequestTimedOut(f"topic {name} is there; {len(late)} of its partitions are being opened yet")

@@ -1,0 +1,105 @@
+"""The follower's side of one partition: what its leader said, as changes of its log.
+
+`checked` belongs to the thread that received, `take` to the loop, and the work that `take` gives back to a
+thread that may wait for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from millrace.errors import ERRORS, BrokerError, CorruptMessage, MillraceError
+from millrace.records import BatchHeader
+from millrace.wire.replica import NOT_DIVERGING, Acked, Copied, ReplicaPartition, Wanted
+from millrace_broker.replication.committed import CommittedStates
+from millrace_broker.replication.following import Following
+from millrace_broker.storage.copying import whole_entries
+from millrace_broker.storage.epochs import EpochEnd
+from millrace_broker.storage.partition_log import PartitionLog
+
+
+class Checked(NamedTuple):
+    """What a leader said, its records checked to follow what was asked for."""
+
+    copied: Copied
+    headers: Sequence[BatchHeader]
+    batches: memoryview
+
+
+def checked(copied: Copied, wanted: Wanted) -> Checked:
+    """Check the records; CorruptMessage when they cannot follow what the follower has."""
+    if not copied.records:
+        return Checked(copied, (), memoryview(b""))
+    assert isinstance(copied.records, memoryview), "a follower has its leader's answer in memory"
+    headers, size = whole_entries(copied.records, wanted.position, wanted.last_epoch, wanted.epoch)
+    if size == 0:
+        raise CorruptMessage(f"the leader sent no whole batch at position {wanted.position}")
+    return Checked(copied, headers, copied.records[:size])
+
+
+class Copying:
+    """One partition while this broker follows the leader of one epoch."""
+
+    def __init__(
+        self, partition: ReplicaPartition, following: Following, log: PartitionLog, *, is_behind: bool = False
+    ) -> None:
+        self.partition, self.following, self.log = partition, following, log
+        self.is_behind = is_behind
+        """True while the log is known, or before the leader's first word taken, to lack something committed:
+        of a replica in sync it never is."""
+        self.leader_start = log.start
+        """Where the leader's log begins: what lies below may go here, too."""
+        self._start_offset = -1
+        self._states = CommittedStates(log)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What to ask the leader for next."""
+        following = self.following
+        return Wanted(self.partition, following.epoch, *following.position, following.flushed)
+
+    @property
+    def acked(self) -> Acked | None:
+        """What to tell the leader after a flush; None while it must not count."""
+        flushed = self.following.flushed
+        return Acked(self.partition, self.following.epoch, flushed) if flushed >= 0 else None
+
+    def take(self, answer: Checked) -> Callable[[], None] | None:
+        """Take in what the leader said of `wanted`; what is to be done in a thread before the next fetch.
+
+        Raises BrokerError for what the leader refused or the disk did, ReplicaDiverged when the leader lacks
+        what was committed.
+        """
+        copied = answer.copied
+        if copied.error:
+            raise _refused(copied.error, self.partition)
+        if copied.diverging_end != NOT_DIVERGING:
+            diverging = EpochEnd(copied.diverging_epoch, copied.diverging_end)
+            kept = self.following.cut_at(diverging, copied.committed)
+            position = max(self.log.start, copied.log_start)
+            return lambda: self._cut(kept, position)
+        if answer.headers:
+            self.log.append_copied(answer.headers, answer.batches, copied.segment)
+            self._states.appended(self.log.whole)
+        self._states.publish(self.following.accepted(copied.committed))
+        self.is_behind = self.log.end < copied.committed
+        self.leader_start, self._start_offset = copied.log_start, copied.start_offset
+        return None
+
+    @property
+    def to_delete(self) -> int | None:
+        """Before which offset the leader has given up its records, if they are still here."""
+        start, log = self._start_offset, self.log
+        return start if log.log_start_offset < start <= log.high_watermark else None
+
+    def _cut(self, kept: int | None, anew_at: int) -> None:
+        if kept is None:
+            self.log.begin_anew(anew_at)
+        else:
+            self.log.cut(kept)
+        self._states = CommittedStates(self.log)
+
+
+def _refused(error: int, partition: ReplicaPartition) -> MillraceError:
+    return ERRORS.get(error, BrokerError)(f"{partition}: the leader answers with error {error}")

@@ -1,0 +1,75 @@
+"""Following one leader in one epoch: where the two logs part, what may be reported as flushed.
+
+Positions and epochs only. Whoever drives it copies the bytes.
+"""
+
+from __future__ import annotations
+
+from millrace.errors import MillraceError
+from millrace_broker.replication.leadership import ReplicaLog
+from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
+
+
+class ReplicaDiverged(MillraceError):
+    """The leader lacks bytes that were committed, and this replica keeps them.
+
+    A leader that does not serve yet is deposed. One that serves was elected by hand: an operator must decide.
+    """
+
+    def __init__(self, message: str, *, leader_serves: bool) -> None:
+        super().__init__(message)
+        self.leader_serves = leader_serves
+
+
+class Following:
+    """What a follower knows of the leader of one epoch."""
+
+    def __init__(self, leader: int, epoch: int, log: ReplicaLog) -> None:
+        self.leader, self.epoch = leader, epoch
+        self.is_in_step = False
+        """True once the leader has found this log to be the beginning of its own."""
+        self.has_everything = False
+        """True once the log had everything that a serving leader has committed."""
+        self._log = log
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(end, epoch of the last batch) of the log: what a fetch begins with."""
+        return self._log.end, self._log.epochs.last
+
+    @property
+    def flushed(self) -> int:
+        """What the leader may count as flushed here; -1 while the log may hold bytes that are not its own."""
+        return self._log.flushed if self.is_in_step else -1
+
+    def accepted(self, committed: int) -> int:
+        """The leader found no divergence and told what is committed; how much of that this log has.
+
+        Rounded down to a unit: the rest of the last one may be cut again.
+        """
+        self.is_in_step = True
+        self.has_everything |= 0 <= committed <= self._log.end
+        return max(self._log.committed, min(committed, self._log.whole_end))
+
+    def cut_at(self, diverging: EpochEnd, leader_committed: int) -> int | None:
+        """Where to cut, now that the leader's log ends its part of this log's epochs at `diverging`.
+
+        Both logs have the same bytes up to there; the next fetch may be told an earlier end. None: they share
+        nothing of what this log still holds, so it begins anew, empty, at the later of the two logs' starts.
+        Not before its own: what retention dropped was committed, and who counts must not lack it.
+        ReplicaDiverged when the cut would take something committed.
+        """
+        self.is_in_step = False
+        log = self._log
+        own = log.epochs.end_of(diverging.epoch, log.end)
+        shared = min(own.end, diverging.end)
+        kept = shared if own.epoch != NO_EPOCH and shared >= log.start else None
+        anew_at = diverging.end if diverging.epoch == NO_EPOCH else log.start
+        lost_from = max(log.start, anew_at if kept is None else kept)
+        if lost_from < min(log.committed, log.end):
+            raise ReplicaDiverged(
+                f"the leader {self.leader} of epoch {self.epoch} ends at {lost_from}, below the committed"
+                f" {self._log.committed}: it was elected by hand, or its disk came back from an old copy",
+                leader_serves=leader_committed >= 0,
+            )
+        return kept

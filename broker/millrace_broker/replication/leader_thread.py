@@ -1,0 +1,272 @@
+"""One thread that copies from one leader: asks, receives, checks the records, tells what has been flushed.
+
+The loop says what is wanted of which partition and takes what came; the thread owns the connection, and
+nothing else of the broker. It holds one answer that the loop has not taken, and at most one more is on its
+way. A leader that does not answer is asked again, everything anew. With a limit, partitions that lack
+something committed are asked for one after the other, as it allows; the others are not slowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from millrace.client.connection import Connection
+from millrace.config import ClientSecurity
+from millrace.errors import ERRORS, BrokerError, MillraceError
+from millrace.wire.messages import ApiKey
+from millrace.wire.replica import (
+    MAX_PARTITIONS,
+    Acked,
+    Copied,
+    ReplicaAckRequest,
+    ReplicaFetchRequest,
+    ReplicaPartition,
+    Wanted,
+    decode_answer,
+    encode_ack,
+    encode_fetch,
+)
+from millrace_broker.allowance import Allowance
+from millrace_broker.replication.copying import Checked, Copying, checked
+
+log = logging.getLogger("millrace.replication")
+
+MAX_WAIT_MS = 500
+"""How long a leader waits for news; then it tells what was committed since, and is asked again."""
+ANSWER_BYTES = 1 << 20
+"""Records of one answer, but for a batch that is larger: the loop takes what is in it at one go."""
+TIMEOUT_S = 5.0
+"""A leader that takes longer is asked over another connection."""
+RETRY_S = 0.2
+
+
+class Received(NamedTuple):
+    """What a leader said when this was wanted, or why that cannot be used."""
+
+    wanted: Wanted
+    outcome: Checked | MillraceError
+
+
+class LeaderThread(threading.Thread):
+    """Copies from one leader until `stop`. `want`, `forget`, `ack` and `taken` are the loop's."""
+
+    def __init__(
+        self,
+        leader: int,
+        follower: int,
+        directory: str,
+        address: Callable[[], tuple[str, int] | None],
+        security: ClientSecurity,
+        deliver: Callable[[LeaderThread, Sequence[Received]], None],
+        limit: Allowance,
+    ) -> None:
+        """`address` says where the leader is now; `deliver` hands over what came, and `taken` follows.
+
+        `limit` is of what partitions that are behind copy, from all leaders.
+        """
+        super().__init__(name=f"copy from broker {leader}", daemon=True)
+        self.leader = leader
+        self._follower, self._directory = follower, directory
+        self._address, self._security, self._deliver, self._limit = address, security, deliver, limit
+        self._lock = threading.Lock()
+        self._wants: dict[ReplicaPartition, Wanted] = {}
+        """Everything that is copied from this leader, as last said."""
+        self._news: dict[ReplicaPartition, None] = {}
+        """What of it the leader does not know, and what it need not know any more."""
+        self._behind: dict[ReplicaPartition, None] = {}
+        """What of it the leader is to hear when the limit allows it, the longest waiting first."""
+        self._limited: set[ReplicaPartition] = set()
+        """What is behind, heard of or not."""
+        self._catching_up: ReplicaPartition | None = None
+        """The one of those that the leader has not answered."""
+        self._acks: dict[ReplicaPartition, Acked] = {}
+        self._untaken = 0
+        self._stopped = False
+        self._failure = ""
+        self._wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # For the loop
+
+    def want(self, copying: Copying) -> None:
+        """Go on with this partition where it is now; as the limit allows it where it is behind."""
+        partition = copying.partition
+        with self._lock:
+            self._void(partition)
+            self._wants[partition] = copying.wanted
+            if copying.is_behind and self._limit.rate is not None:
+                self._limited.add(partition)
+                self._behind[partition] = None
+            else:
+                self._news[partition] = None
+        self._wake()
+
+    def forget(self, partition: ReplicaPartition) -> None:
+        with self._lock:
+            if self._wants.pop(partition, None) is not None:
+                self._void(partition)
+                self._news[partition] = None
+                self._acks.pop(partition, None)
+        self._wake()
+
+    def _void(self, partition: ReplicaPartition) -> None:
+        """What was wanted of it before, and the leader may not have heard yet, does not count any more."""
+        self._news.pop(partition, None)
+        self._behind.pop(partition, None)
+        self._limited.discard(partition)
+        if partition == self._catching_up:
+            self._catching_up = None
+
+    def ack(self, acked: Acked) -> None:
+        """Tell the leader what is on the disk."""
+        with self._lock:
+            self._acks[acked.partition] = acked
+        self._wake()
+
+    def taken(self) -> None:
+        """The loop has taken one delivery: there is room for the next."""
+        with self._lock:
+            self._untaken -= 1
+        self._wake()
+
+    def stop(self) -> None:
+        """End soon; nothing is delivered any more."""
+        self._stopped = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full of wake-ups already
+            os.write(self._wake_end, b"\0")
+
+    # The thread
+
+    def run(self) -> None:
+        while not self._stopped:
+            if not self._wants:
+                self._sleep()
+                continue
+            address = self._address()
+            if address is None:
+                self._failed(MillraceError("it is not registered, or not with a listener for brokers"))
+                time.sleep(RETRY_S)
+                continue
+            try:
+                with Connection(
+                    *address,
+                    client_id=f"millrace-replica-{self._follower}",
+                    timeout_s=TIMEOUT_S,
+                    security=self._security,
+                ) as connection:
+                    self._copy(connection)
+            except (MillraceError, OSError) as error:
+                self._failed(error)
+                time.sleep(RETRY_S)
+            except Exception:
+                log.exception("a mistake while copying from broker %s", self.leader)
+                time.sleep(TIMEOUT_S)
+
+    def _failed(self, error: Exception) -> None:
+        """Log a failure once: a leader that is down is tried all the time."""
+        if str(error) != self._failure and not self._stopped:
+            log.warning("cannot copy from broker %s: %s; trying again", self.leader, error)
+        self._failure = str(error)
+
+    def _sleep(self) -> None:
+        """Wait for the loop; nothing is copied from this leader now."""
+        os.set_blocking(self._wake_fd, True)
+        os.read(self._wake_fd, 4096)
+        os.set_blocking(self._wake_fd, False)
+
+    def _copy(self, connection: Connection) -> None:
+        """Copy over one connection, as long as it holds and there is anything to copy."""
+        asked: dict[ReplicaPartition, Wanted] = {}
+        with self._lock:
+            self._catching_up = None
+            heard_of = (one for one in self._wants if one in self._limited - self._behind.keys())
+            self._behind = dict.fromkeys([*heard_of, *self._behind])
+            self._news = {partition: None for partition in self._wants if partition not in self._behind}
+        anew, unanswered, answer_by = True, 0, 0.0
+        while self._wants and not (self._stopped or connection.worn):
+            self._send_acks(connection)
+            with self._lock:
+                until_next = self._seconds_to_next_behind()
+                has_room, has_news = self._untaken == 0, bool(self._news)
+            if has_room and (unanswered == 0 or has_news):
+                # While the leader still waits with its answer to the last request, this one ends that wait.
+                connection.send(ApiKey.REPLICA_FETCH, 0, self._request(asked, anew), timeout_s=TIMEOUT_S)
+                anew, unanswered = False, unanswered + 1
+                answer_by = time.monotonic() + MAX_WAIT_MS / 1000 + TIMEOUT_S
+            patience = answer_by - time.monotonic() if unanswered else TIMEOUT_S
+            if connection.wait(self._wake_fd, max(0.0, min(patience, until_next))):
+                if not unanswered:
+                    raise MillraceError("it has closed the connection")
+                self._take_answer(connection.receive(timeout_s=TIMEOUT_S), asked)
+                unanswered -= 1
+            elif unanswered and time.monotonic() > answer_by:
+                raise MillraceError("it does not answer")
+
+    def _seconds_to_next_behind(self) -> float:
+        """Let the next partition catch up if it is time; else how long until it is. Under the lock."""
+        if self._catching_up is not None or not self._behind:
+            return TIMEOUT_S  # what changes that wakes the thread
+        seconds = self._limit.wait_seconds()
+        if seconds <= 0:
+            self._catching_up = next(iter(self._behind))
+            del self._behind[self._catching_up]
+            self._news[self._catching_up] = None
+            return TIMEOUT_S
+        return seconds
+
+    def _request(self, asked: dict[ReplicaPartition, Wanted], anew: bool) -> bytes:
+        """What the leader does not know yet; `asked` follows."""
+        with self._lock:
+            news = list(islice(self._news, MAX_PARTITIONS))
+            for partition in news:
+                del self._news[partition]
+            wanted = [self._wants[partition] for partition in news if partition in self._wants]
+            forgotten = [partition for partition in news if partition not in self._wants]
+        for partition in forgotten:
+            asked.pop(partition, None)
+        asked.update((one.partition, one) for one in wanted)
+        request = ReplicaFetchRequest(
+            self._follower, self._directory, anew, MAX_WAIT_MS, ANSWER_BYTES, wanted, forgotten
+        )
+        return encode_fetch(request)
+
+    def _send_acks(self, connection: Connection) -> None:
+        with self._lock:
+            acks = list(islice(self._acks.values(), MAX_PARTITIONS))
+            for one in acks:
+                del self._acks[one.partition]
+        if acks:
+            body = encode_ack(ReplicaAckRequest(self._follower, self._directory, acks))
+            connection.send(ApiKey.REPLICA_ACK, 0, body, timeout_s=TIMEOUT_S, answered=False)
+
+    def _take_answer(self, body: memoryview, asked: dict[ReplicaPartition, Wanted]) -> None:
+        error, copied = decode_answer(body)
+        if error:
+            raise ERRORS.get(error, BrokerError)(f"it answers with error {error}")
+        self._failure = ""
+        for one in copied:
+            if one.partition in self._limited and isinstance(one.records, memoryview):
+                self._limit.took(len(one.records))
+            if one.partition == self._catching_up:
+                self._catching_up = None
+        received = [_checked(one, wanted) for one in copied if (wanted := asked.get(one.partition))]
+        if received:
+            with self._lock:
+                self._untaken += 1
+            self._deliver(self, received)
+
+
+def _checked(copied: Copied, wanted: Wanted) -> Received:
+    try:
+        return Received(wanted, checked(copied, wanted))
+    except MillraceError as error:
+        return Received(wanted, error)

@@ -1,0 +1,340 @@
+"""Leading one partition in one epoch: which replicas count, what is committed, who is told what.
+
+A position is committed once it is flushed on every in-sync replica and there are at least
+`min.insync.replicas` of them. Readers see committed bytes only, so any in-sync replica may lead next without
+asking anybody. Commits end where a *unit* ends, which is what one append wrote: a batch and its filler, say.
+
+Owns no log: it reads one through `ReplicaLog`. Whoever drives it writes the changes it proposes to ZooKeeper,
+one at a time, and reports each outcome.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from millrace.zookeeper.topic_state import PartitionState
+from millrace_broker.replication.state import Directories, expand, finish, prefer, resign, shrink
+from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
+
+MAX_UNITS = 4096
+"""The most ends of units remembered above what is committed; then every second one is forgotten."""
+CLOSED_GRACE_S = 1.0
+"""How long a follower's closed connection may take to come back before it is out of the in-sync replicas."""
+LAG_SAMPLES = 10
+"""How often within the allowed lag the log's end is noted: a lag is judged to a tenth of it."""
+
+
+class ReplicaLog(Protocol):
+    """What is asked of the log that a replica keeps."""
+
+    @property
+    def start(self) -> int:
+        """Position of its first byte."""
+
+    @property
+    def end(self) -> int:
+        """Position behind its last batch, flushed or not."""
+
+    @property
+    def whole_end(self) -> int:
+        """Position behind its last whole unit."""
+
+    @property
+    def flushed(self) -> int:
+        """Everything below this position is on the disk."""
+
+    @property
+    def committed(self) -> int:
+        """Everything below this position is known to be committed; the end of a unit."""
+
+    @property
+    def epochs(self) -> EpochMap:
+        """Which leader wrote which of its bytes."""
+
+
+class Snapshot(NamedTuple):
+    """One version of the topic's node in ZooKeeper, as far as it concerns the partition."""
+
+    version: int
+    state: PartitionState
+    minimum: int
+    """`min.insync.replicas`, of the same version of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What the leader wants written: who is in sync, the end of a reassignment, or that it leads no more."""
+
+    joining: Directories = field(default_factory=dict)
+    leaving: frozenset[int] = frozenset()
+    finishes: bool = False
+    """True: all that a reassignment adds are in sync; then nobody joins or leaves."""
+    preferred: Directories = field(default_factory=dict)
+    """The first replica, if it is to lead; then this is all."""
+    yields: bool = False
+    """True if an in-sync or eligible replica has a longer log and must lead. No other change then."""
+
+    def apply(self, snapshot: Snapshot, leader: int, epoch: int) -> PartitionState | None:
+        """What the newest state becomes; None when there is nothing to write (any more)."""
+        _, state, minimum = snapshot
+        if self.yields:
+            return resign(state, leader, epoch, minimum, is_whole=True)
+        if self.finishes:
+            return finish(state, leader, epoch, minimum)
+        if self.preferred:
+            leads = (state.leader, state.leader_epoch) == (leader, epoch)
+            return prefer(state, self.preferred) if leads else None
+        if self.leaving:
+            return shrink(state, leader, epoch, self.leaving, minimum)
+        return expand(state, leader, epoch, self.joining, minimum)
+
+
+@dataclass(slots=True)
+class _Follower:
+    flushed: int = -1
+    """Up to where its disk is known to hold the leader's bytes; -1: nothing is known in this epoch."""
+    closed_at: float | None = None
+
+
+class Leadership:
+    """What the leader of one epoch knows and decides."""
+
+    def __init__(
+        self,
+        broker: int,
+        won: Snapshot,
+        log: ReplicaLog,
+        now: float,
+        *,
+        lag_s: float,
+        prefer_after_s: float,
+        is_sure: bool,
+    ) -> None:
+        """`won` is the state that the election wrote; the epoch starts where `log` ends.
+
+        `lag_s`: a follower that has not flushed what the log held so long ago is out of the in-sync replicas.
+        `prefer_after_s`: so long the first replica must be in sync before it gets the lead.
+        `is_sure`: since this process started, `log` has had everything committed, so it is no older copy.
+        """
+        self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
+        self.snapshot = won
+        """The newest state this leader has seen: removals count from then on, never from the proposal."""
+        self.committed = -1
+        """Everything below it is committed; -1 until all that lies below `start` is known to be."""
+        self.proposal: Proposal | None = None
+        """What was handed out to be written, while nobody knows whether it was."""
+        self.is_outrun = False
+        """True once an in-sync or eligible replica has shown a longer log: that replica must lead."""
+        self._is_sure, self._last_epoch = is_sure, log.epochs.last
+        self._log, self._lag_s, self._prefer_after_s = log, lag_s, prefer_after_s
+        self._units = deque([self.start])
+        self._followers: dict[tuple[int, str], _Follower] = {}
+        self._seen: set[tuple[int, str]] = set()
+        """Replicas that have shown in this epoch where their logs end."""
+        self._ends = deque([(now, self.start)])
+        self._preferred_since: float | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """True once every in-sync replica has flushed what the log held when this epoch began.
+
+        Before, this leader does not know how much of that is committed. It shows nothing, and its broker
+        takes no writes: a high watermark below the one its predecessor told would send readers back. A
+        reader that knows a newer epoch is not answered either (`Partition.check_epoch`).
+        """
+        return self.committed >= self.start
+
+    @property
+    def has_enough(self) -> bool:
+        """False while there are fewer in-sync replicas than the minimum: acks=all is refused then."""
+        return len(self.snapshot.state.isr) >= self.snapshot.minimum
+
+    @property
+    def lags(self) -> dict[int, int]:
+        """Bytes of the log that each other replica is not known to have on its disk. From any thread."""
+        end, state, flushed = self._log.end, self.snapshot.state, dict[int, int]()
+        for (broker, _), follower in list(self._followers.items()):
+            flushed[broker] = max(follower.flushed, flushed.get(broker, -1))
+        return {
+            broker: max(0, end - max(flushed.get(broker, -1), self._log.start))
+            for broker in state.replicas
+            if broker != self.broker
+        }
+
+    # What happens
+
+    def appended(self) -> None:
+        """The log has grown by one unit."""
+        if len(self._units) >= MAX_UNITS:
+            self._units = deque(islice(self._units, 1, None, 2))
+        self._units.append(self._log.end)
+
+    def flushed(self) -> bool:
+        """The log's own flush is done; True when more is committed."""
+        return self._commit()
+
+    def check(self, position: int, last_epoch: int) -> EpochEnd | None:
+        """Where a follower's log, which ends at `position` with a batch of `last_epoch`, leaves this one.
+
+        None when it does not: then its bytes are this log's, and it may take what follows. (NO_EPOCH, start
+        of this log) when it shares nothing with this log, or ends before it. A log without a batch goes on
+        where it is: it begins where a leader's retention once ended, which is committed.
+        """
+        log = self._log
+        here = log.epochs.end_of(last_epoch, log.end)
+        if last_epoch == NO_EPOCH and log.start <= position <= log.end:
+            return None
+        if position < log.start or here.epoch == NO_EPOCH:
+            return EpochEnd(NO_EPOCH, log.start)
+        return None if here.epoch == last_epoch and position <= here.end else here
+
+    def reported(self, broker: int, directory: str, flushed: int) -> bool:
+        """A follower of this epoch, with these bytes, has flushed so far; True when more is committed."""
+        follower = self._followers.setdefault((broker, directory), _Follower())
+        follower.flushed, follower.closed_at = max(follower.flushed, flushed), None
+        return self._commit()
+
+    def connected(self, broker: int, directory: str, position: int, last_epoch: int) -> None:
+        """A follower of this epoch copies, and its log ends at `position` with a batch of `last_epoch`.
+
+        That may be less than the follower had flushed: its log was set aside and begun anew, or its disk
+        lost a file. It may be more than this log has, if this leader's disk is an older copy. Then
+        this leader must resign before it serves.
+        """
+        follower = self._followers.setdefault((broker, directory), _Follower())
+        follower.flushed, follower.closed_at = min(follower.flushed, position), None
+        self._seen.add((broker, directory))
+        if not (self._is_sure or self.is_serving):
+            state = self.snapshot.state
+            counts = directory in (state.isr.get(broker), state.eligible.get(broker))
+            goes_further = (last_epoch, position) > (self._last_epoch, self.start)
+            self.is_outrun |= counts and goes_further and self.check(position, last_epoch) is not None
+
+    def closed(self, broker: int, directory: str, now: float) -> None:
+        """The follower's connection ended, or it copies this partition no longer."""
+        self._followers.setdefault((broker, directory), _Follower()).closed_at = now
+
+    def observe(self, snapshot: Snapshot) -> bool:
+        """Adopt a newer state in which this broker still leads in this epoch; True when more is committed."""
+        if snapshot.version > self.snapshot.version:
+            moved_away = set(self.snapshot.state.replicas).difference(snapshot.state.replicas)
+            for replica in [one for one in self._followers if one[0] in moved_away]:
+                del self._followers[replica]  # should it come back, its log begins anew
+            self.snapshot = snapshot
+        return self._commit()
+
+    def decided(self, snapshot: Snapshot) -> bool:
+        """The proposal was written, or certainly never will be; `snapshot` is of after that."""
+        self.proposal = None
+        return self.observe(snapshot)
+
+    # What to do
+
+    def propose(self, live: Directories, now: float) -> Proposal | None:
+        """The next change to be written, if one is due; to be asked ten times a lag.
+
+        Removals come first: commits wait for them.
+        """
+        self._note_end(now)
+        preferred = self._preferred(live, now)
+        if self.proposal is None and self.is_outrun:
+            self.proposal = Proposal(yields=True)
+            return self.proposal
+        if self.proposal is None:
+            leaving = self._leaving(live, now)
+            joining = {} if leaving else self._joining(live)
+            _, state, minimum = self.snapshot
+            if leaving or joining:
+                self.proposal = Proposal(joining, leaving)
+                return self.proposal
+            if finish(state, self.broker, self.epoch, minimum) is not None:
+                self.proposal = Proposal(finishes=True)
+                return self.proposal
+            if preferred:
+                self.proposal = Proposal(preferred=preferred)
+                return self.proposal
+        return None
+
+    def _preferred(self, live: Directories, now: float) -> Directories:
+        """The first replica, once it has been alive and in sync for long enough to lead again."""
+        state = self.snapshot.state
+        if prefer(state, live) is None or not self.is_serving or state.adding or state.removing:
+            self._preferred_since = None
+            return {}
+        if self._preferred_since is None:
+            self._preferred_since = now
+        first = state.replicas[0]
+        return {first: live[first]} if now - self._preferred_since >= self._prefer_after_s else {}
+
+    def _leaving(self, live: Directories, now: float) -> frozenset[int]:
+        return frozenset(
+            broker
+            for broker, directory in self.snapshot.state.isr.items()
+            if broker != self.broker
+            and (live.get(broker) != directory or self._is_late(broker, directory, now))
+        )
+
+    def _is_late(self, broker: int, directory: str, now: float) -> bool:
+        follower = self._followers.get((broker, directory), _Follower())
+        if follower.closed_at is not None and now - follower.closed_at >= CLOSED_GRACE_S:
+            return True
+        noted_at, end = self._ends[0]
+        return now - noted_at >= self._lag_s and follower.flushed < end
+
+    def _note_end(self, now: float) -> None:
+        """Keep the log's end of every tenth of the lag; the first of them is as old as the lag, if one is."""
+        if now - self._ends[-1][0] >= self._lag_s / LAG_SAMPLES:
+            self._ends.append((now, self._log.end))
+        while len(self._ends) > 1 and now - self._ends[1][0] >= self._lag_s:
+            self._ends.popleft()
+
+    def _joining(self, live: Directories) -> Directories:
+        """The replicas that have flushed what is committed, and all that was there when the epoch began.
+
+        Nobody yet, if this log may be an older copy and a live replica that counts has not shown its own.
+        """
+        state, floor = self.snapshot.state, max(self.committed, self.start)
+        if not (self._is_sure or self.is_serving or self._has_seen(live, state)):
+            return {}
+        return {
+            broker: directory
+            for (broker, directory), follower in self._followers.items()
+            if follower.flushed >= floor
+            and follower.closed_at is None
+            and live.get(broker) == directory
+            and broker in state.replicas
+            and broker not in state.isr
+        }
+
+    def _has_seen(self, live: Directories, state: PartitionState) -> bool:
+        """True once every live replica that counts has connected in this epoch."""
+        counting = {*state.isr.items(), *state.eligible.items()} & {*live.items()}
+        return all(one in self._seen for one in counting if one[0] != self.broker)
+
+    def _commit(self) -> bool:
+        """Commit what is flushed everywhere, up to the end of a unit; True when that is more than before."""
+        if not self._units or not self.has_enough or self.is_outrun:
+            return False
+        flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))
+        if self.proposal is not None:  # who may be in already counts: nobody knows yet
+            flushed = min(flushed, self._flushed_by(self.proposal.joining))
+        before = self.committed
+        while self._units and self._units[0] <= flushed:
+            self.committed = self._units.popleft()
+        return self.committed > before
+
+    def _flushed_by(self, replicas: Mapping[int, str]) -> int:
+        """Up to where all of these have flushed, this broker left out."""
+        unknown = _Follower()
+        return min(
+            (
+                self._followers.get(item, unknown).flushed
+                for item in replicas.items()
+                if item[0] != self.broker
+            ),
+            default=self._log.flushed,
+        )

@@ -1,0 +1,191 @@
+"""One broker's copy of one partition: whether it leads, follows, campaigns or waits, and what changes that.
+
+The states, and what ends them:
+
+    waiting      nobody leads, or the leader is this broker's own earlier life    a leader; its campaign
+    following    the state names another broker                                   a newer epoch; its campaign
+    campaigning  its turn came: nothing is taken from a leader any more           the outcome of its write
+    leading      its compare-and-set was answered                                 hearing of a newer epoch
+
+A replica elects itself. It leads on the word of a compare-and-set that it made and whose answer it heard, on
+nothing else: a state that names it as leader may stem from its life before a crash, when followers took bytes
+that its own disk has lost. It then elects itself again, in a new epoch.
+"""
+
+from __future__ import annotations
+
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState, Report
+from millrace_broker.replication.following import Following
+from millrace_broker.replication.leadership import Leadership, ReplicaLog, Snapshot
+from millrace_broker.replication.state import (
+    UNKNOWN_EPOCHS,
+    Directories,
+    elect,
+    has_live_leader,
+    may_lead,
+    report,
+)
+
+CAMPAIGN_STEP_S = 0.5
+"""Entitled replicas campaign one after the other, so far apart: the first one usually wins."""
+
+
+class Replica:
+    """The role of one broker's copy of one partition with several replicas."""
+
+    def __init__(
+        self, broker: int, directory: str, log: ReplicaLog, *, lag_s: float, prefer_after_s: float
+    ) -> None:
+        """`directory` is the id of the log directory that `log` lies in."""
+        self.broker, self.directory, self.log = broker, directory, log
+        self.leading: Leadership | None = None
+        self.following: Following | None = None
+        self.is_campaigning = False
+        self.snapshot: Snapshot | None = None
+        self.live: Directories = {}
+        self._lag_s, self._prefer_after_s = lag_s, prefer_after_s
+        self._leaderless_since: float | None = None
+        self._is_sure = False
+        """True once the log had everything that a serving leader has committed: it is no older copy."""
+        self.has_seen_newer = False
+        """True from the moment the broker finds ZooKeeper restored until this replica has reported."""
+
+    def observe(self, snapshot: Snapshot, now: float) -> None:
+        """Take in a state read from ZooKeeper; an older one than is known changes nothing."""
+        if self.snapshot is None or snapshot.version > self.snapshot.version:
+            self.snapshot = snapshot
+            self.has_seen_newer &= self.broker not in snapshot.state.reports
+            self.has_seen_newer &= not self._is_settled(snapshot.state)
+        self._take_role(now)
+
+    def see_brokers(self, live: Directories, now: float) -> None:
+        """Take in who is registered, as last read."""
+        self.live = live
+        self._take_role(now)
+
+    def _take_role(self, now: float) -> None:
+        if self.snapshot is None:
+            return
+        state = self.snapshot.state
+        if self.leading is not None:
+            if (state.leader, state.leader_epoch) == (self.broker, self.leading.epoch):
+                self.leading.observe(self.snapshot)
+            else:
+                self.leading = None
+        if self.leading is not None or self.is_campaigning:
+            return
+        if state.leader in (self.broker, NO_LEADER) or self.owes_report:
+            self._follow(None)
+        elif self.following is None or self.following.epoch != state.leader_epoch:
+            self._follow(Following(state.leader, state.leader_epoch, self.log))
+        if state.leader != self.broker and has_live_leader(state, self.live):
+            self._leaderless_since = None
+        elif self._leaderless_since is None:
+            self._leaderless_since = now
+
+    def _follow(self, following: Following | None) -> None:
+        if self.following is not None:
+            self._is_sure |= self.following.has_everything
+        self.following = following
+
+    def heard_of(self, epoch: int) -> None:
+        """A follower knows a leader of `epoch`: this one, if it is older, leads no more."""
+        if self.leading is not None and epoch > self.leading.epoch:
+            self.leading = None
+
+    # After ZooKeeper was restored
+
+    def forget_zookeeper(self) -> None:
+        """Drop the role and the state read so far, as ZooKeeper was restored; the replica must report."""
+        self._follow(None)
+        self.leading = self.snapshot = None
+        self.has_seen_newer = True
+
+    @property
+    def owes_report(self) -> bool:
+        """True while this replica must report its log before it may follow or campaign."""
+        if self.snapshot is None or self.leading is not None or self.is_campaigning:
+            return False
+        return self.with_report(self.snapshot.state) is not None
+
+    def with_report(self, state: PartitionState) -> PartitionState | None:
+        """Return the state with a report of this log; None unless ZooKeeper was restored from an older copy.
+
+        ZooKeeper knows of each epoch before a log does. Everything that is reported must be on the disk.
+        """
+        has_seen_newer = self.has_seen_newer and not self._is_settled(state)
+        if not (state.reports or has_seen_newer or state.leader_epoch < self.log.epochs.last):
+            return None
+        return report(state, self.broker, Report(self.directory, self.log.epochs.last, self.log.end))
+
+    def _is_settled(self, state: PartitionState) -> bool:
+        """True if reports, or an operator, have chosen a leader since ZooKeeper was restored."""
+        return not state.reports and state.leader_epoch > self.log.epochs.last + UNKNOWN_EPOCHS // 2
+
+    # Elections
+
+    @property
+    def is_leaderless(self) -> bool:
+        """True while nobody leads, as far as is known: it may become this replica's turn."""
+        return self._leaderless_since is not None and self.leading is None and not self.is_campaigning
+
+    def is_due(self, now: float) -> bool:
+        """True when it is this replica's turn to campaign."""
+        if self.snapshot is None or not self.is_leaderless or self.owes_report:
+            return False
+        assert self._leaderless_since is not None
+        state = self.snapshot.state
+        if not may_lead(state, self.broker, self.directory, self.live):
+            return False
+        return now - self._leaderless_since >= self._rank(state) * CAMPAIGN_STEP_S
+
+    def _rank(self, state: PartitionState) -> int:
+        """How many other entitled replicas come before this one; 0 for the one that led last."""
+        if state.leader == self.broker:
+            return 0
+        entitled = [
+            broker
+            for broker in state.replicas
+            if broker == self.broker
+            or (broker in self.live and may_lead(state, broker, self.live[broker], self.live))
+        ]
+        return entitled.index(self.broker)
+
+    def campaign(self) -> None:
+        """Take nothing from a leader any more; next come a cut to the last whole unit, and `election`.
+
+        What is not flushed yet may stay so: it is committed, and shown, only when it is on this disk, too.
+        """
+        self._follow(None)
+        self.is_campaigning = True
+
+    def election(self) -> tuple[int, PartitionState] | None:
+        """(version to replace, state) to be written with one compare-and-set; None when it may not lead."""
+        assert self.snapshot is not None, "a campaign begins with a state"
+        version, state, minimum = self.snapshot
+        elected = elect(state, self.broker, self.directory, self.live, minimum)
+        return None if elected is None else (version, elected)
+
+    def won(self, snapshot: Snapshot, now: float) -> Leadership | None:
+        """The compare-and-set was answered: `snapshot` is its. None if a newer state names another leader."""
+        self.is_campaigning, self._leaderless_since = False, None
+        if self.snapshot is None or snapshot.version >= self.snapshot.version:
+            self.snapshot = snapshot
+        newest, epoch = self.snapshot.state, snapshot.state.leader_epoch
+        if (newest.leader, newest.leader_epoch) == (self.broker, epoch):
+            self.leading = Leadership(
+                self.broker,
+                self.snapshot,
+                self.log,
+                now,
+                lag_s=self._lag_s,
+                prefer_after_s=self._prefer_after_s,
+                is_sure=self._is_sure,
+            )
+        self._take_role(now)
+        return self.leading
+
+    def not_won(self, now: float) -> None:
+        """The compare-and-set failed, or its answer was lost: go by the newest state; again in its turn."""
+        self.is_campaigning, self._leaderless_since = False, None
+        self._take_role(now)

@@ -1,0 +1,170 @@
+"""The leader's side of a follower's connection: where it stands in each partition, and what it hears.
+
+On the loop only. Knows logs and leaderships; the broker brings both, and the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millrace.errors import BrokerError, ErrorCode, FencedLeaderEpoch, NotLeader, UnknownLeaderEpoch
+from millrace.records.file_slice import FileSlice
+from millrace.wire.replica import Copied, ReplicaFetchRequest, ReplicaPartition, Wanted
+from millrace_broker.replication.leadership import Leadership
+from millrace_broker.storage.partition_log import PartitionLog
+
+
+class Led(NamedTuple):
+    """A partition that this broker leads."""
+
+    leading: Leadership
+    log: PartitionLog
+
+
+FindLed = Callable[[ReplicaPartition, int], Led]
+"""The partition led here, for a follower that knows this epoch of it; BrokerError when it is not led here."""
+
+
+def check_epoch(leading: Leadership, known: int) -> None:
+    """Refuse a follower that follows another epoch's leader."""
+    if known < leading.epoch:
+        raise FencedLeaderEpoch(f"epoch {known} is over: {leading.epoch} is led here")
+    if known > leading.epoch:
+        raise UnknownLeaderEpoch(f"epoch {known} is newer than {leading.epoch}, which was led here")
+    if leading.is_outrun:
+        raise NotLeader(f"the leader of epoch {known} resigns, as another replica has a longer log")
+
+
+@dataclass(slots=True)
+class _Place:
+    wanted: Wanted
+    heard_starts: tuple[int, int] = (-1, -1)
+    """The start of the leader's log, and of what may be read of it, as last told."""
+    heard_committed: int = -1
+    is_answered: bool = False
+    """True from an answer on until the follower says where it stands then."""
+
+
+class ReplicaSession:
+    """One follower's connection."""
+
+    def __init__(self, follower: int, directory: str, find: FindLed) -> None:
+        self.follower, self.directory = follower, directory
+        self._find = find
+        self._places: dict[ReplicaPartition, _Place] = {}
+        self._changed: dict[ReplicaPartition, None] = {}
+        """Where there may be something to say, the longest waiting first."""
+
+    def update(self, request: ReplicaFetchRequest, now: float) -> bool:
+        """Record the follower's positions; True when that commits more, or when a leader must resign."""
+        if request.anew:
+            self._places, self._changed = {}, {}
+        for partition in request.forgotten:
+            self._changed.pop(partition, None)
+            if (place := self._places.pop(partition, None)) is not None:
+                self._end(place, now)
+        grown = False
+        for wanted in request.wanted:
+            place = self._places.setdefault(wanted.partition, _Place(wanted))
+            place.wanted, place.is_answered = wanted, False
+            self._changed[wanted.partition] = None
+            try:
+                leading = self._led(wanted).leading
+            except BrokerError:
+                continue  # the answer says it
+            leading.connected(self.follower, self.directory, wanted.position, wanted.last_epoch)
+            grown |= leading.is_outrun
+            if wanted.flushed >= 0:
+                grown |= leading.reported(self.follower, self.directory, wanted.flushed)
+        return grown
+
+    def changed(self, partition: ReplicaPartition) -> None:
+        """The partition has grown, or is led no more."""
+        place = self._places.get(partition)
+        if place is not None and not place.is_answered:
+            self._changed[partition] = None
+
+    def closed(self, now: float) -> None:
+        """The connection ended."""
+        for place in self._places.values():
+            self._end(place, now)
+
+    def _end(self, place: _Place, now: float) -> None:
+        with suppress(BrokerError):
+            self._led(place.wanted).leading.closed(self.follower, self.directory, now)
+
+    def answer(self, max_bytes: int, *, final: bool = False) -> list[Copied]:
+        """What there is to say, at most `max_bytes` of records but for the first; empty: nothing yet.
+
+        A partition that is named in it is silent until the follower names it again. `final`: the follower
+        has waited long enough, and hears what alone would not have been worth an answer.
+        """
+        copied: list[Copied] = []
+        room = max_bytes
+        for partition in list(self._changed):
+            if room <= 0:
+                break
+            del self._changed[partition]
+            one = self._answer(self._places[partition], room)
+            if one is not None:
+                copied.append(one)
+                if isinstance(one.records, FileSlice):
+                    room -= one.records.length
+        if final:
+            places = [place for place in self._places.values() if not place.is_answered]
+            copied += [one for place in places if (one := self._news(place)) is not None]
+        for one in copied:
+            if (answered := self._places.get(one.partition)) is not None:
+                answered.is_answered = True
+        return copied
+
+    def _led(self, wanted: Wanted) -> Led:
+        led = self._find(wanted.partition, wanted.epoch)
+        check_epoch(led.leading, wanted.epoch)
+        return led
+
+    def _answer(self, place: _Place, room: int) -> Copied | None:
+        wanted = place.wanted
+        try:
+            leading, log = self._led(wanted)
+        except BrokerError as error:
+            del self._places[wanted.partition]  # else whatever a follower names would be remembered
+            return Copied(wanted.partition, error.code)
+        try:
+            diverging = leading.check(wanted.position, wanted.last_epoch)
+            if diverging is not None:
+                return Copied(
+                    wanted.partition,
+                    ErrorCode.NONE,
+                    committed=leading.committed,
+                    diverging_epoch=diverging.epoch,
+                    diverging_end=diverging.end,
+                    log_start=log.start,
+                )
+            segment, records = log.read_raw(wanted.position, room)
+        except BrokerError as error:
+            return Copied(wanted.partition, error.code)
+        if records is None and wanted.flushed >= 0:
+            return None
+        return _said(place, leading, log)._replace(segment=segment, records=records)
+
+    def _news(self, place: _Place) -> Copied | None:
+        """What was committed or dropped since the follower heard of it, while nothing was appended."""
+        wanted = place.wanted
+        try:
+            leading, log = self._led(wanted)
+        except BrokerError:
+            return None
+        heard = place.heard_starts, place.heard_committed
+        if wanted.flushed < 0 or heard == ((log.start, log.log_start_offset), leading.committed):
+            return None
+        return _said(place, leading, log)
+
+
+def _said(place: _Place, leading: Leadership, log: PartitionLog) -> Copied:
+    starts, committed = (log.start, log.log_start_offset), leading.committed
+    place.heard_starts, place.heard_committed = starts, committed
+    return Copied(place.wanted.partition, ErrorCode.NONE, committed, *starts)

@@ -1,0 +1,244 @@
+"""The changes of who leads a partition and which replicas count, as functions from one state to the next.
+
+Each is made with one compare-and-set of the topic's node in ZooKeeper, and is safe whoever makes it, however
+late: what must hold stands here, not in who calls. None instead of a state means that the change is not, or
+not any more, allowed.
+
+`live`: the registered brokers and the id of the log directory that each of them uses now. A broker whose disk
+was lost comes back with another id, so it is not the replica that the state names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from millrace.zookeeper.topic_state import NO_LEADER, PartitionState, Replicas, Report
+
+Directories = Mapping[int, str]
+"""Broker -> the id of its log directory."""
+UNKNOWN_EPOCHS = 100_000
+"""More epochs than a partition had between a backup of ZooKeeper and its restore."""
+
+
+def has_live_leader(state: PartitionState, live: Directories) -> bool:
+    """True if the leader is registered, with the directory that holds its copy."""
+    leader = state.leader
+    return leader in live and live[leader] == state.isr.get(leader)
+
+
+def may_lead(state: PartitionState, broker: int, directory: str, live: Directories) -> bool:
+    """True for an in-sync replica, and for an eligible one while no in-sync replica lives.
+
+    Both have flushed everything that was ever committed. After ZooKeeper was restored from an older copy the
+    in-sync replicas are unknown. Then all replicas report, and the log that goes furthest has everything.
+    """
+    if state.reports:
+        return _goes_furthest(state, broker, directory)
+    if state.isr.get(broker) == directory:
+        return True
+    return state.eligible.get(broker) == directory and not _alive(state.isr, live)
+
+
+def elect(
+    state: PartitionState, broker: int, directory: str, live: Directories, minimum: int
+) -> PartitionState | None:
+    """`broker` leads from the end of its log on in a new epoch; None unless it may lead.
+
+    How long its log is does not matter. A leader that died before its in-sync replicas had flushed what it
+    began with has committed nothing of it, and each of them must be able to go on.
+    """
+    if not may_lead(state, broker, directory, live):
+        return None
+    led = replace(state, leader=broker, leader_epoch=state.leader_epoch + 1, reports={})
+    if state.reports:  # the same last epoch and end mean the same log
+        own = state.reports[broker]
+        equal = {one: other.directory for one, other in state.reports.items() if other[1:] == own[1:]}
+        return replace(led, isr={**_alive(equal, live), broker: directory}, eligible={})
+    isr = {broker: directory}
+    if broker in state.isr:
+        isr |= {other: at for other, at in _alive(state.isr, live).items() if other != state.leader}
+    return replace(led, isr=isr, eligible=_eligible({**state.eligible, **state.isr}, isr, minimum))
+
+
+def report(state: PartitionState, broker: int, report: Report) -> PartitionState | None:
+    """Add the report of one replica's log to the state of a restored ZooKeeper; None if it is there already.
+
+    The partition has no leader until all replicas have reported. The next epoch is above that of any log,
+    even the log of a broker that is no replica in the older copy.
+    """
+    if broker not in state.replicas or state.reports.get(broker) == report:
+        return None
+    known = state.leader_epoch if state.reports else state.leader_epoch + UNKNOWN_EPOCHS
+    return replace(
+        state,
+        leader=NO_LEADER,
+        leader_epoch=max(known, report.last_epoch),
+        reports={**state.reports, broker: report},
+    )
+
+
+def shrink(
+    state: PartitionState, leader: int, epoch: int, gone: Collection[int], minimum: int
+) -> PartitionState | None:
+    """The leader of `epoch` goes on without the replicas `gone`; None if it leads no more, or none was in."""
+    isr = {broker: at for broker, at in state.isr.items() if broker not in gone or broker == leader}
+    if not _leads(state, leader, epoch) or len(isr) == len(state.isr):
+        return None
+    removed = {broker: at for broker, at in state.isr.items() if broker not in isr}
+    return replace(state, isr=isr, eligible=_eligible({**state.eligible, **removed}, isr, minimum))
+
+
+def expand(
+    state: PartitionState, leader: int, epoch: int, joining: Directories, minimum: int
+) -> PartitionState | None:
+    """The leader of `epoch` takes these replicas in; None when it leads no more, or none may come in.
+
+    A broker that is in under another directory must go out first: its entry still stands for bytes that may
+    be lost, and only the removal makes the leader stop counting them.
+    """
+    new = {b: at for b, at in joining.items() if b in state.replicas and b not in state.isr}
+    if not _leads(state, leader, epoch) or not new:
+        return None
+    isr = {**state.isr, **new}
+    return replace(state, isr=isr, eligible=_eligible(state.eligible, isr, minimum))
+
+
+def resign(
+    state: PartitionState, leader: int, epoch: int, minimum: int, *, is_whole: bool
+) -> PartitionState | None:
+    """The leader of `epoch` stops; None when it leads no more.
+
+    It also leaves the in-sync replicas if there are others, or eligible ones. Those have everything
+    committed, and could not lead as long as its broker lives. `is_whole` says that its disk has everything it
+    flushed; after a failed flush nobody can tell.
+    """
+    if not _leads(state, leader, epoch):
+        return None
+    isr = {broker: at for broker, at in state.isr.items() if broker != leader} or dict(state.eligible)
+    if not isr:
+        return replace(state, leader=NO_LEADER)
+    left = {leader: state.isr[leader]} if is_whole else {}
+    return replace(
+        state, leader=NO_LEADER, isr=isr, eligible=_eligible({**state.eligible, **left}, isr, minimum)
+    )
+
+
+def depose(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
+    """Remove the leader of `epoch`, which lacks committed messages and has not served yet.
+
+    Any replica may do so. None when that leader no longer leads, or no other replica is in sync or eligible.
+    """
+    if not state.eligible and len(state.isr) == 1:
+        return None
+    return resign(state, leader, epoch, minimum, is_whole=False)
+
+
+def assign(state: PartitionState, target: Replicas, live: Directories, minimum: int) -> PartitionState | None:
+    """Return the partition on its way to the replicas `target`; None when its only replica does not serve.
+
+    Whatever it has now stays until the leader calls `finish`, and a target replaces the one before. Going
+    back to the replicas of before is a cancellation, whatever targets there were: `adding` names all that are
+    not of those. `minimum` is that of the state this makes.
+    """
+    if not state.is_replicated and target != state.replicas:
+        # With one replica nobody notes its directory; and it leads on only as one of several, in a new epoch.
+        (broker,) = state.replicas
+        if broker not in live or state.leader == NO_LEADER:
+            return None
+        state = replace(state, leader=NO_LEADER, isr={broker: live[broker]})
+    before = [broker for broker in state.replicas if broker not in state.adding]
+    going = tuple(broker for broker in state.replicas if broker not in target)
+    return replace(
+        with_minimum(state, minimum),
+        replicas=target + going,
+        adding=tuple(broker for broker in target + going if broker not in before),
+        removing=going,
+    )
+
+
+def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
+    """The leader of `epoch` ends a reassignment; None when it leads no more, or it is too early.
+
+    That is until all that are added are in sync, and while fewer than the minimum are in sync and anybody
+    would go who has everything committed. A leader that is not among the replicas any more resigns.
+    `minimum` is that of the target.
+    """
+    target = state.target
+    isr = {broker: at for broker, at in state.isr.items() if broker in target}
+    eligible = {broker: at for broker, at in state.eligible.items() if broker in target}
+    is_enough = len(isr) >= minimum or (isr, eligible) == (state.isr, state.eligible)
+    if not (_leads(state, leader, epoch) and (state.adding or state.removing)):
+        return None
+    if not is_enough or any(broker not in isr for broker in state.adding if broker in target):
+        return None
+    done = replace(
+        state,
+        leader=leader if leader in target else NO_LEADER,
+        replicas=target,
+        isr=isr,
+        eligible=_eligible(eligible, isr, minimum),
+        adding=(),
+        removing=(),
+    )
+    if len(target) == 1:  # nobody campaigns for the only replica: it leads as soon as it is told to
+        return replace(done, leader=target[0], leader_epoch=epoch + (leader != target[0]))
+    return done
+
+
+def prefer(state: PartitionState, live: Directories) -> PartitionState | None:
+    """Nobody leads, so that the first replica does next; None unless that is alive, in sync and not leading.
+
+    Anybody may do it: the leader hears of it. It stays in sync: what it commits until then is flushed by all.
+    """
+    preferred = state.replicas[0]
+    if state.leader == preferred or preferred not in _alive(state.isr, live):
+        return None
+    return replace(state, leader=NO_LEADER)
+
+
+def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionState | None:
+    """`broker` is to elect itself though it may lack committed messages; None where that is not needed.
+
+    It is not while anybody lives who may lead without a loss, and does not help unless `broker` is a live
+    replica. What the others have beyond its log is cut. An only replica leads at once, if it waits for this.
+    """
+    if broker not in state.replicas or broker not in live:
+        return None
+    if not state.is_replicated:
+        waits = state.leader == NO_LEADER
+        return replace(state, leader=broker, leader_epoch=state.leader_epoch + 1) if waits else None
+    if any(may_lead(state, other, at, live) for other, at in live.items()):
+        return None
+    return replace(state, leader=NO_LEADER, isr={broker: live[broker]}, eligible={}, reports={})
+
+
+def with_minimum(state: PartitionState, minimum: int) -> PartitionState:
+    """The state under a new `min.insync.replicas`, which must be set in the same write."""
+    return replace(state, eligible=_eligible(state.eligible, state.isr, minimum))
+
+
+def _leads(state: PartitionState, leader: int, epoch: int) -> bool:
+    return (state.leader, state.leader_epoch) == (leader, epoch)
+
+
+def _goes_furthest(state: PartitionState, broker: int, directory: str) -> bool:
+    """True once all replicas have reported, and no log goes further than this one."""
+    own = state.reports.get(broker)
+    if own is None or own.directory != directory or any(one not in state.reports for one in state.replicas):
+        return False
+    return all(other[1:] <= own[1:] for other in state.reports.values())
+
+
+def _alive(replicas: Directories, live: Directories) -> Directories:
+    return {broker: at for broker, at in replicas.items() if live.get(broker) == at}
+
+
+def _eligible(candidates: Directories, isr: Directories, minimum: int) -> Directories:
+    """Of those that have everything committed, the ones to keep note of beside these in-sync replicas.
+
+    None once there are enough: from then on something may be committed without the others.
+    """
+    if len(isr) >= minimum:
+        return {}
+    return {broker: at for broker, at in candidates.items() if broker not in isr}

@@ -1,0 +1,202 @@
+"""OAUTHBEARER (RFC 7628): a client shows a token that an issuer has signed, and is who the token says.
+
+Counts are a token's signature by a key of the issuer's key set, its issuer, its audience and its times; the
+algorithms are ours to name, and none of them knows a secret. An unsecured token proves nothing. Keys are
+fetched in a thread of their own, never for a client that waits: who shows a key that is not known is refused,
+and the set is fetched again, at most once in MIN_INTERVAL_S.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+from millrace.config import OauthConfig, TlsConfig
+from millrace.security.certificates import client_context
+from millrace_broker.security.login import LoginFailed
+
+log = logging.getLogger("millrace.security.oauth")
+REFRESH_S = 3600.0
+"""How often the key set is fetched when all is well."""
+MIN_INTERVAL_S = 60.0
+"""How soon it is fetched again because a key is not known, or because it could not be."""
+TIMEOUT_S = 10.0
+"""How long one fetch may take."""
+MAX_BYTES, MAX_KEYS = 256 << 10, 100
+"""Of a key set."""
+MIN_RSA_BITS = 2048
+LEEWAY_S = 30
+"""How far the issuer's clock may be from ours."""
+MAX_NAME_CHARACTERS = 249
+_MISTAKES = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+"""What a token that is no good can raise."""
+
+
+class Key(NamedTuple):
+    """A public key of the issuer's."""
+
+    key: Any
+    algorithm: str | None
+    """The only one that it is for, if the set says so."""
+
+
+class KeySet:
+    """The issuer's keys as they were fetched last; `key` is for any thread."""
+
+    def __init__(self, config: OauthConfig, fetch: Callable[[], bytes] | None = None) -> None:
+        self._config, self._fetch = config, fetch or self._fetch_from_issuer
+        self._keys: Mapping[str, Key] = {}
+        self._wake, self._stopped = threading.Event(), threading.Event()
+
+    def key(self, key_id: str) -> Key | None:
+        """The key; None when it is not known, and then the set is fetched again soon."""
+        key = self._keys.get(key_id)
+        if key is None:
+            self._wake.set()
+        return key
+
+    def watch(self) -> None:
+        """Fetch the set now and again, in a thread of its own, until `stop`."""
+
+        def follow() -> None:
+            while not self._stopped.is_set():
+                self._wake.clear()  # before the fetch: a key that is asked for meanwhile may not be in it
+                well = self.refresh()
+                if not self._stopped.wait(MIN_INTERVAL_S) and well:
+                    self._wake.wait(REFRESH_S)
+
+        threading.Thread(target=follow, name="key-set", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+
+    def refresh(self) -> bool:
+        """Fetch the set; the keys stay as they were, and the log says why, when that fails."""
+        try:
+            self._keys = parse_keys(self._fetch())
+        except Exception as error:  # whatever an issuer answers, logins by known keys go on
+            log.error("the keys of %s stay as they were: %s", self._config.jwks, error)
+            return False
+        log.info("fetched %d keys from %s", len(self._keys), self._config.jwks)
+        return True
+
+    def _fetch_from_issuer(self) -> bytes:
+        import httpx  # only who takes tokens needs it
+
+        context: ssl.SSLContext = client_context(TlsConfig(ca=self._config.ca))
+        data, give_up_at = b"", time.monotonic() + TIMEOUT_S
+        # Without redirects: one could lead to a place that proves nothing.
+        with (
+            httpx.Client(verify=context, timeout=TIMEOUT_S, follow_redirects=False) as client,
+            client.stream("GET", self._config.jwks) as response,
+        ):
+            if response.status_code != 200:
+                raise ValueError(f"it answers with status {response.status_code}")
+            for piece in response.iter_bytes(64 << 10):
+                data += piece
+                if len(data) > MAX_BYTES:
+                    raise ValueError(f"it has more than {MAX_BYTES} bytes")
+                if time.monotonic() > give_up_at:
+                    raise TimeoutError(f"it is not whole after {TIMEOUT_S:.0f} s")
+        return data
+
+
+def parse_keys(data: bytes) -> Mapping[str, Key]:
+    """The keys of a key set (RFC 7517) that may sign tokens, by their ids; ValueError when it is none."""
+    values = json.loads(data)
+    entries = values.get("keys") if isinstance(values, dict) else None
+    if not isinstance(entries, list) or len(entries) > MAX_KEYS:
+        raise ValueError(f"it is no key set of at most {MAX_KEYS} keys")
+    keys: dict[str, Key] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("use", "sig") != "sig" or entry.get("kty") == "oct":
+            continue
+        key_id = entry.get("kid")
+        try:
+            key = jwt.PyJWK(entry).key
+        except _MISTAKES:
+            continue  # of a kind that we do not know
+        weak = isinstance(key, RSAPublicKey) and key.key_size < MIN_RSA_BITS
+        public = not hasattr(key, "private_numbers") and not hasattr(key, "private_bytes")
+        if isinstance(key_id, str) and public and not weak:
+            keys[key_id] = Key(key, entry.get("alg"))
+    return keys
+
+
+class BearerExchange:
+    """One client's: its only message carries the token."""
+
+    slow = True
+    listed = False
+
+    def __init__(self, config: OauthConfig, keys: KeySet) -> None:
+        self.user: str | None = None
+        self.until: float | None = None
+        self._config, self._keys = config, keys
+
+    def answer(self, message: bytes) -> bytes:
+        token, other = _token(message)
+        claims = self._claims(token)
+        user = claims.get(self._config.principal_claim)
+        if not isinstance(user, str) or not 0 < len(user) <= MAX_NAME_CHARACTERS or not user.isprintable():
+            raise LoginFailed(f"OAUTHBEARER: {self._config.principal_claim} of the token names nobody")
+        if other not in ("", user):
+            raise LoginFailed(f"OAUTHBEARER as {user!r}, who wants to be {other[:100]!r}")
+        self.user, self.until = user, float(claims["exp"]) + LEEWAY_S
+        return b""
+
+    def _claims(self, token: str) -> Mapping[str, Any]:
+        """What the token says, if it counts; LoginFailed says why not, and never shows it."""
+        config = self._config
+        try:
+            header = jwt.get_unverified_header(token)
+            algorithm, key_id = header.get("alg"), header.get("kid")
+            if not isinstance(algorithm, str) or algorithm not in config.algorithms:
+                raise LoginFailed(
+                    f"OAUTHBEARER: algorithm {str(algorithm)[:100]!r} is not in oauth.algorithms"
+                )
+            key = self._keys.key(key_id) if isinstance(key_id, str) else None
+            if key is None:
+                raise LoginFailed(f"OAUTHBEARER: no key {str(key_id)[:100]!r} is known")
+            if key.algorithm not in (None, algorithm):
+                raise LoginFailed(f"OAUTHBEARER: key {str(key_id)[:100]!r} is not for {algorithm}")
+            claims: Mapping[str, Any] = jwt.decode(
+                token,
+                key.key,
+                algorithms=[algorithm],
+                audience=config.audience,
+                issuer=config.issuer,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except _MISTAKES as error:
+            raise LoginFailed(f"OAUTHBEARER: {str(error)[:200]}") from None
+        return claims
+
+
+def _token(message: bytes) -> tuple[str, str]:
+    """The token in a client's message, and who it wants to be if it says so; LoginFailed if it has none."""
+    match = re.fullmatch(
+        rb"n,(?:a=([^,\x01]*))?,\x01((?:[A-Za-z]+=[^\x01]*\x01)+)\x01", message, flags=re.DOTALL
+    )
+    try:
+        if match is None:
+            raise ValueError
+        pairs = [pair.partition("=") for pair in match[2].decode().split("\1")[:-1]]
+        (value,) = (value for key, _, value in pairs if key == "auth")
+        scheme, _, token = value.partition(" ")
+        if scheme.lower() != "bearer":
+            raise ValueError
+        return token.strip(), (match[1] or b"").decode().replace("=2C", ",").replace("=3D", "=")
+    except ValueError:  # its text would show the token
+        raise LoginFailed(f"OAUTHBEARER with a message of {len(message)} bytes that is none") from None

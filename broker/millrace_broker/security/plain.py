@@ -1,0 +1,63 @@
+"""PLAIN (RFC 4616): the client tells its password, which is held against what SCRAM keeps of it.
+
+For TLS only. The password is hashed as often as the user's record says, in a thread, and kept nowhere. A
+user that is not there costs as much as one with ITERATIONS.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+
+from scramp import ScramException
+
+from millrace_broker.security.login import LoginFailed
+from millrace_broker.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials
+
+MAX_BYTES = 2_000
+"""Of user and password together."""
+_STRONGEST_FIRST = ("SCRAM-SHA-512", "SCRAM-SHA-256")
+_NOBODY = Credential(bytes(32), b"", b"", ITERATIONS)
+
+
+class PlainExchange:
+    """One client's: its only message says who it is, and its password."""
+
+    slow = True
+    listed = True
+    until: float | None = None
+
+    def __init__(self, find: Callable[[str], Credentials | None]) -> None:
+        self.user: str | None = None
+        self._find = find
+
+    def answer(self, message: bytes) -> bytes:
+        try:
+            if len(message) > MAX_BYTES:
+                raise ValueError
+            other, user, password = message.decode().split("\0")
+        except ValueError:  # its text would show the password
+            raise LoginFailed(f"PLAIN with a message of {len(message)} bytes that is none") from None
+        if other not in ("", user):
+            raise LoginFailed(f"PLAIN as {user[:100]!r}, who wants to be {other[:100]!r}")
+        mechanism, kept = self._credential(user)
+        known = kept is not _NOBODY
+        try:
+            made = MECHANISMS[mechanism].make_auth_info(password, kept.iterations, kept.salt)
+            right = hmac.compare_digest(made[1], kept.stored_key)
+        except (ScramException, ValueError):
+            right = False
+        if not right:
+            what = "the password is wrong" if known else "there is no such user"
+            raise LoginFailed(f"PLAIN as {user[:100]!r}: {what}")
+        if self._credential(user) != (mechanism, kept):
+            raise LoginFailed(f"PLAIN as {user[:100]!r}, whose password was changed meanwhile")
+        self.user = user
+        return b""
+
+    def _credential(self, user: str) -> tuple[str, Credential]:
+        credentials = self._find(user) or {}
+        for mechanism in _STRONGEST_FIRST:
+            if mechanism in credentials:
+                return mechanism, credentials[mechanism]
+        return _STRONGEST_FIRST[0], _NOBODY

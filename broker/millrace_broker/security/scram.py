@@ -1,0 +1,128 @@
+"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677): what is kept of a password, and the server's side.
+
+No password is kept, and nothing kept here lets anybody log in. An unknown user is challenged like any other
+and fails at the proof, so that names cannot be found out of users with ITERATIONS and a salt of our length.
+The exchange itself is scramp's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from scramp import ScramException, ScramMechanism
+
+from millrace.errors import ConfigError
+from millrace_broker.security.login import Exchange, LoginFailed, Mechanisms
+
+MECHANISMS = {
+    "SCRAM-SHA-256": ScramMechanism("SCRAM-SHA-256"),
+    "SCRAM-SHA-512": ScramMechanism("SCRAM-SHA-512"),
+}
+MECHANISM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
+"""As Kafka's messages count them."""
+_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+ITERATIONS = 8_192
+MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 1_000_000
+_SALT_BYTES = 32
+"""As scramp draws them: a stranger must not tell users from nobody by the length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What is kept of a user's password for one mechanism."""
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+
+Credentials = Mapping[str, Credential]
+"""A user's, by mechanism."""
+
+
+def check_iterations(iterations: int) -> None:
+    """ConfigError when a password may not be hashed so often."""
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+        raise ConfigError(
+            f"{iterations} iterations: between {MIN_ITERATIONS} and {MAX_ITERATIONS} are allowed"
+        )
+
+
+def credential_of_salted(mechanism: str, salt: bytes, salted_password: bytes, iterations: int) -> Credential:
+    """What to keep of a password that somebody else has hashed (RFC 5802, section 3)."""
+    hashed = _HASHES[mechanism]
+    stored_key = hashlib.new(hashed, hmac.digest(salted_password, b"Client Key", hashed)).digest()
+    return Credential(salt, stored_key, hmac.digest(salted_password, b"Server Key", hashed), iterations)
+
+
+def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS) -> Credential:
+    """What to keep of a password; ConfigError when it or the number of iterations cannot be."""
+    check_iterations(iterations)
+    if not password:
+        raise ConfigError("the password is empty: give one of at least one character")
+    try:
+        return Credential(*MECHANISMS[mechanism].make_auth_info(password, iteration_count=iterations))
+    except ScramException as error:
+        raise ConfigError(f"the password cannot be used with {mechanism}: {error}") from None
+
+
+class ScramExchange:
+    """One client's: its first message is answered by a challenge, its last one by our own proof."""
+
+    slow = False
+    listed = True
+    until: float | None = None
+
+    def __init__(self, mechanism: str, find: Callable[[str], Credentials | None], secret: bytes) -> None:
+        """`secret` is the cluster's: what an unknown user is challenged with comes of it."""
+        self.user: str | None = None
+        self._mechanism, self._find, self._secret = mechanism, find, secret
+        self._named, self._known = "", False
+        self._server = MECHANISMS[mechanism].make_server(self._credential)
+        self._challenged = False
+
+    def answer(self, message: bytes) -> bytes:
+        try:
+            text = message.decode()
+            if not self._challenged:
+                self._server.set_client_first(text)
+                self._challenged = True
+                return str(self._server.get_server_first()).encode()
+            self._server.set_client_final(text)
+            proof = str(self._server.get_server_final()).encode()
+        except (ScramException, ValueError) as error:  # its text would tell whether there is such a user
+            raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: {error}") from None
+        if self._known and self._mechanism not in (self._find(self._named) or {}):
+            self._known = False  # deleted since the challenge
+        if not self._known:
+            raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: there is no such user")
+        self.user = self._named
+        return proof
+
+    def _credential(self, user: str) -> tuple[bytes, bytes, bytes, int]:
+        self._named = user
+        kept = (self._find(user) or {}).get(self._mechanism)
+        self._known = kept is not None
+        if kept is not None:
+            return kept.salt, kept.stored_key, kept.server_key, kept.iterations
+
+        def drawn(what: str) -> bytes:
+            text = f"{what} {self._mechanism} {user}".encode()
+            return hmac.digest(self._secret, text, _HASHES[self._mechanism])
+
+        return drawn("salt")[:_SALT_BYTES], drawn("stored key"), drawn("server key"), ITERATIONS
+
+
+def scram_mechanisms(
+    names: Sequence[str], find: Callable[[str], Credentials | None], secret: bytes
+) -> Mechanisms:
+    """Those of the named mechanisms that are SCRAM's; `find` has a user's credentials."""
+
+    def begin(name: str) -> Callable[[], Exchange]:
+        return lambda: ScramExchange(name, find, secret)
+
+    return {name: begin(name) for name in names if name in MECHANISMS}

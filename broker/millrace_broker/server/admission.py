@@ -1,0 +1,150 @@
+"""Who may connect to a broker, and how much of its memory clients hold together.
+
+Keeps the counts and says who has to wait; closes nothing itself. Knows no sockets and no protocol.
+
+A connection holds the bytes of requests that are not whole or not served and of answers that are not taken,
+and for each request without an answer its size, at least REQUEST_BYTES. Once the sum of all exceeds
+`max_buffered_bytes`, who holds more than a quarter of an even share is not read, until an eighth of the sum
+is free again. The owner of the oldest unfinished request is always read: otherwise all could wait for each
+other.
+
+What brokers copy by counts nowhere, and waits for nobody: clients that take all there is must not make
+followers fall out of sync.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+
+from millrace.config import ClientLimits
+from millrace_broker.server.connection import ClientConnection
+from millrace_broker.server.request import REQUEST_BYTES
+
+RESERVED_FILES = 128
+"""Descriptors that connections leave to the logs."""
+SPARE = 128
+"""Connections beyond the limits that may turn out to be brokers'; of more the oldest is closed."""
+MAX_WORKING = 8
+"""Requests of one client that threads work on, or will: others' wait behind them."""
+
+
+class Admission:
+    """Counts the connections and what they hold, and knows who is one too many."""
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self._limits = limits
+        self._addresses: Counter[str] = Counter()
+        self._last_file = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES - SPARE
+        self.open = self.accepted = self.refused = 0
+        self.closed_idle = self.closed_over_limit = self.closed_unauthenticated = 0
+        self.closed_login_ended = self.failed_tls = 0
+        self.held = 0
+        self.over_limit = False
+        self.over_since = 0.0
+        """When the sum exceeded the limit last."""
+        self.max_queued_bytes = limits.max_queued_bytes
+        self.max_queued_requests = limits.max_queued_requests
+        """The most that one connection may have at present: its share while the sum is over the limit."""
+        self.paused: dict[ClientConnection, None] = {}
+        """Who may not be read."""
+        self._unfinished: dict[ClientConnection, None] = {}
+        """Who has an unfinished request, the oldest first."""
+
+    def refusal(self, address: str, fd: int) -> str | None:
+        """Why a new connection cannot stay; None counts it as open."""
+        limits = self._limits
+        self.accepted += 1
+        if self.open >= limits.max_connections:
+            reason = f"{self.open} are open (max_connections)"
+        elif self._addresses[address] >= limits.max_connections_per_address:
+            reason = f"{self._addresses[address]} of its address are open (max_connections_per_address)"
+        elif fd >= self._last_file:  # the kernel gives the lowest free number
+            reason = "too few file descriptors are left for the logs; raise `ulimit -n`"
+        else:
+            self.open += 1
+            self._addresses[address] += 1
+            return None
+        return reason
+
+    def has_spare(self, fd: int) -> bool:
+        """True while one more may stay that could be a broker's."""
+        return fd < self._last_file + SPARE
+
+    def exempt(self, connection: ClientConnection, now: float) -> None:
+        """A broker copies by this connection: it does not count any more."""
+        self.note(connection, 0, unfinished=False, now=now)
+        self.paused.pop(connection, None)
+
+    def leave(self, address: str) -> None:
+        self.open -= 1
+        self._addresses[address] -= 1
+        if not self._addresses[address]:
+            del self._addresses[address]
+
+    @property
+    def share(self) -> int:
+        """A quarter of an even share of the limit in bytes: what is above the limit stays small, too."""
+        return self._limits.max_buffered_bytes // 4 // max(1, self.open)
+
+    def is_full(self, connection: ClientConnection) -> bool:
+        """True while the client must take answers before it may ask for more."""
+        is_full = (
+            connection.queued_bytes > self.max_queued_bytes
+            or connection.unanswered >= self.max_queued_requests
+            or connection.working >= MAX_WORKING
+        )
+        return is_full and not connection.is_broker
+
+    def is_too_much(self, connection: ClientConnection) -> bool:
+        """True for a client with too much on its way at twice the limit: nothing else bounds this."""
+        on_its_way = connection.queued_bytes + connection.kept_bytes
+        return self.held > 2 * self._limits.max_buffered_bytes and on_its_way > self.share
+
+    def note(self, connection: ClientConnection, held: int, *, unfinished: bool, now: float) -> None:
+        """Remember what a connection holds now, and whether an unfinished request is part of it."""
+        self.held += held - connection.held
+        connection.held = held
+        if not unfinished or connection.served_at == now:
+            self._unfinished.pop(connection, None)
+        if unfinished:
+            self._unfinished.setdefault(connection)  # after `served_at`: behind those of others
+        if self.over_limit or self.held > self._limits.max_buffered_bytes:
+            self._limit(now)
+            if self.over_limit and held > self.share and connection is not self._oldest():
+                self.paused[connection] = None
+                return
+        if self.paused:
+            self.paused.pop(connection, None)
+
+    def _limit(self, now: float) -> None:
+        limits, share = self._limits, self.share
+        limit = limits.max_buffered_bytes
+        over_limit = self.held > (limit * 7 // 8 if self.over_limit else limit)
+        if over_limit and not self.over_limit:
+            self.over_since = now
+        self.over_limit = over_limit
+        self.max_queued_bytes = min(limits.max_queued_bytes, share) if over_limit else limits.max_queued_bytes
+        most = max(1, share // REQUEST_BYTES) if over_limit else limits.max_queued_requests
+        self.max_queued_requests = min(limits.max_queued_requests, most)
+
+    def _oldest(self) -> ClientConnection | None:
+        return next(iter(self._unfinished), None)
+
+    def pass_over_oldest(self, since: float) -> None:
+        """Put the oldest unfinished request behind the others if it did not go on since then."""
+        oldest = self._oldest()
+        if oldest is not None and oldest.received_at <= since:
+            del self._unfinished[oldest]
+            self._unfinished[oldest] = None
+
+    def resumed(self) -> list[ClientConnection]:
+        """Who was paused and may be read again; ask it at the end of a turn."""
+        oldest = self._oldest()
+        if not self.over_limit:
+            resumed = list(self.paused)
+        else:
+            resumed = [oldest] if oldest is not None and oldest in self.paused else []
+        for connection in resumed:
+            del self.paused[connection]
+        return resumed

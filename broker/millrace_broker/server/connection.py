@@ -1,0 +1,262 @@
+"""One client's connection: its unfinished frame, the requests that wait for their turn, the bytes to send.
+
+Sends in the order of the requests, as far as the socket takes it. A request begins when those before it have
+their answers, as with Apache Kafka, so that it sees their effects; appends alone follow each other at once.
+Knows nothing of other connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millrace.records.file_slice import FileSlice
+from millrace.wire.framing import RequestFramer
+from millrace.wire.messages import ApiKey
+from millrace_broker.security.login import Login
+from millrace_broker.security.rights import Access
+from millrace_broker.server.listener import Listener
+from millrace_broker.server.request import FILE_SLICE_BYTES, Part, Request
+from millrace_broker.server.transport import Transport
+
+log = logging.getLogger("millrace.server.connection")
+
+FILE_BYTES_PER_TURN = 1 << 20
+"""The most of one connection's file slices that is sent before the others get their turn: a usual fetch, or
+about 0.2 ms. Half of it makes each fetch an eighth dearer."""
+SEND_BYTES = 256 << 10
+"""Small answers are joined to about this much for one send."""
+MIN_UNJOINED_BYTES = 64 << 10
+"""Parts this large are sent as they are: the same bytes may be in the answers to many."""
+APPENDS = frozenset({ApiKey.PRODUCE, ApiKey.MIRROR_APPEND})
+PROGRESS_BYTES = 16 << 10
+"""A request that is not whole goes on when so much of it comes: who sends a byte now and then stalls."""
+
+
+class Loop(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    now: float
+    errors: Counter[tuple[int, int]]
+
+    def identified(self, connection: ClientConnection) -> None:
+        """The client has proved who it is."""
+
+    def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
+        """Close the connection then, unless it is said anew; None: never."""
+
+    def mute(self, connection: ClientConnection, seconds: float) -> None:
+        """Read nothing of a connection for a while."""
+
+    def exempt(self, connection: ClientConnection) -> None:
+        """Serve the connection before those of clients, and do not count it with them."""
+
+    def touch(self, connection: ClientConnection) -> None:
+        """Have the connection send at the end of the turn."""
+
+    def drop(self, connection: ClientConnection) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class ClientConnection:
+    """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
+
+    loop: Loop
+    transport: Transport
+    listener: Listener
+    host: str
+    address: str
+    access: Access
+    framer: RequestFramer
+    served_at: float
+    """When a whole request came last, or when the connection was opened."""
+    errors: Counter[tuple[int, int]] = field(init=False)
+    requests: deque[Request] = field(default_factory=deque)
+    unanswered: int = 0
+    """How many requests those stand for."""
+    kept_bytes: int = 0
+    """What those keep beyond their number."""
+    pending: int = 0
+    """Number of requests without an answer, a run counted as one; all are of one API."""
+    working: int = 0
+    login: Login | None = field(init=False)
+    ending: bool = False
+    """Nothing more is served; it is closed once what is due has left."""
+    muted: bool = False
+    """Nothing is read while its user pays back what it took beyond a quota."""
+    closed: bool = False
+    spare: bool = False
+    is_broker: bool = False
+    """Another broker copies by it: no limit of clients holds for it."""
+    used_s: float = 0.0
+    """Time of the loop that it has used lately."""
+    queued_bytes: int = 0
+    held: int = 0
+    opened_at: float = field(init=False)
+    received_at: float = field(init=False)
+    """When a request of the client went on or was whole last."""
+    received_bytes: int = 0
+    """What has come since then."""
+    took_at: float = field(init=False)
+    """When the client took bytes of an answer last."""
+    events: int = select.EPOLLIN | select.EPOLLRDHUP
+    _out: deque[Part | memoryview] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.errors, self.login = self.loop.errors, self.listener.login()
+        self.opened_at = self.received_at = self.took_at = self.served_at
+
+    @property
+    def listener_name(self) -> str:
+        return self.listener.name
+
+    def idle_since(self, since: float) -> bool:
+        """True when the client has done nothing since then, and nothing here is still to be done for it."""
+        if self.served_at > since or self.took_at > since:
+            return False
+        return bool(self._out) or not self.requests or self.requests[0].parts is not None
+
+    def stalled_since(self, since: float, share: int) -> bool:
+        """True when since then neither its request went on nor the client took of its answers.
+
+        A client with nothing to send or to take stalls if its requests that wait keep more than `share`.
+        """
+        if self.received_at > since or self.took_at > since:
+            return False
+        to_send = bool(self._out) or self.transport.unsent or self.kept_bytes > share
+        return to_send or (self.framer.unfinished and not self.transport.has_more())
+
+    @property
+    def must_wait(self) -> bool:
+        """True while the next request may not begin: one before it has no answer yet.
+
+        Appends are staged in the order in which they come, whenever they are answered. A broker's own
+        connection asks and acknowledges side by side.
+        """
+        if self.pending <= 0 or self.is_broker:
+            return False
+        key = self.framer.next_api_key
+        return key is not None and not (key in APPENDS and key == self.requests[-1].api_key)
+
+    def note_received(self, count: int) -> None:
+        self.received_bytes += count
+        if self.received_bytes >= PROGRESS_BYTES:
+            self.received_bytes, self.received_at = 0, self.loop.now
+
+    def answered(self, size: int) -> None:
+        self.queued_bytes += size
+        self.pending -= 1
+        self.loop.touch(self)
+
+    def logged_in(self, principal: str) -> None:
+        assert self.login is not None, "it has just logged in"
+        self.loop.ends_in(self, self.login.holds_s)
+        if self.access.principal != principal:
+            self.access = self.listener.access_of(principal, self.host)
+            self.loop.identified(self)
+
+    def copies(self) -> None:
+        if not (self.is_broker or self.closed):
+            self.loop.exempt(self)
+
+    def mute(self, seconds: float) -> None:
+        self.loop.mute(self, seconds)
+
+    def end(self) -> None:
+        self.ending = True
+
+    def abort(self, reason: str) -> None:
+        if not self.closed:
+            log.warning("closed the connection of %s: %s", self.address, reason)
+        self.loop.drop(self)
+
+    def forget(self) -> None:
+        self._out.clear()
+        while self.requests:
+            self.requests.popleft().forget()
+
+    def send(self) -> bool:
+        """Send what is due, in order, as far as the socket takes it; True when there is more to send.
+
+        Raises OSError when the connection is broken, ValueError when a slice's file was closed meanwhile.
+        """
+        requests = self.requests
+        while requests and (parts := requests[0].parts) is not None:
+            request = requests.popleft()
+            self.unanswered -= request.count
+            self.kept_bytes -= request.kept
+            self._out.extend(parts)
+        try:
+            return self._send_queued()
+        except BlockingIOError:  # the socket takes no more now
+            return True
+
+    def _send_queued(self) -> bool:
+        if self.transport.unsent:
+            self.transport.flush()
+        file_bytes = 0
+        while self._out:
+            part = self._out[0]
+            if not isinstance(part, FileSlice):
+                self._out.popleft()
+                self._send_bytes(part)
+            elif file_bytes >= FILE_BYTES_PER_TURN:
+                return True
+            else:
+                file_bytes += self._send_file(part, FILE_BYTES_PER_TURN - file_bytes)
+        return self.transport.unsent
+
+    def _send_bytes(self, data: bytes | memoryview) -> None:
+        """Send bytes, and as one with them the small parts that come next."""
+        if self._out:
+            data = self._join(data)
+        size = len(data)
+        sent = 0
+        try:
+            sent = self.transport.send(data, more=bool(self._out))
+        finally:
+            self.queued_bytes -= sent
+            if sent:
+                self.took_at = self.loop.now
+            if sent < size:
+                self._out.appendleft(memoryview(data)[sent:])
+
+    def _join(self, first: bytes | memoryview) -> bytes | memoryview:
+        joined, size = [first], len(first)
+        while self._out and size < SEND_BYTES:
+            part = self._out[0]
+            if isinstance(part, FileSlice) or len(part) >= MIN_UNJOINED_BYTES:
+                break
+            self._out.popleft()
+            joined.append(part)
+            size += len(part)
+        return b"".join(joined) if len(joined) > 1 else first
+
+    def _send_file(self, part: FileSlice, limit: int) -> int:
+        count = min(part.length, limit)
+        # Ask for the piece after this one now: a cold read would otherwise hold up every connection.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(
+                part.file.fileno(), part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED
+            )
+        try:
+            sent = self.transport.send_file(part, count)
+            if sent == 0:
+                raise OSError(errno.EIO, "it is shorter than it was")
+        except OSError as error:
+            if error.errno == errno.EIO:  # the disk's, not the client's: what it got so far is no answer
+                log.error("cannot read %s for %s: %s", part.file.name, self.address, error.strerror)
+            raise
+        self.took_at = self.loop.now
+        if sent == part.length:
+            self._out.popleft()
+            self.queued_bytes -= FILE_SLICE_BYTES
+        else:
+            self._out[0] = FileSlice(part.file, part.position + sent, part.length - sent)
+        return sent

@@ -1,0 +1,111 @@
+"""An address that clients connect to: where it is bound, what they are told and speak, who they are then."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+
+from millrace.config import DEFAULT_LISTENER, ListenerConfig, parse_address
+from millrace.errors import MillraceError
+from millrace.security.certificates import ServerCertificates
+from millrace.security.principals import distinguished_name
+from millrace_broker.security.login import Login, Mechanisms
+from millrace_broker.security.rights import ANONYMOUS, NOBODY, Access, Guard
+from millrace_broker.server.transport import SEAL_BYTES, PlainTransport, TlsFailed, TlsTransport, Transport
+
+BACKLOG = 4096
+
+
+class Listener:
+    """One bound address. Clients are refused until `listen`, and ask another broker."""
+
+    def __init__(
+        self, name: str, config: ListenerConfig, certificates: ServerCertificates | None = None
+    ) -> None:
+        self.name = name
+        self.mechanisms: Mechanisms = {}
+        """How clients log in, where they have to; without any nobody can."""
+        self.login_lifetime_s: float | None = None
+        """How long a login holds; None: as long as its connection."""
+        self.guard: Guard | None = None
+        """What decides who may do what; without it everybody everything."""
+        self.takes_brokers = False
+        """True where other brokers come to copy."""
+        self.failed_logins: Counter[str] = Counter()
+        """By mechanism."""
+        self._config, self._certificates = config, certificates
+        self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
+        place = "" if name == DEFAULT_LISTENER else f"listeners.{name}."
+        host, port = parse_address(config.listen, f"{place}listen")
+        self.socket = _bind(host, port)
+        self.host, self.port = host, self.socket.getsockname()[1]
+        told_host, told_port = parse_address(config.advertised or config.listen, f"{place}advertised")
+        self.advertised = (told_host, told_port or self.port)
+        """Where clients are told to connect."""
+
+    @property
+    def is_open(self) -> bool:
+        """True when other machines reach it without TLS and without a login."""
+        here = self.host.startswith("127.") or self.host in ("::1", "localhost")
+        return not (here or self._config.uses_tls or self._config.uses_sasl)
+
+    @property
+    def certificate_expires(self) -> float | None:
+        """When what new clients are shown expires, in seconds since 1970; None without TLS."""
+        with_tls = self._certificates is not None and self._config.uses_tls
+        return self._certificates.expires if with_tls and self._certificates is not None else None
+
+    def listen(self) -> None:
+        try:
+            self.socket.listen(BACKLOG)
+        except OSError as error:
+            raise _taken(self.host, self.port, error) from error
+
+    def transport(self, client: socket.socket) -> Transport:
+        """What a new client's bytes go through."""
+        if not self._config.uses_tls:
+            return PlainTransport(client)
+        assert self._certificates is not None, "a listener with TLS is made with certificates"
+        context = self._certificates.context(self._config.client_certificates)
+        return TlsTransport(client, context, self._space)
+
+    def access(self, transport: Transport, host: str) -> Access:
+        """What a client may do; NOBODY's while it has not proved who it is. TlsFailed when it is nobody."""
+        if not transport.secure or self._config.uses_sasl:
+            return NOBODY
+        subject = transport.subject if isinstance(transport, TlsTransport) else None
+        if subject is None or self._certificates is None:
+            return self.access_of(ANONYMOUS, host)
+        name = self._certificates.principal(subject)
+        if name is None or name == ANONYMOUS:  # which is who shows none
+            raise TlsFailed(f"no principal rule takes its certificate, {distinguished_name(subject)[:200]!r}")
+        return self.access_of(name, host)
+
+    def access_of(self, principal: str, host: str) -> Access:
+        return Access(None, principal, host) if self.guard is None else self.guard.access(principal, host)
+
+    def login(self) -> Login | None:
+        """How a new client logs in; None where it need not."""
+        if not self._config.uses_sasl:
+            return None
+        return Login(self.mechanisms, self.login_lifetime_s, failures=self.failed_logins)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that has the address, and does not listen yet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise _taken(host, port, error) from error
+    bound.setblocking(False)
+    return bound
+
+
+def _taken(host: str, port: int, error: OSError) -> MillraceError:
+    return MillraceError(
+        f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set another `listen`"
+    )

@@ -1,0 +1,120 @@
+"""Whether the replicas of a partition have the same files, as far as each of them knows it to be committed.
+
+Reads files and checkpoints; opens no log, so it works beside running brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.errors import MillraceError
+from millrace_broker.storage.inspection import partition_directories, read_checkpoint
+from millrace_broker.storage.segment import segment_paths
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first byte that two replicas do not share, and where it stands in the file of each."""
+
+    position: int
+    reason: str
+    files: tuple[tuple[Path, int], tuple[Path, int]]
+    """(file, byte in it) of the first replica and of the other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was compared of one partition: from where its last replica begins to the lowest committed end."""
+
+    partition: str
+    replicas: tuple[Path, ...]
+    start: int
+    end: int
+    difference: Difference | None
+
+    @property
+    def compared(self) -> int:
+        return max(0, self.end - self.start)
+
+
+def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
+    """Every partition that lies in two or more of these log directories; MillraceError when there is none."""
+    replicas: dict[str, list[Path]] = {}
+    for directory in dict.fromkeys(directory.resolve() for directory in directories):
+        for partition in partition_directories(directory):
+            replicas.setdefault(partition.name, []).append(partition)
+    several = {name: found for name, found in sorted(replicas.items()) if len(found) > 1}
+    if not several:
+        raise MillraceError("no partition lies in two of these directories: name those of a topic's brokers")
+    for name, found in several.items():
+        yield compare_partition(name, found)
+
+
+def compare_partition(name: str, directories: Sequence[Path]) -> Comparison:
+    """Compare replicas byte by byte and file by file; MillraceError for one without a checkpoint."""
+    copies = [_Replica(directory) for directory in directories]
+    start, end = max(copy.start for copy in copies), min(copy.committed for copy in copies)
+    found = (_difference(copies[0], other, start, end) for other in copies[1:])
+    differences = [difference for difference in found if difference is not None]
+    first = min(differences, key=lambda one: one.position, default=None)
+    return Comparison(name, tuple(directories), start, end, first)
+
+
+class _Replica:
+    """The files of one replica, as they were when it was looked at."""
+
+    def __init__(self, directory: Path) -> None:
+        checkpoint = read_checkpoint(directory)
+        if checkpoint is None:
+            raise MillraceError(
+                f"{directory} has no readable checkpoint: start its broker once, then compare"
+            )
+        self.committed = (checkpoint.committed or checkpoint.state).end
+        self._paths = segment_paths(directory) or [directory]
+        self.bases = [int(path.stem) for path in self._paths] if self._paths != [directory] else [0]
+        self.start = max(self.bases[0], checkpoint.start)
+
+    def file_at(self, position: int) -> tuple[Path, int]:
+        """The file that a position belongs to, and which of its bytes that is."""
+        index = max((i for i, base in enumerate(self.bases) if base <= position), default=0)
+        return self._paths[index], position - self.bases[index]
+
+    def read(self, position: int, size: int) -> bytes:
+        """What stands there: up to `size` bytes of one file, none where a byte is missing."""
+        path, at = self.file_at(position)
+        following = [base for base in self.bases if base > position]
+        try:
+            with path.open("rb") as file:
+                file.seek(at)
+                return file.read(min([size, *(base - position for base in following)]))
+        except FileNotFoundError:
+            raise MillraceError(f"{path} was deleted meanwhile: compare again") from None
+        except IsADirectoryError:
+            return b""
+
+
+def _difference(one: _Replica, other: _Replica, start: int, end: int) -> Difference | None:
+    """Where two replicas differ first between these positions; a file of one begins where one of the other
+    does."""
+
+    def difference(position: int, reason: str) -> Difference:
+        return Difference(position, reason, (one.file_at(position), other.file_at(position)))
+
+    uneven = {base for base in {*one.bases} ^ {*other.bases} if start < base < end}
+    last = min(uneven, default=end)
+    position = start
+    while position < last:
+        left = one.read(position, min(_CHUNK_BYTES, last - position))
+        right = other.read(position, len(left) or 1)
+        if not left or not right:
+            return difference(position, "bytes are missing")
+        size = min(len(left), len(right))
+        if left[:size] != right[:size]:
+            at = next(index for index in range(size) if left[index] != right[index])
+            return difference(position + at, "the bytes differ")
+        position += size
+    return difference(last, "a file begins here in one of them only") if uneven else None

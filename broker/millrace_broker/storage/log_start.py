@@ -1,0 +1,38 @@
+"""Where a log starts after records were deleted: a small file beside the checkpoint.
+
+The checkpoint says so, too. Either is enough: the later start counts, so that records which were deleted do
+not come back when one of the two is lost, damaged or an old copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from millrace_broker.storage import sealed
+from millrace_broker.storage.segment import sync_directory
+
+log = logging.getLogger("millrace.storage.log_start")
+
+FILE_NAME = "start"
+
+
+def write_start(directory: Path, offset: int) -> None:
+    """Note the offset of the first record that is kept; when this returns, it survives a power cut."""
+    sealed.write(directory / FILE_NAME, {"start_offset": offset})
+    sync_directory(directory)
+
+
+def read_start(directory: Path) -> int:
+    """The offset that was noted; 0 when none was, or what was noted is damaged."""
+    try:
+        fields = sealed.read(directory / FILE_NAME)
+    except sealed.Unreadable as error:
+        log.error("%s; the log starts where its checkpoint says", error)
+        return 0
+    return 0 if fields is None else int(fields["start_offset"])
+
+
+def remove_start(directory: Path) -> None:
+    """Forget what was noted; the caller syncs the directory."""
+    (directory / FILE_NAME).unlink(missing_ok=True)

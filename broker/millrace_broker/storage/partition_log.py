@@ -1,0 +1,763 @@
+"""One partition's log: a list of segments, the last of them open for appends.
+
+Knows bytes and offsets. Does not know topics, who leads, sockets or Kafka's API numbers.
+
+Three snapshots say what there is, each a part of the one before: as appended, as flushed and as visible.
+Readers see the visible one; where its records end is the high watermark of Kafka's clients. Appends and
+changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
+
+    the loop        lead, append, append_mirrored, append_copied, read,    (one thread; waits for no sync)
+                    read_raw, publish
+    a flush thread  flush, then write_due_checkpoint                       (waits for the disk)
+    any thread      apply_retention, delete_records, look-ups by time, build_landmarks, cut, begin_anew,
+                    close, delete, and every property
+
+Of a log with one replica all that is flushed becomes visible. Of one with several it is what is committed,
+which others decide: then the log of a follower is copied from its leader's, file by file, and may be cut.
+
+`read` looks at headers, and at a whole batch if it is older than this process: of what is not in the page
+cache it waits for the disk, for at most one walk between two landmarks.
+
+    state = log.flush()     # in a thread: everything appended before the call is on the disk
+    log.publish(state)      # in the loop: consumers see it from here on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from millrace.config import LogConfig
+from millrace.errors import (
+    BrokerError,
+    CorruptMessage,
+    MillraceError,
+    OffsetOutOfRange,
+    PolicyViolation,
+    StorageError,
+)
+from millrace.records import BatchHeader, Cursor, filler_size
+from millrace.records.compression import Buffer
+from millrace.records.file_slice import FileSlice
+from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace_broker.storage.chain import header_at
+from millrace_broker.storage.checkpoint import Checkpoint
+from millrace_broker.storage.epochs import EpochMap
+from millrace_broker.storage.landmarks import Landmarks, landmarks_path
+from millrace_broker.storage.log_start import remove_start, write_start
+from millrace_broker.storage.producer_state import ProducerLimit, ProducerState, ProducerStates
+from millrace_broker.storage.reading import Reader, first_with_max_timestamp, first_with_timestamp
+from millrace_broker.storage.recovery import Recovered, Scan, recover
+from millrace_broker.storage.segment import (
+    CutFailed,
+    Files,
+    Segment,
+    SegmentFacts,
+    Sync,
+    TimeRange,
+    remove_directory,
+    segment_path,
+    sync_directory,
+)
+from millrace_broker.storage.staging import Staging, append_size, check_append
+from millrace_broker.storage.state import LogState
+
+log = logging.getLogger("millrace.storage.partition_log")
+
+CHECKPOINT_INTERVAL_S = 5.0
+ROOM_AGAIN_S = 10.0
+"""A disk counts as full until it has refused nothing for so long: small appends may fit all the time."""
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Why a file could not be opened for the moment. A sync that fails so may have lost what it was to write."""
+_START_NOT_WRITTEN = "where the log starts could not be written down"
+IDLE_SECONDS = 60.0
+"""A log that took nothing for so long keeps no file open: most of many partitions are idle."""
+
+
+class PartitionLog:
+    """Append, read and keep one partition."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        clock: Callable[[], float],
+        sync: Sync = os.fdatasync,
+        producer_limit: ProducerLimit | None = None,
+        *,
+        is_replica: bool = False,
+    ) -> None:
+        """The partition in `directory`, created or recovered; everything it then shows is on the disk.
+
+        `producer_limit` is what all logs of a broker share. `is_replica`: there are other replicas, so at
+        first it shows only what is known to be committed. Raises StorageError when the directory cannot be
+        used now, MillraceError when it lost bytes that were on the disk.
+        """
+        self.directory = directory
+        self.config = config
+        self._clock = clock
+        self._sync = sync
+        limit = ProducerLimit() if producer_limit is None else producer_limit
+        self._producers = ProducerStates(directory, clock, limit)
+        self.is_replica = is_replica
+        """True while there are other replicas."""
+        recovered = self._recover()
+        self._take_over(recovered)
+        self._visible = recovered.committed if is_replica else recovered.state
+        self.refusal: str | None = None
+        """Why this log takes no more writes until it is opened again; None while it does."""
+        self.flush_refusal: str | None = None
+        """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
+        self.expires_by_time = True
+        """False while the clock cannot be trusted: then no segment is too old."""
+        self._closed = self._directory_changed = False
+        self._refused_at: float | None = None
+        """When the disk last refused a write, while it is not known to take all of them again."""
+        self._lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        """Held while descriptors are in use by a flush, so that nobody closes them under it."""
+        self._checkpoint_lock = threading.Lock()
+        """Held while a checkpoint is written or what it says of files changes; taken before the others."""
+        self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
+        self._checkpoint_base = 0
+        """Base of the last segment when a checkpoint was last tried."""
+        if recovered.checkpointed != self.end:
+            self._write_checkpoint(recovered.state, self._files)
+
+    def _recover(self) -> Recovered:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # Else a power cut may take it with all that is flushed. Who made it may have died before this.
+            sync_directory(self.directory.parent)
+            return recover(self.directory, self._producers, self._clock(), self._sync)
+        except BaseException as error:
+            self._producers.clear()  # else they count for ever, and again with each try to open the log
+            if isinstance(error, OSError):
+                raise StorageError(f"cannot open the log in {self.directory}: {error}") from error
+            raise
+
+    def _take_over(self, recovered: Recovered) -> None:
+        self._files = recovered.files
+        self.epochs = recovered.epochs
+        """Which leader wrote which of its bytes, as appended."""
+        self._epoch = max(0, recovered.epochs.last)
+        self._appended = recovered.state
+        self._flushed = self._flushed_whole = recovered.state
+        """As of the last flush, published or not; and as far as it is whole: recovery cuts nothing below a
+        checkpoint, so a checkpoint says no more than that."""
+        self._copying: Scan | None = None
+        """What was copied from a leader since this log led last or was opened."""
+        self._reader = Reader(self.directory, recovered.state.end)
+
+    @property
+    def log_start_offset(self) -> int:
+        files = self._files
+        return min(max(files.segments[0].base, files.start_offset), self._visible.high_watermark)
+
+    @property
+    def high_watermark(self) -> int:
+        """Offset after the last visible data record: flushed, and of several replicas committed.
+
+        It never goes back, not even across restarts.
+        """
+        return self._visible.high_watermark
+
+    @property
+    def visible_end(self) -> int:
+        return self._visible.end
+
+    @property
+    def end(self) -> int:
+        return self._appended.end
+
+    @property
+    def start(self) -> int:
+        """Position of its first byte."""
+        return self._files.segments[0].base
+
+    @property
+    def whole(self) -> LogState:
+        """The log up to the last append that is there as a whole; a copy may have a part of one more."""
+        return self._appended if self._copying is None else self._copying.kept
+
+    @property
+    def whole_end(self) -> int:
+        return self.whole.end
+
+    @property
+    def flushed(self) -> int:
+        """Everything below this position is on the disk."""
+        return self._flushed.end
+
+    @property
+    def committed(self) -> int:
+        """Everything below this position is known to be committed; that is what readers see."""
+        return self._visible.end
+
+    @property
+    def size(self) -> int:
+        return self._appended.end - self._files.segments[0].base
+
+    @property
+    def appended(self) -> LogState:
+        """The log up to its last append, flushed or not."""
+        return self._appended
+
+    @property
+    def mirror_position(self) -> MirrorPosition | None:
+        """How far this partition mirrors its origin, as appended; None for an ordinary one."""
+        return self._appended.mirror
+
+    @property
+    def snapshot(self) -> tuple[LogState, Files]:
+        return self._visible, self._files
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Segments on the disk, and data records appended since it was opened."""
+        return len(self._files.segments), self._appended.messages
+
+    def active_producers(self) -> list[tuple[int, ProducerState]]:
+        """Every idempotent producer that is remembered, by its id, with its last batches."""
+        return self._producers.remembered()
+
+    @property
+    def lacks_room(self) -> bool:
+        """True from an append that the disk refused until one that it takes, or until the log is led anew."""
+        return self._refused_at is not None and self.refusal is None
+
+    @property
+    def unflushed_messages(self) -> int:
+        return self._appended.messages - self._flushed.messages
+
+    def lead(self, epoch: int) -> None:
+        """Stamp this leader epoch, or the log's own last one if that is newer, into what is appended."""
+        with self._lock:
+            self._epoch, self._copying = max(epoch, self.epochs.last), None
+            self._refused_at = None
+
+    def append(self, batches: Sequence[Buffer], principals: Sequence[str]) -> list[int | BrokerError]:
+        """Append validated batches in order and return their base offsets; one write per segment they go to.
+
+        `principals` names the sender of each batch. Base offsets are stamped into the given buffers; a
+        read-only one is copied. A retry of an idempotent producer is answered with its first base offset.
+        Raises nothing: an error stands in the place of its batch, StorageError in the place of every batch
+        that could not be written, for whatever reason.
+        """
+        with self._lock:
+            if self.refusal is not None:
+                self._producers.note_refused(batches, principals, StorageError(self.refusal))
+                return [StorageError(self.refusal)] * len(batches)
+            if self._appended.mirror is not None:
+                refused = PolicyViolation("a mirrored partition takes messages from its origin only")
+                return [refused] * len(batches)
+            results: list[int | BrokerError] = []
+            staging, written = self._stage(), 0
+            try:
+                while True:
+                    results += staging.add(batches, principals, len(results))
+                    if len(results) == len(batches):
+                        break
+                    self._write(staging)
+                    written = len(results)
+                    self._roll()
+                    staging = self._stage()
+                self._write(staging)
+            except Exception as error:
+                if not isinstance(error, StorageError):
+                    log.exception("a mistake while appending to %s", self.directory)
+                    error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
+                self._producers.abandon(staging.producers)
+                self._producers.note_refused(batches[written:], principals[written:], error)
+                results[written:] = [error] * (len(batches) - written)
+            return results
+
+    def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
+        """Note produced batches that the partition refused before an append, for a reason that passes."""
+        with self._lock:
+            self._producers.note_refused(batches, principals, why)
+
+    def append_mirrored(
+        self,
+        origin: Origin,
+        expected: int | None,
+        batches: Sequence[Buffer],
+        position: MirrorPosition,
+        *,
+        reset: bool = False,
+    ) -> int:
+        """Append origin batches and the position behind them as one write, if they continue the recorded one.
+
+        `expected`: the recorded next origin offset, None when nothing is recorded. `batches`: whole data
+        batches with right CRCs. Without any only the position moves (all in between was left out); with
+        `reset` anywhere. Returns the log's end. Raises PositionMismatch, PolicyViolation, InvalidRequest,
+        InvalidRecord or StorageError; then nothing was written.
+        """
+        with self._lock:
+            if self.refusal is not None:
+                raise StorageError(self.refusal)
+            recorded = self._appended.mirror
+            check_append(self._appended, origin, expected, position, batches, reset=reset)
+            size = append_size(batches, position, self._appended.end)
+            if 0 < self._active.size > self.config.segment_bytes - size:
+                self._roll()
+            staging = self._stage()
+            timestamp = int(self._clock() * 1000)
+            if self._active.size == 0:
+                # Every segment of a mirrored partition says at its start what it is and how far it was:
+                # retention may then delete all others, and a torn first append is not taken for data.
+                nothing = replace(position, cursor=Cursor(position.start), batches=0, records=0, dropped=0)
+                staging.place_position(recorded or nothing, timestamp)
+            for batch in batches:
+                staging.place(batch)
+            reset_at = staging.end if reset else recorded.reset_at if recorded is not None else 0
+            staging.place_position(replace(position, reset_at=reset_at), timestamp)
+            self._write(staging)
+            return self._appended.end
+
+    @property
+    def _active(self) -> Segment:
+        return self._files.segments[-1]
+
+    def _stage(self) -> Staging:
+        return Staging(
+            self._appended,
+            self._producers,
+            self._active,
+            segment_bytes=self.config.segment_bytes,
+            epoch=self._epoch,
+        )
+
+    def _write(self, staging: Staging) -> None:
+        """Write what was staged and make it count; StorageError when not a byte of it stayed."""
+        if not staging.buffers:
+            return
+        try:
+            self._write_to(self._active, staging.buffers, staging.size)
+            if self._epoch != self.epochs.last:
+                self.epochs.note(self._epoch, self._appended.end)
+            state = staging.written()
+            self._producers.commit(staging.producers)  # first: a flush takes what it finds appended
+            self._appended = state
+        except StorageError:
+            raise
+        except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it
+            self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+            raise
+
+    def _write_to(self, active: Segment, buffers: Sequence[Buffer], size: int) -> None:
+        """Write to the last file; StorageError when not a byte of it stayed."""
+        now = self._clock()
+        try:
+            active.append(buffers, size, now)
+        except OSError as error:
+            if isinstance(error, CutFailed):
+                self.refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
+            self._log_no_room(f"cannot append to {active.path}: {error}")
+            raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
+        if self._refused_at is not None and not 0 <= now - self._refused_at < ROOM_AGAIN_S:
+            self._refused_at = None
+            log.info("%s takes writes again", self.directory)
+
+    def _roll(self) -> None:
+        try:
+            segment = Segment.create(self.directory, self._appended.end, self._clock())
+        except OSError as error:
+            reason = f"cannot create a segment in {self.directory}: {error.strerror}"
+            self._log_no_room(reason)
+            raise StorageError(reason) from error
+        self._directory_changed = True
+        self._files = replace(self._files, segments=(*self._files.segments, segment))
+
+    def _log_no_room(self, reason: str) -> None:
+        """Log once that the disk refuses, until `_write` has logged the end: producers try without end."""
+        if self._refused_at is None:
+            log.error("%s", reason)
+        self._refused_at = self._clock()
+
+    # A replica's log
+
+    def read_raw(self, position: int, max_bytes: int) -> tuple[int, FileSlice | None]:
+        """Bytes as appended from a batch's position on, and where the file begins that holds them.
+
+        At least one batch with its filler, whatever `max_bytes`; the last may be cut off. None at the end.
+        """
+        files = self._files
+        if position < files.segments[0].base:  # retention has just deleted it
+            raise OffsetOutOfRange(f"position {position} is before the log's start {files.segments[0].base}")
+        index = files.index_of(position)
+        segment = files.segments[index]
+        if position == segment.end and index + 1 < len(files.segments):
+            segment = files.segments[index + 1]
+        length = min(segment.end, self._appended.end) - position
+        if length <= 0:
+            return segment.base, None
+        try:
+            file = segment.open_reader()
+            if length > max_bytes:
+                first = header_at(file, position, segment.end)
+                if first is None:
+                    raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
+                length = max(max_bytes, first.size + filler_size(first))
+        except OSError as error:
+            raise StorageError(f"cannot read {segment.path}: {error.strerror}") from error
+        return segment.base, FileSlice(file, position - segment.base, length)
+
+    def append_copied(self, headers: Sequence[BatchHeader], batches: memoryview, segment: int) -> None:
+        """Append what stands behind this log's end in the leader's: whole batches of one of its files.
+
+        `headers` are those of `batches`, which were checked to follow what is here. `segment` is where the
+        leader's file begins: one begins there here, too. Raises StorageError; then nothing was written, or
+        the log takes nothing more.
+        """
+        with self._lock:
+            if self.refusal is not None:
+                raise StorageError(self.refusal)
+            if segment > self._active.base and segment == self._appended.end:
+                self._roll()
+            copying = self._copying or Scan(self._appended, self._producers, self.epochs, skip_damage=False)
+            active, before = self._active, self._appended.end
+            self._write_to(active, [batches], len(batches))
+            self._copying = copying
+            start = 0
+            try:
+                for header in headers:
+                    end = start + header.size
+                    copying.note(active, header, batches[start:end], before + start)
+                    start = end
+            except Exception as error:  # a mistake: the file holds what is not known here; a restart reads it
+                log.exception("a mistake while copying to %s", self.directory)
+                self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+                raise StorageError(self.refusal) from error
+            self._appended = copying.state
+
+    def cut(self, position: int) -> None:
+        """Cut everything behind a batch boundary that is not below what is committed, durably; for a thread.
+
+        Nobody may append or read meanwhile. What is kept is recovered as after a crash, so less may be kept:
+        of a mirrored log up to its last position, of any log up to its last whole append.
+        """
+        with self._checkpoint_lock, self._flush_lock, self._lock:
+            if self.flush_refusal is not None:
+                raise StorageError(self.flush_refusal)
+            if position < self._visible.end:
+                raise MillraceError(f"{self.directory}: a cut at {position} takes what is committed")
+            self._lower_checkpoint(position)
+            first = self._files.segments[0]
+            try:
+                for segment in reversed(self._files.segments):
+                    segment.close()
+                    if segment.end > position or (segment.base == position and segment is not first):
+                        _cut_file(segment, position, keep=segment is first or segment.base < position)
+                sync_directory(self.directory)
+            except OSError as error:
+                self.refusal = self.flush_refusal = f"{self.directory} cannot be cut: {error}"
+                raise StorageError(self.refusal) from error
+            self._recover_again()
+
+    def begin_anew(self, position: int) -> None:
+        """Drop everything and begin, empty, at a position; for a thread. Nobody may use it meanwhile."""
+        with self._checkpoint_lock, self._flush_lock, self._lock:
+            if self.flush_refusal is not None:
+                raise StorageError(self.flush_refusal)
+            self._lower_checkpoint(max(position, self._visible.end))
+            state = LogState(position, position, position, 0, None)
+            try:
+                old = [segment for segment in self._files.segments if segment.base != position]
+                for segment in self._files.segments:
+                    segment.close()
+                path = segment_path(self.directory, position)
+                path.write_bytes(b"")
+                sync_directory(self.directory)
+                remove_start(self.directory)  # of what is dropped; until then the old checkpoint says it
+                # A crash before this finds a file behind a gap, and after it files below the start.
+                empty = Files((Segment.open(path, SegmentFacts(position), Landmarks()),), position)
+                Checkpoint.of(state, empty, [], EpochMap(), state).write(self.directory)
+                self._checkpointed = position
+                for segment in old:
+                    segment.unlink()
+                sync_directory(self.directory)
+            except OSError as error:
+                self.refusal = self.flush_refusal = f"{self.directory} cannot begin anew: {error}"
+                raise StorageError(self.refusal) from error
+            self._visible = state
+            self._recover_again()
+
+    def _lower_checkpoint(self, position: int) -> None:
+        """Have the checkpoint claim no more than is committed: what is cut below one would be a loss.
+
+        It knows the epochs up to `position`. StorageError when it cannot be written: nothing has changed.
+        """
+        if self._checkpointed > self._visible.end:
+            epochs = EpochMap(self.epochs.starts)
+            epochs.cut(position)
+            self._write_checkpoint(self._visible, self._files, epochs)
+            if self._checkpointed != self._visible.end:
+                raise StorageError(f"{self.directory} cannot be cut: its checkpoint could not be written")
+
+    def _recover_again(self) -> None:
+        self._producers.clear()
+        try:
+            self._take_over(self._recover())
+        except Exception as error:  # what is known here is not what is on the disk
+            self.refusal = self.flush_refusal = f"{self.directory} cannot be used until a restart: {error}"
+            raise StorageError(self.refusal) from error
+
+    def flush(self) -> LogState:
+        """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.
+
+        Raises StorageError. If the disk refused, the log takes no more writes until it is opened again, and
+        `flush_refusal` says so: after a failed fdatasync nobody can tell what is on the disk. Else, short of
+        descriptors or memory, the flush may be tried again.
+        """
+        with self._flush_lock:
+            if self.flush_refusal is not None:
+                raise StorageError(self.flush_refusal)
+            state = self._appended  # before the list: the list then covers all of the state
+            whole = state if (copying := self._copying) is None else copying.kept
+            segments = self._files.segments
+            unsynced = [item for item in segments if item.end > self._flushed.end and item.base < state.end]
+            changed, self._directory_changed = self._directory_changed, False
+            is_syncing = False
+            try:
+                # What needs a descriptor comes before the first fdatasync: if none is left, nothing is lost.
+                descriptors = [segment.append_fd() for segment in unsynced]
+                if changed:
+                    sync_directory(self.directory)
+                is_syncing = True
+                for fd in descriptors:
+                    self._sync(fd)
+            except OSError as error:
+                if error.errno in OUT_OF_RESOURCES and not is_syncing:
+                    self._directory_changed |= changed
+                    raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
+                reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
+                self.refusal = self.flush_refusal = reason
+                log.error("%s", reason)
+                raise StorageError(reason) from error
+            self._flushed = state
+            if whole.end <= state.end:  # else more is being copied at this moment, which the next flush takes
+                self._flushed_whole = whole
+            for segment in segments[:-1]:
+                if segment.end <= state.end:
+                    segment.close()
+            return state
+
+    def write_due_checkpoint(self) -> None:
+        """Write the checkpoint if it is due; for the thread that flushed, after the outcome was posted."""
+        state = self._flushed_whole
+        if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
+            return  # whoever holds the lock writes one, or waits for a flush and finds it due later
+        try:
+            if not self._closed:
+                self._write_checkpoint(self._flushed_whole, self._files)  # a cut may have come in between
+        finally:
+            self._checkpoint_lock.release()
+
+    def publish(self, state: LogState) -> bool:
+        """Show consumers what is flushed, of several replicas committed; True when there is more to read."""
+        with self._lock:
+            before = self._visible
+            if state.end <= before.end:
+                return False
+            self._visible = state
+            if state.high_watermark <= state.data_end:
+                self._reader.recent.note(state.high_watermark, state.data_end)
+            return state.high_watermark > before.high_watermark
+
+    def read(self, offset: int, max_bytes: int) -> FileSlice | None:
+        """Whole batches from the one that holds `offset`, or the next one; None when none is visible yet.
+
+        At least one batch whatever `max_bytes`; the last may be cut off, unless the slice ends at a landmark.
+        It never reaches into another segment nor past the last visible data batch. Of what was on the disk
+        before this log was opened the first batch's CRC is checked, and that each batch stands where it must.
+        The rest is sent unseen: clients check CRCs themselves. Raises OffsetOutOfRange, CorruptMessage when
+        the first batch is damaged, LandmarksMissing when `build_landmarks` has to run first, or StorageError.
+        For one thread at a time.
+        """
+        if self._closed:
+            raise StorageError(f"{self.directory} is closed")
+        return self._reader.read(self._visible, self._files, self._appended.end, offset, max_bytes)
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first visible record that is not older than `timestamp`, or None.
+
+        For a thread: reads headers from one landmark to the next, one batch, and may build landmarks.
+        """
+        files = self._files
+        return first_with_timestamp(files.segments, timestamp, self._visible.end, files.start_offset)
+
+    def offset_of_max_timestamp(self) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first visible record with the largest timestamp; None without records.
+
+        For a thread: reads what two look-ups by time read, and of more segments only where their times go up
+        and down.
+        """
+        files = self._files
+        return first_with_max_timestamp(files.segments, self._visible.end, files.start_offset)
+
+    def build_landmarks(self) -> None:
+        """Build what `read` lacked when it raised LandmarksMissing; for a thread: reads whole segments."""
+        self._reader.build_landmarks()
+
+    def delete_records(self, before: int) -> int:
+        """Give up every record before an offset, -1 for all; where the log then starts. For a thread.
+
+        When it returns the new start survives a power cut, and the loss of the checkpoint; retention deletes
+        files that hold nothing else. Raises OffsetOutOfRange for an offset that no consumer could read on
+        from, and StorageError.
+        """
+        with self._checkpoint_lock:
+            with self._lock:
+                if self._closed:
+                    raise StorageError(f"{self.directory} is closed")
+                files, flushed, end = self._files, self._flushed_whole, self._visible.high_watermark
+            offset = end if before == -1 else before
+            if not 0 <= offset <= end:
+                raise OffsetOutOfRange(f"offset {before} is past the end, {end}")
+            if offset > self.log_start_offset:
+                try:
+                    write_start(self.directory, offset)
+                except OSError as error:
+                    raise StorageError(f"{_START_NOT_WRITTEN}: {self.directory.name}: {error}") from error
+                if not self._write_checkpoint(flushed, replace(files, start_offset=offset)):
+                    raise StorageError(f"{_START_NOT_WRITTEN}: {self.directory.name}")
+                with self._lock:
+                    self._files = replace(self._files, start_offset=offset)
+            return self.log_start_offset
+
+    def count_anew(self, wrong: Sequence[TimeRange]) -> None:
+        """Let a segment's age begin now if its last append was in one of these ranges of a wrong clock."""
+        now = self._clock()
+        for segment in self._files.segments:
+            if any(since <= segment.last_append <= until for since, until in wrong):
+                with contextlib.suppress(FileNotFoundError):  # deleted with its topic
+                    segment.count_anew(now)
+
+    def apply_retention(self, leader_start: int | None = None) -> list[int]:
+        """Delete the segments that retention no longer keeps; return their bases. For a thread.
+
+        With `leader_start` it is a follower's log, and keeps what the leader's, which begins there, keeps.
+        Writes the checkpoint, too, when no flush came to do it: what is flushed must not stay above it.
+        """
+        now = self._clock()
+        config = self.config if self.expires_by_time else replace(self.config, retention_ms=None)
+        with self._checkpoint_lock:
+            with self._lock:
+                if self._closed:
+                    return []
+                self._producers.expire()
+                active = self._active
+                is_over = self._files.gives_up(active) or active.is_expired(config, now)
+                is_over = is_over or active.is_old(self.config, now)
+                is_led = leader_start is None and self._copying is None
+                if is_led and is_over and active.facts.next_offset >= 0:
+                    self._roll_for_retention(now)
+                files, visible, flushed = self._files, self._visible, self._flushed_whole
+            # A copy may know of more that is committed than it has flushed, which its checkpoint cannot tell.
+            kept = min(visible, flushed, key=lambda state: state.end)
+            if leader_start is None:
+                count = files.expired_count(config, now, kept)
+            else:
+                count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, kept.end))
+            # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
+            # begins above its end for a loss. On a full disk it may fail until something was deleted.
+            if count > 0 or self._checkpoint_is_due(flushed):
+                self._write_checkpoint(flushed, files.without_first(count))
+            victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]
+            with self._flush_lock, self._lock:
+                self._files = self._files.without_first(len(victims))
+                self.epochs.drop_below(self._files.segments[0].base)
+                if now - self._active.last_append > IDLE_SECONDS and self._appended.end == self._flushed.end:
+                    self._active.close()  # the next append opens it again
+                for victim in victims:
+                    victim.close()
+            for victim in victims:
+                victim.unlink()
+        self._reader.forget()
+        return [victim.base for victim in victims]
+
+    def _roll_for_retention(self, now: float) -> None:
+        if self.refusal is not None:
+            return
+        try:
+            self._roll()
+            staging = self._stage()
+            if self._appended.mirror is not None:
+                staging.place_position(self._appended.mirror, int(now * 1000))
+            self._write(staging)
+        except StorageError as error:
+            log.error("retention cannot begin a new segment: %s", error)
+
+    def _checkpoint_is_due(self, state: LogState) -> bool:
+        """True after a while, and behind each new segment: a full disk keeps what no checkpoint covers."""
+        elapsed = self._clock() - self._checkpoint_at
+        is_time = not 0 <= elapsed < CHECKPOINT_INTERVAL_S or self._active.base > self._checkpoint_base
+        return state.end > self._checkpointed and is_time
+
+    def _write_checkpoint(
+        self, state: LogState, files: Files, epochs: EpochMap | None = None, *, closing: bool = False
+    ) -> bool:
+        """False, and a line in the log, where it could not be written. `epochs`: else those of the log."""
+        self._checkpoint_at, self._checkpoint_base = self._clock(), files.segments[-1].base
+        try:
+            for segment in files.segments[:-1]:
+                if segment.end <= state.end:
+                    segment.save_landmarks()
+            producers = self._producers.save(state.end, files.segments[-1].base, closing=closing)
+            known = self._visible if self._visible.end < state.end else state
+            committed = known if self.is_replica else None
+            Checkpoint.of(state, files, producers, epochs or self.epochs, committed).write(self.directory)
+        except OSError as error:
+            log.error("cannot write the checkpoint in %s: %s", self.directory, error)
+            return False
+        self._checkpointed = state.end
+        return True
+
+    def close(self) -> None:
+        """Flush, write the checkpoint and close; a log that could not flush keeps its last checkpoint."""
+        if self._closed:
+            return
+        try:
+            flushed = self.flush()
+            if not self.is_replica:
+                self.publish(flushed)
+        except StorageError as error:
+            log.error("closing without a flush: %s", error)
+        with self._checkpoint_lock, self._flush_lock, self._lock:
+            if self._flushed_whole.end != self._checkpointed or self.is_replica:
+                self._write_checkpoint(self._flushed_whole, self._files, closing=True)
+            self._shut(f"{self.directory} is closed")
+
+    def delete(self) -> None:
+        """Close and remove every file; slices already handed out can still be sent. For a thread."""
+        with self._checkpoint_lock, self._flush_lock, self._lock:
+            self._shut(f"{self.directory} was deleted")
+        doomed = self.directory.with_name(f"{self.directory.name}.deleted")
+        self.directory.rename(doomed)
+        remove_directory(doomed)
+
+    def _shut(self, reason: str) -> None:
+        self._closed = True
+        self.refusal = self.flush_refusal = reason
+        self._reader.forget()
+        self._producers.close()
+        for segment in self._files.segments:
+            segment.close()
+
+
+def _cut_file(segment: Segment, position: int, *, keep: bool) -> None:
+    """Cut what the file holds from `position` on, or remove it; what is left of it is on the disk."""
+    landmarks_path(segment.path).unlink(missing_ok=True)
+    if not keep:
+        segment.path.unlink()
+        return
+    with open(segment.path, "rb+") as file:
+        file.truncate(max(0, position - segment.base))
+        os.fsync(file.fileno())

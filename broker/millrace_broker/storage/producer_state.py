@@ -1,0 +1,428 @@
+"""What a partition remembers of idempotent producers: enough to answer a retry instead of storing it twice.
+
+The rules are Kafka's: the last five batches per producer are remembered; a batch equal to one of them is a
+duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
+not known (new, silent for a day, or forgotten for a newer one) may start anywhere.
+
+Two rules are not Kafka's. Places are limited and shared out by principal (`places.py`): a new id takes the
+place of one that was silent for `RETRIED_S`, of its own principal where that holds half of the places. While
+there is no such id, the new one is refused: no id is forgotten for it that may still retry.
+
+Behind a batch that was refused for a reason that passes, such as a full disk, those that the producer had in
+flight do not follow the last one either. They are refused for the same reason until the first one comes
+again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again what it has in
+flight to all partitions, so that it may be stored twice.
+
+While they are few they are written into the checkpoint, else into a file of their own:
+
+    <partition>/producers := sealed JSON {version, end, producers}    as of a flush up to position `end`
+
+The checkpoint is written every few seconds, and thousands of producers are 750 KB of it and 30 ms. The file
+is written when a segment was rolled since, when 64 MiB were, and at the close; what came behind it recovery
+reads from the headers again. `Checkpoint.producers` then says from where on: behind that position stands the
+first batch of a producer that the file does not tell of.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from millrace.config import MAX_PRODUCER_IDS
+from millrace.errors import (
+    BrokerError,
+    InvalidProducerEpoch,
+    InvalidRecord,
+    OutOfOrderSequence,
+    TooManyProducers,
+)
+from millrace.records import BatchHeader
+from millrace.records.compression import Buffer
+from millrace_broker.storage import sealed
+from millrace_broker.storage.places import Places, Principal
+from millrace_broker.storage.segment import sync_directory
+
+logger = logging.getLogger("millrace.storage.producer_state")
+
+REMEMBERED_BATCHES = 5
+"""Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
+RETRIED_S = 120.0
+"""Time for which a batch may be retried: the default `delivery.timeout.ms` of Kafka's producers."""
+SEEN_AGAIN_S = 1.0
+"""Time in which a place notes only once that its id was seen, because noting costs each batch."""
+EXPIRY_S = 24 * 3600.0
+REFUSED_S = 300.0
+"""Time for which a refused batch is awaited: librdkafka's own limit, after which it begins a new epoch."""
+MAX_SEQUENCE = (1 << 31) - 1
+
+FILE_NAME = "producers"
+VERSION = 1
+FEW_PRODUCERS = 100
+READ_AGAIN_BYTES = 64 << 20
+"""Most bytes behind the file. Recovery takes 0.3 s for their headers if each batch is one message of 200
+bytes."""
+
+
+class SentBatch(NamedTuple):
+    """One remembered batch; `end` is the log position that must be flushed before it is safe."""
+
+    base_sequence: int
+    base_offset: int
+    records: int
+    end: int
+
+    @property
+    def next_sequence(self) -> int:
+        return (self.base_sequence + self.records) & MAX_SEQUENCE
+
+
+class ProducerState(NamedTuple):
+    """One producer: its newest epoch and that epoch's last batches, oldest first."""
+
+    epoch: int
+    batches: tuple[SentBatch, ...]
+    seen_at: float
+    principal: Principal = None
+    """The sender of the newest batch."""
+
+
+class RefusedBatch(NamedTuple):
+    """The first batch of a producer that was refused and has not come again."""
+
+    epoch: int
+    sequence: int
+    error: type[BrokerError]
+    reason: str
+    """The error's text: the error itself would keep the batch with its traceback."""
+    at: float
+    principal: str
+
+
+Staged: TypeAlias = dict[int, ProducerState]
+"""Changes of one append, kept apart until its bytes are written."""
+
+
+class ProducerLimit:
+    """The places for producers in all partitions of one broker, each counted where it is remembered."""
+
+    def __init__(self, max_producer_ids: int = MAX_PRODUCER_IDS) -> None:
+        self.lock = threading.Lock()
+        """Held for every change of what any partition remembers."""
+        self.places = Places[tuple[ProducerStates, int]](max_producer_ids)
+        self.copied = Places[tuple[ProducerStates, int]](max_producer_ids)
+        """For producers that came with a log. They take no places of clients: other leaders admitted them."""
+        self.refused = Places[tuple[ProducerStates, int]](max_producer_ids // 4)
+        """For producers whose refused batch is awaited."""
+        self.of_partition = max_producer_ids // 10
+
+    def places_of(self, principal: Principal) -> Places[tuple[ProducerStates, int]]:
+        return self.copied if principal is None else self.places
+
+
+class ProducerStates:
+    """Every idempotent producer of one partition."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float], limit: ProducerLimit) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._limit = limit
+        self._states: Staged = {}
+        """The longest silent first."""
+        self._places = Places[int](limit.of_partition)
+        self._refused: dict[int, RefusedBatch] = {}
+        """Producer id -> its batch; in memory only."""
+        self._refusal_logged_at = -math.inf
+        self._newest_end = -1
+        """Log position behind the newest batch of any producer."""
+        self._file_end = -1
+        """Up to where the file tells of everything; -1 when nothing relies on the file."""
+        self._read_from = -1
+        """The same, or further: no producer's batch lies between."""
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def remembered(self) -> list[tuple[int, ProducerState]]:
+        """Every producer, the longest silent first."""
+        with self._limit.lock:
+            return list(self._states.items())
+
+    def _state(self, producer_id: int, staged: Staged) -> ProducerState | None:
+        state = staged.get(producer_id) or self._states.get(producer_id)
+        return None if state is None or state.seen_at + EXPIRY_S < self._clock() else state
+
+    def find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
+        """Return the batch that `header` repeats, or None for a batch that must be appended.
+
+        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for a batch that must be refused. A
+        batch that must wait for an earlier refused batch raises the error of that batch.
+        """
+        try:
+            return self._find_duplicate(header, staged)
+        except OutOfOrderSequence:
+            self._check_refused(header)
+            raise
+
+    def _find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
+        sequence = header.base_sequence
+        if sequence < 0 or header.producer_epoch < 0:
+            raise InvalidRecord(f"producer {header.producer_id} sent a batch without epoch or sequence")
+        state = self._state(header.producer_id, staged)
+        if state is None:
+            self._check_refused(header)
+            return None
+        if header.producer_epoch < state.epoch:
+            raise InvalidProducerEpoch(
+                f"producer {header.producer_id} has epoch {state.epoch}, the batch {header.producer_epoch}"
+            )
+        if header.producer_epoch > state.epoch:
+            if sequence != 0:
+                raise OutOfOrderSequence(f"producer {header.producer_id} starts an epoch at {sequence}")
+            return None
+        if not state.batches or sequence == (expected := state.batches[-1].next_sequence):
+            return None
+        for sent in state.batches:
+            if sent.base_sequence == sequence and sent.records == header.records_count:
+                return sent
+        raise OutOfOrderSequence(
+            f"producer {header.producer_id} sent sequence {sequence}, next is {expected}"
+        )
+
+    def _check_refused(self, header: BatchHeader) -> None:
+        """Refuse a batch while an earlier refused batch of its producer must come again first."""
+        first = self._refused.get(header.producer_id)
+        if first is None or first.epoch != header.producer_epoch or first.at + REFUSED_S < self._clock():
+            return
+        if _follows(header.base_sequence, first.sequence):
+            raise first.error(
+                f"sequence {first.sequence} of producer {header.producer_id} was refused and must come first:"
+                f" {first.reason}"
+            )
+
+    def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
+        """Note batches that were refused, for a reason that passes, before any part of them was written."""
+        with self._limit.lock:
+            for batch, principal in zip(batches, principals, strict=True):
+                self._note_refused(BatchHeader.of(batch), principal, why)
+
+    def _note_refused(self, header: BatchHeader, principal: str, why: BrokerError) -> None:
+        id_, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
+        if id_ < 0 or sequence < 0:
+            return
+        first, places = self._refused.get(id_), self._limit.refused
+        if first is not None:
+            self._drop_refused(id_)
+            if first.epoch == epoch and _follows(sequence, first.sequence):
+                sequence = first.sequence
+        while (oldest := places.in_the_way(principal)) is not None:
+            (states, other), _ = oldest
+            states._drop_refused(other)
+        self._refused[id_] = RefusedBatch(
+            epoch, sequence, type(why), str(why), now := self._clock(), principal
+        )
+        places.put((self, id_), principal, now)
+
+    def _drop_refused(self, producer_id: int) -> None:
+        self._limit.refused.drop((self, producer_id), self._refused.pop(producer_id).principal)
+
+    def admit(self, header: BatchHeader, principal: str, staged: Staged) -> None:
+        """Give the producer of a batch that is staged next a place, or keep its place; `abandon` undoes it.
+
+        Raises TooManyProducers for a new producer while only producers that may still retry could make room.
+        """
+        producer_id, now = header.producer_id, self._clock()
+        known = staged.get(producer_id) or self._states.get(producer_id)
+        is_same = known is not None and known.principal == principal
+        if is_same and 0 <= now - self._places.seen_at(producer_id) < SEEN_AGAIN_S:
+            return
+        with self._limit.lock:
+            if known is None:
+                try:
+                    self._make_room(principal, now)
+                except TooManyProducers as error:
+                    self._note_refused(header, principal, error)
+                    raise
+            elif not is_same:
+                self._drop(producer_id, known.principal)
+            self._put(producer_id, principal, now)
+
+    def _make_room(self, principal: str, now: float) -> None:
+        """Forget the longest silent producer where the new one needs its place, on the broker and here."""
+        if (oldest := self._limit.places.in_the_way(principal)) is not None:
+            (states, other), seen_at = oldest
+            self._check_is_stale(seen_at, now, principal, "the broker")
+            states.forget(other)
+        if (oldest_here := self._places.in_the_way(principal)) is not None:
+            other, seen_at = oldest_here
+            self._check_is_stale(seen_at, now, principal, self._directory.name)
+            self.forget(other)
+
+    def _check_is_stale(self, seen_at: float, now: float, principal: str, where: str) -> None:
+        # A time far ahead is that of a clock which was set back: it must not keep its place for as long.
+        if abs(now - seen_at) >= RETRIED_S + SEEN_AGAIN_S:
+            return
+        error = TooManyProducers(
+            f"{where} has no place for another producer id of {principal} before one was silent for"
+            f" {RETRIED_S:.0f} s. Keep producers open, or raise max_producer_ids of the brokers"
+        )
+        if not 0 <= now - self._refusal_logged_at < RETRIED_S:
+            self._refusal_logged_at = now
+            logger.warning("%s: a new producer is refused: %s", self._directory.name, error)
+        raise error
+
+    def abandon(self, staged: Staged) -> None:
+        """Take places back as they were: what was staged is not written."""
+        with self._limit.lock:
+            for producer_id, state in staged.items():
+                before = self._states.get(producer_id)
+                if before is not state:
+                    self._drop(producer_id, state.principal)
+                    if before is not None:
+                        self._put(producer_id, before.principal, before.seen_at)
+
+    def stage(
+        self, header: BatchHeader, base_offset: int, end: int, staged: Staged, principal: Principal = None
+    ) -> None:
+        """Note a batch about to be written; `commit` makes it count."""
+        state = self._state(header.producer_id, staged)
+        earlier = state.batches if state is not None and state.epoch == header.producer_epoch else ()
+        batch = SentBatch(header.base_sequence, base_offset, header.records_count, end)
+        batches = (*earlier, batch)[-REMEMBERED_BATCHES:]
+        staged[header.producer_id] = ProducerState(header.producer_epoch, batches, self._clock(), principal)
+
+    def commit(self, staged: Staged) -> None:
+        """Make the staged changes of a written append count."""
+        if not staged:
+            return
+        states = self._states
+        with self._limit.lock:
+            for producer_id, state in staged.items():
+                states.pop(producer_id, None)
+                states[producer_id] = state
+                self._newest_end = max(self._newest_end, state.batches[-1].end)
+                if producer_id in self._refused:
+                    self._forget_refused(producer_id, state)
+
+    def _forget_refused(self, producer_id: int, state: ProducerState) -> None:
+        first = self._refused[producer_id]
+        if state.epoch > first.epoch or _follows(state.batches[-1].next_sequence, first.sequence):
+            self._drop_refused(producer_id)
+
+    def forget(self, producer_id: int) -> None:
+        """Forget a producer; with the lock held."""
+        self._drop(producer_id, self._states.pop(producer_id).principal)
+
+    def _put(self, producer_id: int, principal: Principal, seen_at: float) -> None:
+        self._places.put(producer_id, principal, seen_at)
+        self._limit.places_of(principal).put((self, producer_id), principal, seen_at)
+
+    def _drop(self, producer_id: int, principal: Principal) -> None:
+        self._places.drop(producer_id, principal)
+        self._limit.places_of(principal).drop((self, producer_id), principal)
+
+    def replay(self, header: BatchHeader, end: int) -> None:
+        """Note a batch found in the log by recovery."""
+        if header.producer_id >= 0 and not header.is_control:
+            staged: Staged = {}
+            self.stage(header, header.base_offset, end, staged)
+            self._restore(header.producer_id, staged[header.producer_id])
+
+    def _restore(self, producer_id: int, state: ProducerState) -> None:
+        """Remember a producer of which the log or a checkpoint tells: it has a place in any case."""
+        with self._limit.lock:
+            before = self._states.get(producer_id)
+            if before is not None and before.principal is not None:
+                self._drop(producer_id, before.principal)
+            self._put(producer_id, None, state.seen_at)
+            while (here := self._places.surplus) is not None:
+                self.forget(here)
+            while (elsewhere := self._limit.copied.surplus) is not None:
+                elsewhere[0].forget(elsewhere[1])
+        self.commit({producer_id: state})
+
+    def expire(self) -> None:
+        """Forget producers that were silent for a day."""
+        horizon = self._clock() - EXPIRY_S
+        with self._limit.lock:
+            for producer_id in [key for key, state in self._states.items() if state.seen_at < horizon]:
+                self.forget(producer_id)
+
+    def clear(self) -> None:
+        with self._limit.lock:
+            for producer_id in list(self._states):
+                self.forget(producer_id)
+        # What the file tells of may be cut: it is written anew before a checkpoint relies on it.
+        self._newest_end = self._file_end = self._read_from = -1
+
+    def close(self) -> None:
+        """Forget everything: the log is not used any more."""
+        self.clear()
+        with self._limit.lock:
+            for producer_id in list(self._refused):
+                self._drop_refused(producer_id)
+
+    def save(self, flushed: int, rolled_at: int, *, closing: bool) -> list[Any] | int:
+        """What the checkpoint has to say of the producers; writes the file if that is due.
+
+        `rolled_at` is where the last segment begins. For one thread at a time.
+        """
+        if len(self) <= FEW_PRODUCERS:
+            self._file_end = -1
+            return self._to_json(flushed)
+        if self._file_end >= 0 and self._newest_end <= self._file_end:
+            self._read_from = flushed
+        elif closing or self._file_end < rolled_at or flushed - self._file_end >= READ_AGAIN_BYTES:
+            fields = {"version": VERSION, "end": flushed, "producers": self._to_json(flushed)}
+            sealed.write(self._directory / FILE_NAME, fields)
+            sync_directory(self._directory)  # before a checkpoint relies on it
+            self._file_end = self._read_from = flushed
+        return self._read_from
+
+    def load(self, saved: list[Any] | int, flushed: int) -> int | None:
+        """Take over what `save` gave; from where on headers are to be read again.
+
+        None when the file is not what the checkpoint relies on: then the whole log is to be read.
+        """
+        if isinstance(saved, list):
+            self._take_over(saved, flushed)
+            return flushed
+        try:
+            fields = sealed.read(self._directory / FILE_NAME)
+        except sealed.Unreadable:
+            return None
+        if fields is None or fields["version"] != VERSION:
+            return None
+        self._take_over(fields["producers"], flushed)
+        if fields["end"] > flushed:  # no checkpoint relies on it yet, and what it tells of may be cut
+            return flushed
+        self._file_end, self._read_from = fields["end"], max(saved, fields["end"])
+        return self._read_from
+
+    def _to_json(self, flushed: int) -> list[Any]:
+        """Every producer as plain lists, without the batches that end above `flushed`.
+
+        A batch above it may not survive a power cut; remembering it would answer its retry as a duplicate
+        and lose it. If it does survive, recovery finds its header.
+        """
+        states = []
+        for producer_id, state in self.remembered():  # not between the two halves of a commit
+            batches = [list(sent) for sent in state.batches if sent.end <= flushed]
+            if batches:
+                states.append([producer_id, state.epoch, state.seen_at, batches])
+        return states
+
+    def _take_over(self, states: Iterable[Any], end: int) -> None:
+        """Take what `_to_json` gave, without the batches that end above `end`: they are read again."""
+        for producer_id, epoch, seen_at, batches in states:
+            sent = tuple(SentBatch(*batch) for batch in batches if batch[-1] <= end)
+            if sent:
+                self._restore(producer_id, ProducerState(epoch, sent, seen_at))
+
+
+def _follows(sequence: int, other: int) -> bool:
+    """True if `sequence` follows `other`; sequences wrap to zero after MAX_SEQUENCE."""
+    return 0 < (sequence - other) & MAX_SEQUENCE <= MAX_SEQUENCE // 2

@@ -1,0 +1,318 @@
+"""Recovery keeps the longest valid prefix above the checkpoint, and never cuts below it.
+
+Reads a partition's directory, cuts what a crash left behind, and gives back what the log continues with.
+Refuses, with one line that says what is missing, a log that lost bytes which were on disk.
+
+Valid is a batch that stands where its chain says, with a right CRC. A batch that lacks its filler gets it. A
+mirrored partition is cut back to its last position batch, so that data and position stay in step. Without a
+checkpoint nobody knows what was flushed, so only what follows the last valid batch anywhere is cut.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from millrace.errors import MillraceError
+from millrace.records import BatchHeader, filler_after, filler_size
+from millrace.records.compression import Buffer
+from millrace.records.mirror_position import MirrorPosition
+from millrace_broker.storage import sealed
+from millrace_broker.storage.chain import ChainBroken, next_batch, walk_batches, walk_past_damage
+from millrace_broker.storage.checkpoint import Checkpoint
+from millrace_broker.storage.epochs import EpochMap
+from millrace_broker.storage.landmarks import Landmarks, landmarks_path
+from millrace_broker.storage.log_start import read_start
+from millrace_broker.storage.producer_state import FILE_NAME, ProducerStates
+from millrace_broker.storage.segment import (
+    Files,
+    Segment,
+    SegmentFacts,
+    Sync,
+    segment_path,
+    segment_paths,
+    sync_directory,
+)
+from millrace_broker.storage.state import LogState, holds_offsets
+
+log = logging.getLogger("millrace.storage.recovery")
+
+COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A log ready to go on: everything in it is on disk."""
+
+    files: Files
+    state: LogState
+    checkpointed: int
+    """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
+    epochs: EpochMap
+    committed: LogState
+    """What is known to be committed, if the log is a replica."""
+
+
+def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
+    """Bring a partition's directory to a state a log can continue from; `producers` is filled in.
+
+    Raises MillraceError when bytes below the checkpoint are missing.
+    """
+    checkpoint = _read_checkpoint(directory)
+    segments = open_segments(directory, checkpoint)
+    if not segments:
+        segments = [Segment.create(directory, 0, now)]
+        segments[0].close()
+        sync_directory(directory)
+    if checkpoint is None:
+        first = segments[0].base
+        state, start_offset, epochs = LogState(first, first, first, 0, None), first, EpochMap()
+        committed = state
+    else:
+        _load_producers(directory, checkpoint, producers, segments)
+        state = checkpoint.state
+        epochs = EpochMap(checkpoint.epochs)
+        epochs.drop_below(segments[0].base)
+        committed = checkpoint.committed or state
+        gone = segments[0].base > checkpoint.start
+        start_offset = max(segments[0].base, checkpoint.start_offset) if gone else checkpoint.start_offset
+        # An empty last file may be one whose name a crash kept from being synced: the long way does it.
+        if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
+            _continue(segments[-1], state)
+            files = _files(directory, segments, start_offset, state)
+            return Recovered(files, state, checkpoint.flushed, epochs, committed)
+    flushed = None if checkpoint is None else checkpoint.flushed
+    scan = Scan(state, producers, epochs, skip_damage=flushed is None)
+    scan.run(segments)
+    unfilled = scan.unfilled
+    if unfilled is not None and scan.kept.end == unfilled.base_offset + unfilled.size:
+        # The filler belongs into its batch's file, so no file may begin where it must stand.
+        segments = [segment for segment in segments if segment.base < scan.kept.end or _discard(segment)]
+        kept = _cut(segments, scan.kept)
+        scan.complete_filler(kept[-1], unfilled, now)
+    else:
+        kept = _cut(segments, scan.kept)
+    _make_durable(directory, kept, flushed, sync)
+    if scan.state.end > scan.kept.end:
+        epochs.cut(scan.kept.end)
+    checkpointed = -1 if flushed is None else flushed
+    files = _files(directory, kept, start_offset, scan.kept)
+    return Recovered(files, scan.kept, checkpointed, epochs, committed)
+
+
+def _files(directory: Path, segments: list[Segment], start_offset: int, state: LogState) -> Files:
+    # What was deleted past the end of a log that lost more than its checkpoint would hide what comes next.
+    deleted = min(read_start(directory), state.high_watermark)
+    return Files(tuple(segments), max(start_offset, deleted))
+
+
+def _read_checkpoint(directory: Path) -> Checkpoint | None:
+    try:
+        checkpoint = Checkpoint.read(directory)
+    except sealed.Unreadable as error:
+        if not segment_paths(directory):
+            raise MillraceError(f"{error} and no segment is left: restore {directory} from a copy") from None
+        log.warning("%s; reading the whole log instead", error)
+        return None
+    if checkpoint is None and any(path.stat().st_size for path in segment_paths(directory)):
+        log.warning("no checkpoint in %s; reading the whole log instead", directory)
+    return checkpoint
+
+
+def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segment]:
+    """The segments in order; MillraceError when one that was on disk is missing or too short.
+
+    Deletes what an interrupted retention left below the checkpoint's start.
+    """
+    facts = {} if checkpoint is None else {item.base: item for item in checkpoint.segments}
+    segments = []
+    for path in segment_paths(directory):
+        base = int(path.stem)
+        if checkpoint is not None and base < checkpoint.start:
+            log.info("deleting %s: retention had given it up", path)
+            Segment.open(path).unlink()
+        elif checkpoint is None or base >= checkpoint.flushed:
+            segments.append(Segment.open(path, SegmentFacts(base), Landmarks()))  # noted by the scan
+        else:
+            segments.append(Segment.open(path, facts.get(base), checkpoint.landmarks.get(base)))
+    for before, after in pairwise(segments):
+        if before.end < after.base and (checkpoint is None or after.base <= checkpoint.flushed):
+            _refuse(directory, before.end, after.base)
+        _truncate(before, after.base)
+    if checkpoint is not None and (segments or checkpoint.flushed > 0):
+        if not segments or segments[0].base > checkpoint.flushed:
+            _refuse(directory, checkpoint.start, segments[0].base if segments else checkpoint.flushed)
+        if segments[0].base > checkpoint.start:
+            # The oldest files may be deleted by hand to make room; readers see the later start offset.
+            log.error("%s: the files below %s are gone", directory, segments[0].path.name)
+        if segments[-1].end < checkpoint.flushed:
+            _refuse(directory, segments[-1].end, checkpoint.flushed)
+    return segments
+
+
+def _load_producers(
+    directory: Path, checkpoint: Checkpoint, producers: ProducerStates, segments: list[Segment]
+) -> None:
+    """Bring back the producers of everything below the checkpoint."""
+    flushed = checkpoint.flushed
+    start = producers.load(checkpoint.producers, flushed)
+    if start is None:
+        log.warning("%s is missing or damaged: reading every header instead", directory / FILE_NAME)
+        start = 0
+    for segment in segments:
+        first, limit = max(start, segment.base), min(segment.end, flushed)
+        if first < limit:
+            for position, header in walk_past_damage(segment.open_reader(), first, limit):
+                producers.replay(header, position + header.size)
+
+
+def _refuse(directory: Path, start: int, end: int) -> None:
+    raise MillraceError(
+        f"{directory} lost the bytes from position {start} to {end}: restore the file that held them, "
+        f"{segment_path(directory, start).name} or the one before it, from a copy, or delete the topic"
+    )
+
+
+class Scan:
+    """Follows the chain through the segments and remembers the last place where the log may end."""
+
+    def __init__(
+        self, state: LogState, producers: ProducerStates, epochs: EpochMap, *, skip_damage: bool
+    ) -> None:
+        self.state = state
+        self.kept = state
+        self.unfilled: BatchHeader | None = None
+        """The last data batch, while the filler it needs is missing."""
+        self._producers, self._epochs = producers, epochs
+        self._skip_damage = skip_damage
+
+    def run(self, segments: list[Segment]) -> None:
+        """Read everything from the state's end on, up to the first break of the chain."""
+        for segment, successor in zip(segments, [*segments[1:], None], strict=True):
+            limit = segment.end if successor is None else successor.base
+            if limit < self.state.end or (limit == self.state.end and successor is not None):
+                continue
+            if segment.base > self.state.end:
+                return
+            if not self._read(segment, min(limit, segment.end)):
+                if not self._skip_damage or successor is None:
+                    return
+                self._skip_to(segment, limit)
+
+    def _skip_to(self, segment: Segment, position: int) -> None:
+        log.warning("%s: bytes %d to %d are damaged; they are kept", segment.path, self.state.end, position)
+        self.state = self.state._replace(end=position)
+        if segment.landmarks is not None:
+            segment.landmarks.next_offset = None
+
+    def _read(self, segment: Segment, limit: int) -> bool:
+        """Read one segment; True when its chain reaches `limit` with nothing missing."""
+        file = segment.open_reader()
+        while True:
+            try:
+                for position, header, batch in walk_batches(file, self.state.end, limit):
+                    self.note(segment, header, batch, position)
+                return self.unfilled is None
+            except ChainBroken as error:
+                resumed = next_batch(file, error.position + 1, limit) if self._skip_damage else None
+                if resumed is None:
+                    return False
+                self._skip_to(segment, resumed)
+
+    def _note_epoch(self, header: BatchHeader, position: int) -> None:
+        """Note the epoch, which the CRC leaves out; one that falls shows damage.
+
+        While damage is skipped it is passed over: one wrong epoch must not cost all that follows.
+        """
+        epoch = max(0, header.partition_leader_epoch)
+        if epoch >= self._epochs.last:
+            self._epochs.note(epoch, position)
+        elif not self._skip_damage:
+            raise ChainBroken("a leader epoch falls", position, header, None)
+
+    def note(self, segment: Segment, header: BatchHeader, batch: Buffer, position: int) -> None:
+        """Take in the batch behind all that was taken in; ChainBroken for one of an epoch that falls."""
+        self._note_epoch(header, position)
+        facts = segment.facts
+        is_filler = header.base_offset != position
+        if segment.landmarks is not None and not is_filler:
+            segment.landmarks.note_header(header, facts.max_timestamp)
+        if holds_offsets(header, position):
+            facts.max_timestamp = max(facts.max_timestamp, header.max_timestamp)
+            facts.next_offset = header.next_offset
+        if self.state.mirror is None:
+            self._producers.replay(header, position + header.size)
+        self.state = self.state.after(header, MirrorPosition.from_batch(header, batch))
+        self.unfilled = header if not is_filler and filler_size(header) > 0 else None
+        # The end of a mirrored partition is always a position batch, the first thing it holds is one.
+        if self.state.mirror is None or self.state.mirror is not self.kept.mirror:
+            self.kept = self.state
+
+    def complete_filler(self, segment: Segment, header: BatchHeader, now: float) -> None:
+        """Write the filler that a crash kept from following its batch."""
+        filler = filler_after(header, timestamp=header.max_timestamp)
+        assert filler is not None
+        segment.append([filler], len(filler), now)
+        segment.close()  # the next append opens it again; nobody would close it if this recovery failed
+        self.kept = self.kept._replace(end=self.kept.end + len(filler))
+
+
+def _truncate(segment: Segment, end: int) -> None:
+    """Cut what a file holds past the log position where it must end."""
+    if segment.end > end:
+        log.warning("%s: cutting %d bytes that are no valid batch", segment.path, segment.end - end)
+        status = segment.path.stat()
+        os.truncate(segment.path, end - segment.base)
+        os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention counts from it
+        segment.size = end - segment.base
+
+
+def _discard(segment: Segment) -> bool:
+    log.warning("%s lies behind the last valid batch, deleting it", segment.path)
+    segment.unlink()
+    return False
+
+
+def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
+    """Cut the log at its end, delete the files behind it; return those kept."""
+    kept = [segment for segment in segments if segment.base <= state.end or _discard(segment)]
+    _truncate(kept[-1], state.end)
+    _continue(kept[-1], state)
+    return kept
+
+
+def _continue(last: Segment, state: LogState) -> None:
+    """Make the last segment ready for appends: nothing is left of batches that a power cut took."""
+    last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
+    last.landmarks = last.known_landmarks().below(state.end)
+    landmarks_path(last.path).unlink(missing_ok=True)
+
+
+def _make_durable(directory: Path, segments: list[Segment], flushed: int | None, sync: Sync) -> None:
+    """Bring what recovery kept to the disk, so that it may be shown.
+
+    After a failed fdatasync the kernel may hold pages that it takes for clean and the disk never got.
+    Writing the same bytes again is what makes the next fdatasync tell the truth.
+    """
+    for segment in segments:
+        if flushed is not None and segment.end <= flushed and segment is not segments[-1]:
+            continue
+        status = segment.path.stat()
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if flushed is not None:
+                position = max(0, flushed - segment.base)
+                while chunk := os.pread(fd, COPY_BYTES, position):
+                    position += os.pwrite(fd, chunk, position)
+            try:
+                sync(fd)
+            except OSError as error:
+                # Tried again it might succeed without the bytes being there, as with any flush.
+                raise MillraceError(f"cannot open the log in {directory}: flush: {error}") from error
+        finally:
+            os.close(fd)
+        os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    sync_directory(directory)

@@ -1,0 +1,107 @@
+"""A consumer's entry in the consumer registry, and how long it may trust that the entry is there.
+
+Owns the registration, the heartbeats that prove it and the time until which they do. ZooKeeper gives nobody
+what a consumer owns before the consumer's whole session timeout has passed since it last heard of it. A
+heartbeat is a write, because only a write proves it: a server that is cut off from its ensemble still answers
+readings. It is trusted for two thirds of the timeout from the moment it was sent; the rest is for clocks that
+do not run alike, and for the time an ensemble takes to tell its leader that a session is alive.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
+
+from millrace.zookeeper.session import Session
+from millrace_broker.coordination.groups import ConsumerRegistry, Fence, StreamsMember, encode_member
+
+log = logging.getLogger("millrace.consumer.registration")
+
+TRUSTED = 2 / 3
+HEARTBEATS_PER_TIMEOUT = 6
+
+
+class Registration:
+    """One consumer's registration; a lost one is replaced by a new one with a new consumer id."""
+
+    def __init__(
+        self,
+        session: Session,
+        registry: ConsumerRegistry,
+        group: str,
+        topics: Mapping[str, int],
+        on_loss: Callable[[], None],
+    ) -> None:
+        self._session, self._registry, self._group, self._on_loss = session, registry, group, on_loss
+        self._member = StreamsMember(topics=topics, host=socket.gethostname())
+        self._data = encode_member(self._member)
+        self._trusted_until = 0.0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._prove, name=f"consumer {group} heartbeat", daemon=True)
+        self.consumer_id = self._next_id = ""
+        self.fence: Fence | None = None
+        """None: not registered (any more)."""
+
+    def proves(self, fence: Fence) -> bool:
+        """Whether nobody else can own by now what this consumer came to own under `fence`."""
+        return self.fence is fence and time.monotonic() < self._trusted_until
+
+    def register(self) -> Fence:
+        """The fence of this consumer's registration, a new one if there is none. Blocks; BrokerError."""
+        if self.fence is None:
+            # Kept over a try whose answer was lost: else the first might stay registered, and read nothing.
+            self._next_id = self._next_id or f"{self._member.host}-{os.getpid()}-{secrets.token_hex(4)}"
+            self.fence = self._registry.register(self._group, self._next_id, self._member)
+            self.consumer_id, self._next_id = self._next_id, ""
+            log.info("group %s: registered as %s", self._group, self.consumer_id)
+            self._heartbeat()
+            if not self._thread.is_alive():
+                self._thread.start()
+        return self.fence
+
+    def lost(self) -> None:
+        self._trusted_until, self.fence = 0.0, None
+
+    def stop(self) -> None:
+        self._closing.set()
+        self._trusted_until = 0.0
+
+    def close(self) -> None:
+        """Stop the heartbeats and take the consumer off the list, if it is on it. Blocks; BrokerError."""
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+        fence, self.fence = self.fence, None
+        if fence is not None:
+            self._registry.unregister(self._group, fence)
+
+    def _prove(self) -> None:
+        while not self._closing.wait(self._session.timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT):
+            self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        fence = self.fence
+        if fence is None or not self._session.client.connected:
+            return
+        timeout = self._session.timeout_ms / 1000
+        began = time.monotonic()
+        try:
+            self._session.client.set_async(fence.checks[0][0], self._data).get(timeout=timeout)
+        except NoNodeError:
+            if self.fence is fence:
+                log.warning("group %s: the registration of %s is gone", self._group, self.consumer_id)
+                self.lost()
+                self._on_loss()
+        except (KazooException, KazooTimeoutError):
+            return  # nothing is proved; the next one may
+        else:
+            if self.fence is fence and not self._closing.is_set():
+                self._trusted_until = began + TRUSTED * timeout

@@ -1,0 +1,398 @@
+"""What is copied from one origin into an Apache Kafka: records and positions in the same transactions.
+
+One transactional producer for an origin, `millrace-mirror-<aggregate>-<origin>`: a transaction costs Kafka
+the same few writes however much it holds, so all that one answer of the origin brought goes into one. When
+Kafka refuses it, each partition is tried by itself, so that one that cannot be written holds up no other.
+
+A start fences whoever copied before (InitProducerId), which also ends what was left open; then positions are
+read back. So after any doubt, be it a SIGKILL or an answer that was lost, copying goes on where the last
+transaction that Kafka has committed ended: nothing is lost, and nothing is there twice for readers of
+committed records. Everything happens in the pulling threads, one transaction at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.confluent import connected, text_of
+from millrace.client.kafka_positions import BEGIN_KEY, SETTINGS, Copy, PositionLog, Recorded, positions_topic
+from millrace.client.metadata import TopicMetadata
+from millrace.client.transactions import batches_from
+from millrace.errors import CorruptMessage, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.records import BatchHeader, Record, iter_records
+from millrace.records.mirror_position import MirrorPosition, PositionMismatch
+from millrace_broker.partitions.broker import TargetAppend
+from millrace_mirror.kafka_aggregate import KafkaAggregate
+
+log = logging.getLogger("millrace.mirror.kafka_target")
+
+TRY_SECONDS = 10.0
+"""How long one call of librdkafka may take before it is made again."""
+OPEN_SECONDS = 60.0
+END_SECONDS = 60.0
+"""How long a transaction is being ended before the producer is given up and begun anew."""
+TRANSACTION_MS, DELIVERY_MS = 60_000, 30_000
+REFRESH_MS = 2_000
+"""How soon librdkafka hears of a topic's new partitions; by itself it asks every 5 minutes."""
+LEADERS_SECONDS = 1.0
+"""How long an answer to who leads is believed."""
+LARGEST_MESSAGE = 1_000_000_000
+"""librdkafka's own limit: what is too large is for the topic in Kafka to say."""
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+
+
+class Fenced(MillraceError):
+    """Another process mirrors the origin into this cluster now, or this one stood still for too long."""
+
+
+class KafkaTarget:
+    """A MirrorTarget for the puller threads of one origin. `fenced` is called when it may not go on."""
+
+    def __init__(
+        self, origin: str, aggregate: KafkaAggregate, bootstrap: str, fenced: Callable[[Fenced], None]
+    ) -> None:
+        self._origin, self._aggregate, self._bootstrap = origin, aggregate, bootstrap
+        self._tell_fenced = fenced
+        self._fenced: Fenced | None = None
+        """Why it may not go on: beginning anew would fence who has taken over."""
+        self._lock = threading.Lock()
+        self._client = ClusterClient(bootstrap, client_id="millrace-mirror")
+        self._producer: Producer | None = None
+        self._recorded: dict[Copy, Recorded] = {}
+        """What the last committed transactions say; complete while there is a producer."""
+        self._checked: set[Copy] = set()
+        """Nothing lies behind what is recorded."""
+        self._leaders: tuple[float, Mapping[str, TopicMetadata]] = (0.0, {})
+        """When it was asked who leads, and the answer."""
+        self.transactions = {"committed": 0, "refused": 0}
+        """How many ended how since the start."""
+
+    # For the pulling threads
+
+    def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
+        """What is recorded for a copy; UnknownTopicOrPartition when it is not registered.
+
+        MillraceError while Kafka cannot be written.
+        """
+        copy = self._copy(topic, number)
+        with self._lock:
+            if self._fenced is not None:
+                raise self._fenced
+            if self._producer is None:
+                try:
+                    self._open()
+                except Fenced as error:
+                    self._end_fenced(error)
+                    raise
+            recorded = self._recorded.get(copy)
+        return None if recorded is None else recorded.position
+
+    def copied_through(self, topic: str, number: int) -> int:
+        """The next origin offset of a copy, for any thread; 0 where nothing is copied, or nobody knows."""
+        try:
+            recorded = self._recorded.get(self._copy(topic, number))
+        except UnknownTopicOrPartition:
+            return 0
+        return 0 if recorded is None else recorded.position.cursor.next_offset
+
+    def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
+        """Append what begins where the recorded positions end; what becomes of each, known at the return."""
+        future: Future[list[Exception | None]] = Future()
+        with self._lock:
+            try:
+                outcomes = self._append(appends)
+            except Fenced as error:
+                self._end_fenced(error)
+                outcomes = [error] * len(appends)
+        future.set_result(outcomes)
+        return future
+
+    def _append(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
+        try:
+            return self._transact(appends)
+        except Fenced:
+            raise
+        except MillraceError as error:
+            names = {(append.topic, append.partition) for append in appends}
+            if len(names) == 1 or self._producer is None:
+                return [error] * len(appends)
+        outcomes: dict[int, Exception | None] = {}
+        for name in names:
+            part = [i for i, append in enumerate(appends) if (append.topic, append.partition) == name]
+            outcomes |= zip(part, self._append([appends[i] for i in part]), strict=True)
+        return [outcomes[i] for i in range(len(appends))]
+
+    def _end_fenced(self, error: Fenced) -> None:
+        self._fenced = error
+        self._drop()
+        self._tell_fenced(error)
+
+    # Beginning
+
+    def _open(self) -> None:
+        """Fence whoever was here before, and read how far it has come."""
+        topic = positions_topic(self._origin)
+        if topic not in self._client.topics([topic]):
+            with suppress(TopicAlreadyExists):
+                self._client.create_topic(topic, 1, SETTINGS)
+        producer = self._new_producer()
+        give_up_at = time.monotonic() + OPEN_SECONDS
+        while True:
+            try:
+                producer.init_transactions(TRY_SECONDS)
+                break
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() >= give_up_at:
+                    raise self._refused(error) from error
+        begun = uuid4().hex.encode()
+        try:
+            producer.begin_transaction()
+            delivered = _Delivered()
+            message = {"partition": 0, "key": BEGIN_KEY, "value": begun, "on_delivery": delivered.count}
+            delivered.produce(producer, topic, **message)
+            delivered.ends(producer)
+            self._end(producer.commit_transaction)
+        except (KafkaException, _Undelivered) as error:
+            raise self._refused(error) from error
+        self._recorded = dict(PositionLog(self._client, self._origin).read_through(begun))
+        self._checked.clear()
+        self._producer = producer
+        log.info(
+            "mirror of %s writes to %s: %d positions", self._origin, self._bootstrap, len(self._recorded)
+        )
+
+    def _new_producer(self) -> Producer:
+        settings: dict[str, Any] = {
+            "bootstrap.servers": self._bootstrap,
+            "client.id": "millrace-mirror",
+            "transactional.id": f"millrace-mirror-{self._aggregate.name}-{self._origin}",
+            "transaction.timeout.ms": TRANSACTION_MS,
+            "delivery.timeout.ms": DELIVERY_MS,
+            "linger.ms": 5,  # a transaction's messages wait for each other, and its end sends what is left
+            "compression.type": "lz4",
+            "message.max.bytes": LARGEST_MESSAGE,
+            "topic.metadata.refresh.interval.ms": REFRESH_MS,
+            "allow.auto.create.topics": False,  # what somebody deletes would come back as another topic
+            "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
+        }
+        return connected(Producer, settings)
+
+    def _check_end(self, append: TargetAppend, copy: Copy, before: Recorded | None) -> MillraceError | None:
+        """Why a copy may not be written: records that are not accounted for lie there, and may come twice."""
+        topic, number, cluster = append.topic, append.partition, self._aggregate.name
+        if copy in self._checked:
+            return None
+        first, end = (self._client.list_offsets(topic, at, [number])[number] for at in (EARLIEST, LATEST))
+        holds, offset = before is None and first > 0, max(first, before.records_end if before else 0)
+        while offset < end and not holds:
+            fetched = self._client.fetch(topic, {number: offset}, max_bytes=1 << 20, max_wait_ms=500)[number]
+            batches = list(batches_from(fetched, offset))
+            if fetched.error or not batches:
+                return MillraceError(f"{topic}-{number} of {cluster} cannot be read at {offset}")
+            holds = any(readable for _, _, readable in batches)
+            offset = batches[-1][0].next_offset
+        if holds:
+            has = "has no position of it" if before is None else f"tells of those below {before.records_end}"
+            return MillraceError(
+                f"{topic}-{number} of {cluster} holds records, and {positions_topic(self._origin)} {has}:"
+                f" to copy it anew, delete topic {topic} in {cluster}"
+            )
+        self._checked.add(copy)
+        return None
+
+    def _check_leader(self, append: TargetAppend, names: Iterable[str]) -> MillraceError | None:
+        """Why a partition cannot be written now: a transaction with it would not end, nor any other then."""
+        asked, there = self._leaders
+        if time.monotonic() - asked > LEADERS_SECONDS or append.topic not in there:
+            there = self._client.topics(set(names))
+            self._leaders = time.monotonic(), there
+        topic = there.get(append.topic)
+        if topic is None or topic.partitions.get(append.partition, -1) < 0:
+            return MillraceError(f"{append.topic}-{append.partition} of {self._aggregate.name} has no leader")
+        return None
+
+    def _copy(self, topic: str, number: int) -> Copy:
+        state = self._aggregate.topics.get(topic)
+        if state is None or number not in state.partitions:
+            raise UnknownTopicOrPartition(f"{topic}-{number} is not registered in {self._aggregate.name}")
+        return Copy(state.topic_id, number)
+
+    # One transaction
+
+    def _transact(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
+        """Commit those appends that begin where the recorded positions end; MillraceError when none are."""
+        producer, outcomes = self._producer, list[Exception | None]()
+        if producer is None:
+            raise MillraceError(f"{self._bootstrap} does not take transactions at the moment")
+        new: dict[Copy, Recorded] = {}
+        accepted: list[tuple[TargetAppend, Copy]] = []
+        names = {append.topic for append in appends}
+        for append in appends:
+            copy = self._copy(append.topic, append.partition)
+            before = new.get(copy, self._recorded.get(copy))
+            if append.run.expected != (before.position.cursor.next_offset if before else None):
+                outcomes.append(PositionMismatch(append.run.expected, before.position if before else None))
+                continue
+            problem = self._check_leader(append, names) or self._check_end(append, copy, before)
+            if problem is not None:
+                outcomes.append(problem)
+                continue
+            outcomes.append(None)
+            accepted.append((append, copy))
+            new[copy] = Recorded(append.run.position, before.records_end if before else 0)
+        if not accepted:
+            return outcomes
+        try:
+            producer.begin_transaction()
+            ends = self._send(producer, accepted)
+            new = {copy: Recorded(one.position, ends.get(copy, one.records_end)) for copy, one in new.items()}
+            self._send_positions(producer, new)
+            self._end(producer.commit_transaction)
+        except (KafkaException, _Undelivered) as error:
+            self.transactions["refused"] += 1
+            raise self._give_up(producer, error) from error
+        self.transactions["committed"] += 1
+        self._recorded |= new
+        for append, _ in accepted:
+            append.visible()
+        return outcomes
+
+    def _send(self, producer: Producer, appends: Sequence[tuple[TargetAppend, Copy]]) -> dict[Copy, int]:
+        """Send every record, and return behind which offset each copy then ends."""
+        delivered = _Delivered()
+        for append, copy in appends:
+            on_delivery = delivered.to(copy)
+            for record in _records(append):
+                delivered.produce(
+                    producer,
+                    append.topic,
+                    partition=append.partition,
+                    key=record.key,
+                    value=record.value,
+                    headers=list(record.headers),
+                    # librdkafka takes 0 for "now"; -1 is Kafka's word for a record without a time.
+                    timestamp=record.timestamp or -1,
+                    on_delivery=on_delivery,
+                )
+        return delivered.ends(producer)
+
+    def _send_positions(self, producer: Producer, positions: dict[Copy, Recorded]) -> None:
+        delivered = _Delivered()
+        for copy, (position, records_end) in positions.items():
+            delivered.produce(
+                producer,
+                positions_topic(self._origin),
+                partition=0,
+                key=copy.key(),
+                value=position.encode(records_end),
+                on_delivery=delivered.to(copy),
+            )
+        delivered.ends(producer)
+
+    def _end(self, call: Callable[[float], None]) -> None:
+        """Commit or abort: called again while librdkafka says that this helps."""
+        give_up_at = time.monotonic() + END_SECONDS
+        while True:
+            try:
+                call(TRY_SECONDS)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() >= give_up_at:
+                    raise
+
+    def _give_up(self, producer: Producer, error: KafkaException | _Undelivered) -> MillraceError:
+        """Abort after an error; a producer that cannot even do that is begun anew, which ends all doubt."""
+        refused = self._refused(error)
+        cause = error.args[0]
+        may_abort = isinstance(error, _Undelivered) or cause.txn_requires_abort()
+        try:
+            if not may_abort or isinstance(refused, Fenced):
+                raise error
+            self._end(producer.abort_transaction)
+        except (KafkaException, _Undelivered) as worse:
+            self._drop()
+            return self._refused(worse)
+        return refused
+
+    def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+
+    def _refused(self, error: Exception) -> MillraceError:
+        cause = error.args[0]
+        if isinstance(cause, KafkaError) and cause.code() in _FENCED:
+            return Fenced(
+                f"another process mirrors {self._origin} into {self._aggregate.name} now, or this one stood"
+                " still for too long: run one, and start it again"
+            )
+        return MillraceError(f"{self._bootstrap} takes nothing of {self._origin}: {text_of(cause)}")
+
+
+class _Undelivered(Exception):
+    """Kafka did not take a message of the transaction; the KafkaError that says why."""
+
+
+class _Delivered:
+    """Messages of a transaction on their way, and what became of them."""
+
+    def __init__(self) -> None:
+        self._sent = self._done = 0
+        self._ends: dict[Copy, int] = {}
+        self._error: KafkaError | None = None
+
+    def to(self, copy: Copy) -> Callable[[KafkaError | None, Message], None]:
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            self.count(error, message)
+            if error is None:
+                self._ends[copy] = max(self._ends.get(copy, 0), (message.offset() or 0) + 1)
+
+        return on_delivery
+
+    def count(self, error: KafkaError | None, message: Message) -> None:
+        self._done += 1
+        self._error = self._error or error
+
+    def produce(self, producer: Producer, topic: str, **message: Any) -> None:
+        """Hand a message over, once there is room for it; _Undelivered when one before it failed."""
+        while True:
+            if self._error is not None:
+                raise _Undelivered(self._error)
+            try:
+                producer.produce(topic, **message)
+                self._sent += 1
+                producer.poll(0)
+                return
+            except BufferError:
+                producer.poll(0.1)
+            except KafkaException as error:
+                raise _Undelivered(error.args[0]) from error
+
+    def ends(self, producer: Producer) -> dict[Copy, int]:
+        """Behind which offset each partition ends, once all is delivered; _Undelivered when one failed."""
+        while self._done < self._sent and self._error is None:
+            producer.flush(1.0)
+        if self._error is not None:
+            raise _Undelivered(self._error)
+        return self._ends
+
+
+def _records(append: TargetAppend) -> Iterator[Record]:
+    """What the batches of a run hold. One that nobody can decompress is left out: Kafka would refuse it."""
+    for batch in append.run.batches:
+        header = BatchHeader.of(batch)
+        try:
+            yield from list(iter_records(header, batch))
+        except CorruptMessage as error:
+            what = (header.records_count, append.topic, append.partition, error)
+            log.error("%d records for %s-%d are left out, because no consumer can read them: %s", *what)

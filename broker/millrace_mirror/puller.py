@@ -1,0 +1,463 @@
+"""One thread that copies all that one broker of an origin leads into the partitions led here.
+
+A round: ask for what is new in every partition at once, check that the topics are still the same ones, append
+each partition's runs, wait for the appends. While much is to be copied the next answer is on its way during
+the appends. A position is read from the target's log when a round begins, and again before anything is
+appended, so whoever else appended or reset in the meantime is taken into account; the append itself compares.
+
+Fair: who was served last is asked for last. Memory: two answers, in two buffers that are used in turn.
+Nothing that an origin does ends the thread: it waits and tries again, except that a partition that has lost
+what was to be read next stays stopped until `millrace mirror reset`. That is noticed here (`_out_of_range`)
+where the origin refuses the offset, and in runs.py (`_check_follows`) where it gives what lies behind it.
+Each fetch states the epoch of the last batch copied: an origin that has reused offsets reports it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from millrace.client.errors import MOVED, in_words
+from millrace.client.fetcher import FIRST_PAUSE_SECONDS, BrokerFetcher, FetchLimits, Puller
+from millrace.client.runs import (
+    OffsetRules,
+    OriginChanged,
+    OriginWasCut,
+    Run,
+    beginning,
+    readable_after_refusal,
+    runs_of,
+)
+from millrace.config import ClientSecurity
+from millrace.errors import (
+    ErrorCode,
+    LeaderNotAvailable,
+    MillraceError,
+    NotLeader,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.fetch import FetchedPartition
+from millrace.wire.primitives import MIN_ITEM_LIMIT
+from millrace_broker.allowance import Allowance
+from millrace_broker.partitions.broker import TargetAppend
+from millrace_mirror.states import MirrorState, MirrorStates, State
+
+log = logging.getLogger("millrace.mirror.puller")
+
+ANSWER_BYTES = 4 << 20
+"""Of one answer. A single batch may be larger, and still comes whole."""
+PARTITION_BYTES = 2 << 20
+SMALL_ANSWER_BYTES = 256 << 10
+"""An origin that never has more to say gets no large buffers."""
+FRAMING_BYTES = 1 << 20
+FETCH_WAIT_MS = 500
+MAX_PAUSE_SECONDS = 5.0
+APPEND_TIMEOUT_SECONDS = 60.0
+STOP_CHECK_SECONDS = 0.2
+MUCH_BYTES = ANSWER_BYTES // 8
+"""An answer this large is followed at once by the next."""
+NEWS_AT_ONCE = MIN_ITEM_LIMIT // 2
+"""Partitions with news that are taken out of one answer: a broker is asked for the ids of no more topics."""
+PACE_SECONDS = 50e-6
+"""For each partition asked for, unless there is much to copy: asking for thousands must not fill a core."""
+
+_NOT_HERE = (NotLeader, LeaderNotAvailable, UnknownTopicOrPartition)
+
+
+class MirrorTarget(Protocol):
+    """The broker's side of mirroring, handed in. Both methods are called from the pulling threads."""
+
+    def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
+        """What is recorded in a partition; NotLeader, LeaderNotAvailable, Unknown… when it is not here.
+
+        StorageError when it is, and cannot be opened.
+        """
+
+    def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
+        """Have the broker's loop compare and append, in order; each None or what the log raised."""
+
+
+@dataclass(slots=True)
+class Pull:
+    """One origin partition with a target here; belongs to the thread that reads from the origin's leader."""
+
+    origin: Origin
+    target: int
+    rules: OffsetRules
+    leader: int
+    """The origin's broker to read it from."""
+    leader_epoch: int = -1
+    """In which epoch it leads, if that is known."""
+    stopped: bool = False
+    stopped_at: MirrorPosition | None = None
+    """What was recorded when it stopped: a reset changes it, and the copying goes on."""
+    start: int = -1
+    """Where to begin when nothing is recorded; -1: not asked yet."""
+    skip_to: int = -1
+    """A fetch offset past the recorded one that leaves out no record; -1: none."""
+    retry_at: float = 0.0
+    pause: float = 0.0
+    high_watermark: int = -1
+    running: bool = False
+    """True once that was reported and nothing has changed since."""
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.origin.topic, self.origin.partition
+
+    def is_same(self, other: Pull) -> bool:
+        """True if both copy the same partition, in the same way, from the same leader."""
+        mine = (self.origin, self.target, self.rules, self.leader, self.leader_epoch)
+        return mine == (other.origin, other.target, other.rules, other.leader, other.leader_epoch)
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """One partition in a fetch: what must be recorded when its answer is appended, and what came."""
+
+    pull: Pull
+    recorded: MirrorPosition | None
+    offset: int
+    """Requested offset."""
+    error: int = 0
+    high_watermark: int = -1
+    runs: Sequence[Run] = ()
+    problem: MillraceError | None = None
+    """Why there are no runs."""
+
+    @property
+    def before(self) -> MirrorPosition:
+        return self.recorded or beginning(self.pull.origin, self.pull.start)
+
+    @property
+    def last_epoch(self) -> int:
+        """Epoch of the batch before the requested offset; -1: not known."""
+        cursor = self.before.cursor
+        return cursor.epoch if cursor.next_offset == self.offset else -1
+
+    def take(self, answer: FetchedPartition) -> None:
+        self.error, self.high_watermark = answer.error, answer.high_watermark
+        if not answer.error:
+            try:
+                self.runs = list(runs_of(self.recorded, self.before, answer, self.pull.rules))
+            except MillraceError as error:
+                self.problem = error
+
+
+class BrokerPuller(Puller):
+    """Copies what one broker of one origin leads."""
+
+    max_pause_seconds = MAX_PAUSE_SECONDS
+
+    def __init__(
+        self,
+        name: str,
+        client_id: str,
+        target: MirrorTarget,
+        states: MirrorStates,
+        allowance: Allowance,
+        refresh: Callable[[], None],
+        security: ClientSecurity,
+    ) -> None:
+        """`refresh` is called when the origin no longer has or leads what it was asked for."""
+        super().__init__(f"mirror {name}", client_id, log, f"mirror of {name} waits", security)
+        self._target, self._states, self._allowance, self._refresh = target, states, allowance, refresh
+        self._assignment: tuple[tuple[str, int], Mapping[TopicPartition, Pull]] = (("", 0), {})
+        self._requested: dict[TopicPartition, _Fetch] = {}
+        self._requested_at, self._last_bytes = 0.0, 0
+        self._buffers: list[bytearray | None] = [None, None]
+        self._large_answers = False
+
+    # From any thread
+
+    def assign(self, address: tuple[str, int], pulls: Mapping[TopicPartition, Pull]) -> None:
+        """Copy these from now on, read at this address."""
+        if (address, pulls) != self._assignment:
+            self._assignment = (address, pulls)
+            self.wake()
+
+    # In the thread
+
+    def address(self) -> tuple[str, int]:
+        return self._assignment[0]
+
+    def epoch_of(self, partition: TopicPartition) -> int:
+        pull = self._assignment[1].get(partition)
+        return -1 if pull is None else pull.leader_epoch
+
+    def round(self) -> None:
+        broker = self.connected()
+        if broker.idle and not self._request(broker, ahead=None):
+            self.sleep(FETCH_WAIT_MS / 1000)
+            return
+        requested = self._requested
+        answers = broker.receive(self._next_buffer())
+        self._last_bytes = broker.answer_bytes
+        self._large_answers = self._large_answers or self._last_bytes > SMALL_ANSWER_BYTES
+        self._allowance.took(self._last_bytes)
+        news: list[tuple[_Fetch, FetchedPartition]] = []
+        for name, answer in answers.items():
+            fetch = requested.get(name)
+            if fetch is None:
+                continue
+            if answer.records or answer.error or answer.parting:
+                news.append((fetch, answer))
+            elif fetch.pull.high_watermark != answer.high_watermark or not fetch.pull.running:
+                fetch.take(answer)
+                self._note(fetch)
+        if news:
+            self._take(broker, news[:NEWS_AT_ONCE])  # the others are asked for again, and first
+
+    def _next_buffer(self) -> bytearray | None:
+        """Where the next answer goes: what lies there was appended before the last one was taken."""
+        self._buffers.reverse()
+        if self._large_answers and self._buffers[0] is None:
+            self._buffers[0] = bytearray(ANSWER_BYTES + FRAMING_BYTES)
+        return self._buffers[0]
+
+    def _take(self, broker: BrokerFetcher, news: list[tuple[_Fetch, FetchedPartition]]) -> None:
+        # A fetch is by name: before anything is copied, make sure which topics have answered.
+        broker.request_topic_ids({fetch.pull.origin.topic for fetch, _ in news})
+        for fetch, answer in news:
+            fetch.take(answer)
+        fetches = [fetch for fetch, _ in news]
+        ahead = {fetch.pull.topic_partition: fetch.runs[-1].position for fetch in fetches if fetch.runs}
+        self.serve_last(ahead)
+        if self._last_bytes >= MUCH_BYTES and not any(fetch.error for fetch in fetches):
+            self._request(broker, ahead=ahead)
+        ids = broker.receive_topic_ids()
+        same: list[_Fetch] = []
+        for fetch in fetches:
+            if ids.get(fetch.pull.origin.topic) == fetch.pull.origin.topic_id:
+                same.append(fetch)
+            else:  # until the cluster says so, too, nobody takes the partition from us
+                self._waits(fetch.pull, "the origin's broker has another topic of that name now, or none")
+        if len(same) < len(fetches):
+            self._refresh()
+        self._append([fetch for fetch in same if fetch.runs])
+        for fetch in same:
+            if not fetch.runs and not fetch.error:
+                self._note(fetch)
+        self._handle_errors(broker, [fetch for fetch in same if fetch.error])
+
+    # Asking
+
+    def _request(
+        self, broker: BrokerFetcher, *, ahead: Mapping[TopicPartition, MirrorPosition] | None
+    ) -> bool:
+        """Send a fetch of all that may be fetched now; `ahead` tells positions that are about to be recorded.
+
+        False when there is nothing to fetch, or, with `ahead`, when it would have to wait.
+        """
+        wait = self._allowance.wait_seconds()
+        if ahead is None:
+            self._keep_pace(wait)
+        elif wait > 0:
+            return False
+        if self.stopping.is_set():
+            return False
+        fetches = self._fetches(broker, ahead)
+        if not fetches:
+            return False
+        most = self._allowance.most()
+        limits = FetchLimits(
+            max_bytes=most, partition_max_bytes=min(PARTITION_BYTES, most), max_wait_ms=FETCH_WAIT_MS
+        )
+        broker.request(
+            {name: fetch.offset for name, fetch in fetches.items()},
+            limits,
+            {name: fetch.last_epoch for name, fetch in fetches.items()},
+        )
+        self._requested, self._requested_at = fetches, time.monotonic()
+        return True
+
+    def _keep_pace(self, wait: float) -> None:
+        if self._last_bytes < MUCH_BYTES:
+            due = self._requested_at + PACE_SECONDS * len(self._assignment[1])
+            wait = max(wait, due - time.monotonic())
+        while wait > 0 and not self.stopping.is_set():
+            self.stopping.wait(min(wait, STOP_CHECK_SECONDS))
+            wait -= STOP_CHECK_SECONDS
+
+    def _fetches(
+        self, broker: BrokerFetcher, ahead: Mapping[TopicPartition, MirrorPosition] | None
+    ) -> dict[TopicPartition, _Fetch]:
+        now, fetches = time.monotonic(), dict[TopicPartition, _Fetch]()
+        without_start: list[Pull] = []
+        pulls = self._assignment[1]
+        for name in self.in_turn(pulls.keys()):
+            pull = pulls[name]
+            if pull.retry_at > now:
+                continue
+            recorded = ahead.get(name) if ahead else None
+            if recorded is None:
+                try:
+                    recorded = self._target.mirror_position(pull.origin.topic, pull.target)
+                except _NOT_HERE:
+                    continue  # the log is not open yet, or no longer
+                except StorageError as problem:  # it could not be opened: the others go on
+                    self._waits(pull, f"cannot append: {problem}")
+                    continue
+                if pull.stopped and recorded == pull.stopped_at:
+                    continue
+                pull.stopped = False
+                if recorded is None and pull.start < 0:
+                    without_start.append(pull)
+                    continue
+            fetches[name] = _fetch_of(pull, recorded)
+        if without_start and ahead is None:  # else another answer is on its way
+            self._find_starts(broker, without_start)
+            fetches |= {p.topic_partition: _fetch_of(p, None) for p in without_start if p.start >= 0}
+        return fetches
+
+    def _find_starts(self, broker: BrokerFetcher, pulls: Collection[Pull]) -> None:
+        bounds = broker.bounds([pull.topic_partition for pull in pulls])
+        for pull in pulls:
+            if pull.topic_partition in bounds:
+                pull.start, pull.high_watermark = bounds[pull.topic_partition]
+            else:
+                self._refresh()
+                self._waits(pull, "the origin does not tell where it begins")
+
+    # Appending
+
+    def _append(self, fetches: list[_Fetch]) -> None:
+        """Append runs to logs that stand where they stood when the runs were asked for."""
+        appends, pulls = list[TargetAppend](), list[Pull]()
+        for fetch in fetches:
+            pull = fetch.pull
+            pull.high_watermark = fetch.high_watermark
+            try:
+                recorded = self._target.mirror_position(pull.origin.topic, pull.target)
+            except _NOT_HERE:
+                continue
+            except StorageError as problem:
+                self._waits(pull, f"cannot append: {problem}")
+                continue
+            if _offset(recorded) != _offset(fetch.recorded):
+                continue  # somebody else was faster, or an append before this one failed
+            for run in fetch.runs:
+                visible = self._states.when_visible(pull.origin.cluster, pull.origin.topic, pull.target, run)
+                appends.append(TargetAppend(pull.origin.topic, pull.target, run, visible))
+                pulls.append(pull)
+        if appends and not self.stopping.is_set():
+            for pull, error in zip(pulls, self._outcomes(appends), strict=False):
+                self._finish(pull, error)
+
+    def _outcomes(self, appends: Sequence[TargetAppend]) -> list[Exception | None]:
+        """What became of the appends; nothing when this thread is to stop before that is known."""
+        future = self._target.append_mirrored(appends)
+        deadline = time.monotonic() + APPEND_TIMEOUT_SECONDS
+        while not self.stopping.is_set():  # a broker that stops may never run the appends
+            try:
+                return future.result(STOP_CHECK_SECONDS)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    break
+        self._buffers = [None, None]  # somebody holds on to their memory
+        if not self.stopping.is_set():
+            raise MillraceError("cannot append: the broker is busy")
+        return []
+
+    def _finish(self, pull: Pull, error: Exception | None) -> None:
+        if error is None:
+            pull.skip_to = -1
+            self._is_running(pull)
+        elif isinstance(error, (PositionMismatch, *_NOT_HERE)):
+            pass  # somebody else was faster, or leads it now: the next round begins where they ended
+        elif isinstance(error, MillraceError):
+            self._waits(pull, f"cannot append: {error}")
+        else:
+            raise error
+
+    # What else an answer may mean
+
+    def _note(self, fetch: _Fetch) -> None:
+        """Report what an answer without anything to append means."""
+        pull = fetch.pull
+        if pull.high_watermark != fetch.high_watermark:
+            pull.high_watermark, pull.running = fetch.high_watermark, False
+        if isinstance(fetch.problem, OriginChanged):
+            self._stops(fetch, fetch.problem)
+        elif fetch.problem is not None:
+            self._waits(pull, str(fetch.problem))
+        elif not pull.running:
+            self._is_running(pull)
+
+    def _handle_errors(self, broker: BrokerFetcher, failed: list[_Fetch]) -> None:
+        lost = [f.pull.topic_partition for f in failed if f.error == ErrorCode.OFFSET_OUT_OF_RANGE]
+        bounds = broker.bounds(lost) if lost else {}
+        for fetch in failed:
+            pull = fetch.pull
+            if pull.topic_partition in bounds:
+                self._out_of_range(fetch, *bounds[pull.topic_partition])
+                continue
+            if fetch.error in MOVED:
+                self._refresh()
+            self._waits(pull, f"at the origin, {in_words(fetch.error)}")
+
+    def _out_of_range(self, fetch: _Fetch, earliest: int, high_watermark: int) -> None:
+        """Stop when offsets that were to be read are gone; else find where reading goes on."""
+        pull = fetch.pull
+        pull.high_watermark = high_watermark
+        if fetch.recorded is None:
+            pull.start = earliest
+            return
+        try:
+            pull.skip_to = readable_after_refusal(
+                fetch.before, fetch.offset, earliest, high_watermark, pull.rules
+            )
+        except OriginChanged as error:
+            self._stops(fetch, error)
+
+    # What people see
+
+    def _is_running(self, pull: Pull) -> None:
+        pull.pause, pull.running = 0.0, True
+        self._report(pull, State.RUNNING)
+
+    def _stops(self, fetch: _Fetch, why: OriginChanged) -> None:
+        pull = fetch.pull
+        pull.running = False
+        if isinstance(why, OriginWasCut):  # asked again: a leader that was replaced may have answered
+            pull.retry_at = time.monotonic() + MAX_PAUSE_SECONDS
+        else:
+            pull.stopped, pull.stopped_at = True, fetch.recorded
+        origin = pull.origin
+        command = f"--origin {origin.cluster} --topic {origin.topic} --partition {origin.partition}"
+        self._report(pull, State.STOPPED, f"{why}; to go on: millrace mirror reset CONFIG {command}")
+
+    def _waits(self, pull: Pull, reason: str) -> None:
+        pull.pause = min(2 * pull.pause or FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+        pull.retry_at, pull.running = time.monotonic() + pull.pause, False
+        self._report(pull, State.WAITING, reason)
+
+    def failed(self, reason: str) -> None:
+        self._refresh()
+        for pull in self._assignment[1].values():
+            if not pull.stopped:
+                pull.running = False
+                self._report(pull, State.WAITING, reason, quiet=True)
+
+    def _report(self, pull: Pull, state: State, detail: str = "", *, quiet: bool = False) -> None:
+        if self.stopping.is_set() or self._assignment[1].get(pull.topic_partition) is not pull:
+            return  # another thread's by now, or nobody's
+        reported = MirrorState(pull.origin, state, detail, pull.high_watermark)
+        self._states.put(pull.origin.topic, pull.target, reported, quiet=quiet)
+
+
+def _fetch_of(pull: Pull, recorded: MirrorPosition | None) -> _Fetch:
+    next_offset = recorded.cursor.next_offset if recorded is not None else pull.start
+    return _Fetch(pull, recorded, max(next_offset, pull.skip_to))
+
+
+def _offset(recorded: MirrorPosition | None) -> tuple[int, int] | None:
+    """What tells two recorded positions of one log apart: a reset may go back to an offset."""
+    return None if recorded is None else (recorded.cursor.next_offset, recorded.reset_at)

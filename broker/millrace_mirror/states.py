@@ -1,0 +1,121 @@
+"""What the mirror of each partition is doing, for people: `millrace mirror status`, the log, metrics.
+
+Written by the pulling threads and, where it is about what consumers see, by the loop; read by any thread.
+Nothing depends on it: a broker that starts anew finds out again what is stopped, because the reason lies in
+the origin and in the recorded position.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from millrace.client.runs import Run
+from millrace.records.mirror_position import Origin
+from millrace_broker.histogram import Histogram
+
+log = logging.getLogger("millrace.mirror.states")
+_SHORT_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
+LATENCIES_S = (*_SHORT_S, 10.0, 30.0, 60.0, 300.0, 3600.0, 86400.0)
+"""Upper bounds: from two flushes of 100 ms to an outage of a day."""
+
+
+class State(StrEnum):
+    """What a partition's mirror is doing."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    """Something is unreachable or damaged: tried again and again, goes on by itself."""
+    STOPPED = "stopped"
+    """The origin does not fit the position: goes on after `millrace mirror reset`, or once it fits again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorState:
+    """One origin partition as its puller sees it; `detail` says why when it is not running."""
+
+    origin: Origin
+    state: State
+    detail: str = ""
+    high_watermark: int = -1
+    """Of the origin, as last seen; -1: not seen yet."""
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.detail}" if self.detail else str(self.state)
+
+
+class Copied:
+    """What was copied from one origin and is visible here; counted by the loop."""
+
+    def __init__(self) -> None:
+        self.batches = self.records = self.bytes = 0
+        self.latency = Histogram(LATENCIES_S)
+        """Of each append: from the timestamp of its first batch to when consumers see it here."""
+
+
+class MirrorStates:
+    """The state of every partition this broker pulls, by (topic, target partition)."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._states: dict[tuple[str, int], MirrorState] = {}
+        self._latency_ms: dict[tuple[str, int], int] = {}
+        self.copied: dict[str, Copied] = {}
+        """By origin cluster."""
+
+    def latency_ms(self, topic: str, partition: int) -> int | None:
+        """The latency of what was copied last into a target partition; None when nothing was."""
+        return self._latency_ms.get((topic, partition))
+
+    def when_visible(self, cluster: str, topic: str, partition: int, run: Run) -> Callable[[], None]:
+        """What to call, on the loop, when consumers see the run."""
+        batches, size = len(run.batches), sum(map(len, run.batches))  # counted now: they lie in a buffer
+        records, oldest_ms = run.records, run.oldest_ms
+
+        def visible() -> None:
+            copied = self.copied.setdefault(cluster, Copied())
+            copied.batches += batches
+            copied.records += records
+            copied.bytes += size
+            if oldest_ms is not None:
+                late = max(0.0, self._clock() - oldest_ms / 1000)
+                copied.latency.observe(late)
+                self._latency_ms[topic, partition] = int(late * 1000)
+
+        return visible
+
+    def get(self, topic: str, partition: int) -> MirrorState | None:
+        """The state of a target partition; None when this broker does not pull it."""
+        return self._states.get((topic, partition))
+
+    def all(self) -> Mapping[tuple[str, int], MirrorState]:
+        with self._lock:
+            return dict(self._states)
+
+    def put(self, topic: str, partition: int, state: MirrorState, *, quiet: bool = False) -> None:
+        """Remember a state and log it when it is another than before, unless `quiet`."""
+        with self._lock:
+            before = self._states.get((topic, partition))
+            self._states[topic, partition] = state
+        if quiet:
+            return
+        if before is not None and str(before) == str(state) and before.origin == state.origin:
+            return
+        origin = state.origin
+        what = f"mirror of {origin.cluster} {origin.topic}-{origin.partition} into {topic}-{partition}"
+        if state.state is State.STOPPED:
+            log.error("%s %s", what, state)
+        elif state.state is State.WAITING:
+            log.warning("%s %s", what, state)
+        else:
+            log.info("%s %s", what, state)
+
+    def forget(self, topic: str, partition: int) -> None:
+        with self._lock:
+            self._states.pop((topic, partition), None)
+            self._latency_ms.pop((topic, partition), None)

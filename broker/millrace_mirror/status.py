@@ -1,0 +1,184 @@
+"""How far every mirrored partition has come, asked from outside the brokers: rows for people and scripts.
+
+ZooKeeper names the partitions, their leaders tell what is recorded and what their pullers do, the origins
+tell how far they are. Whoever does not answer leaves a gap in the row, never an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.examine import examine
+from millrace.client.kafka_positions import Copy, PositionLog, positions_topic
+from millrace.config import OriginConfig
+from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
+from millrace.zookeeper.topic_state import PartitionState
+from millrace_broker.coordination.cluster import Cluster
+from millrace_mirror.kafka_aggregate import KafkaAggregate
+from millrace_mirror.states import State
+
+TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorRow:
+    """One origin partition and its mirror; None where nobody could tell."""
+
+    topic: str
+    partition: int
+    """The target partition in this cluster."""
+    origin: Origin
+    leader: int
+    position: MirrorPosition | None
+    origin_high_watermark: int | None
+    state: str
+    """running, batch (filled from outside), recorded (in an Apache Kafka), waiting, stopped, retired or
+    unknown."""
+    detail: str = ""
+    latency_ms: int | None = None
+    """From the timestamp of what was copied last to when consumers saw it here."""
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets of the origin that are not copied yet: bytes on a Millrace origin."""
+        if self.origin_high_watermark is None or self.state == "retired":
+            return None
+        done = self.position.cursor.next_offset if self.position is not None else 0
+        return max(0, self.origin_high_watermark - done)
+
+
+class Described(NamedTuple):
+    """What the target cluster says of one partition; an empty state is none."""
+
+    position: MirrorPosition | None
+    state: str
+    detail: str = ""
+    latency_ms: int | None = None
+
+
+class MirrorStatus:
+    """Asks once about everything that is mirrored into one cluster."""
+
+    otherwise = "batch"
+    """The state of a partition of which nobody tells one."""
+
+    def __init__(self, cluster: Cluster | KafkaAggregate, origins: Mapping[str, OriginConfig]) -> None:
+        self._cluster, self._origins = cluster, origins
+        self._client: ClusterClient | None = None
+        self._clients: dict[str, ClusterClient] = {}
+        """Origin cluster -> its client."""
+        self._silent: dict[str, str] = {}
+        """Origin cluster -> why it cannot be asked: each is waited for once only."""
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        for client in self._clients.values():
+            client.close()
+
+    def origin(self, cluster: str) -> ClusterClient:
+        """A client of an origin; MillraceError when the configuration names no such cluster."""
+        if cluster not in self._clients:
+            config = self._origins.get(cluster)
+            if config is None:
+                raise MillraceError(f"the configuration has no [mirror.{cluster}]")
+            self._clients[cluster] = ClusterClient(
+                config.bootstrap, timeout_s=TIMEOUT_SECONDS, security=config.security
+            )
+        return self._clients[cluster]
+
+    def former(self, origin: Origin) -> Origin | None:
+        """What was mirrored under the same name and number, if `origin` itself has no target yet."""
+        topic = self._cluster.topics.get(origin.topic)
+        if topic is None or topic.target_of(origin) is not None:
+            return None
+        return topic.former_origin(origin)
+
+    def rows(self) -> list[MirrorRow]:
+        return [
+            self._row(topic.name, number, state, state.origin)
+            for topic in self._cluster.topics.values()
+            for number, state in sorted(topic.partitions.items())
+            if state.origin is not None
+        ]
+
+    def ask(self, topic: str, request: MirrorAppend) -> MirrorAppended:
+        """The answer of the leader of the origin's target partition."""
+        assert isinstance(self._cluster, Cluster), "only brokers of ours can be asked"
+        if self._client is None:
+            self._client = ClusterClient(self._cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
+        return self._client.mirror_append(topic, request)
+
+    def described(self, topic: str, number: int, partition: PartitionState) -> Described:
+        """What is recorded in this cluster."""
+        if partition.leader not in self._cluster.brokers or partition.origin is None:
+            return Described(None, "unknown", f"broker {partition.leader} is not alive")
+        try:
+            answer = self.ask(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=partition.origin))
+        except MillraceError as error:
+            return Described(None, "unknown", str(error))
+        state, _, detail = answer.state.partition(": ")
+        return Described(answer.position, state, detail, answer.latency_ms)
+
+    def _row(self, topic: str, number: int, partition: PartitionState, origin: Origin) -> MirrorRow:
+        position, state, detail, latency_ms = self.described(topic, number, partition)
+        high_watermark = None
+        try:
+            if origin.cluster in self._silent:
+                raise MillraceError(self._silent[origin.cluster])
+            client = self.origin(origin.cluster)
+            current = client.topic(origin.topic).topic_id
+            if current == origin.topic_id:
+                high_watermark = client.bounds(origin.topic, origin.partition)[1]
+                if not state and position is not None and (changed := examine(client, position)) is not None:
+                    state, detail = State.STOPPED, str(changed)
+            else:
+                state, detail = self._of_former_topic(topic, dataclasses.replace(origin, topic_id=current))
+        except MillraceError as error:
+            if not isinstance(error, UnknownTopicOrPartition):
+                self._silent[origin.cluster] = str(error)
+            state, detail = state or State.WAITING, detail or str(error)
+        return MirrorRow(
+            topic=topic,
+            partition=number,
+            origin=origin,
+            leader=partition.leader,
+            position=position,
+            origin_high_watermark=high_watermark,
+            latency_ms=latency_ms,
+            state=state or self.otherwise,
+            detail=detail,
+        )
+
+    def _of_former_topic(self, topic: str, successor: Origin) -> tuple[str, str]:
+        """A partition that mirrors a topic which is gone: retired once its successor has a partition."""
+        if self._cluster.topics[topic].target_of(successor) is not None:
+            return "retired", "its topic is gone from the origin; the new one has a partition of its own"
+        return State.STOPPED, "the origin's topic was deleted and created anew"
+
+
+class KafkaMirrorStatus(MirrorStatus):
+    """The same where the target is an Apache Kafka: its positions are in topics, and nobody tells a state."""
+
+    otherwise = "recorded"
+
+    def __init__(
+        self, aggregate: KafkaAggregate, client: ClusterClient, origins: Mapping[str, OriginConfig]
+    ) -> None:
+        super().__init__(aggregate, origins)
+        there = client.topics(map(positions_topic, origins))
+        logs = {name: PositionLog(client, name) for name in origins if positions_topic(name) in there}
+        self._recorded = {name: log.read() for name, log in logs.items()}
+        self._topics = aggregate.topics
+
+    def described(self, topic: str, number: int, partition: PartitionState) -> Described:
+        assert partition.origin is not None
+        copies = self._recorded.get(partition.origin.cluster, {})
+        recorded = copies.get(Copy(self._topics[topic].topic_id, number))
+        return Described(None if recorded is None else recorded.position, "")

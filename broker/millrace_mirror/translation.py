@@ -1,0 +1,182 @@
+"""Offsets of consumers on their way from a datacenter's cluster to the aggregate cluster and back.
+
+Asks the brokers that lead the copies; they alone know. Decides which offsets of a group belong to an origin,
+and whether all of them can be moved. Reads and commits through the brokers, like any client.
+
+TranslateOffsets v0 is Millrace's own API, key 10001, never advertised. It is sent to the leader of the
+mirrored partition and answered in the request's order. A broker that does not know it answers an error alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.errors import TryAgain, raise_error
+from millrace.client.group_client import GroupClient
+from millrace.config import OriginConfig
+from millrace.errors import ErrorCode, InvalidRequest, MillraceError, UnknownGroup
+from millrace.wire.codec import decode, encode
+from millrace.wire.fields import Message, array, boolean, i8, i16, i32, i64, string
+from millrace.wire.messages import ApiKey
+from millrace_broker.coordination.cluster import Cluster
+from millrace_mirror.offset_search import Outcome, Translated
+
+MAX_OFFSETS = 1_000
+"""Most offsets in one request: each may read a MiB of headers."""
+TIMEOUT_SECONDS = 10.0
+EXPLAINED = {
+    Outcome.TRANSLATED: "translated",
+    Outcome.NOT_COPIED: "not copied yet: wait for the mirror",
+    Outcome.NOT_RETAINED: "not retained: the copy of it has expired",
+    Outcome.BEFORE_START: "not copied: the mirror began later",
+    Outcome.BEFORE_RESET: "not known: copied before a reset of the mirror",
+}
+_API, _V0 = ApiKey.TRANSLATE_OFFSETS, 0
+
+
+class TranslateOffsetsRequest(Message):
+    """What `offsets` are on the other side."""
+
+    to_origin: bool = boolean()
+    topic: str = string()
+    partition: int = i32()
+    offsets: tuple[int, ...] = array(i64())
+
+
+class TranslateOffsetsResult(Message):
+    """`outcome` is an `Outcome`; `offset` is -1 unless it was translated."""
+
+    outcome: int = i8()
+    offset: int = i64()
+
+
+class TranslateOffsetsResponse(Message):
+    """A result for each offset, or none and an error."""
+
+    error_code: int = i16()
+    message: str = string()
+    results: tuple[TranslateOffsetsResult, ...] = array(TranslateOffsetsResult)
+
+
+def translate(
+    client: ClusterClient, topic: str, partition: int, offset: int, *, to_origin: bool
+) -> Translated:
+    """What an offset of a mirrored partition, or of its origin, is on the other side."""
+    request = TranslateOffsetsRequest(
+        to_origin=to_origin, topic=topic, partition=partition, offsets=(offset,)
+    )
+    body = encode(request, _API, _V0)
+
+    def attempt(_: float) -> Translated:
+        leader = client.topic(topic).partitions.get(partition, -1)
+        if leader < 0:
+            raise TryAgain(f"nobody leads {topic}-{partition} on {client.bootstrap}")
+        raw = client.ask(leader, _API, _V0, body)
+        if int.from_bytes(raw[:2], "big") == ErrorCode.UNSUPPORTED_VERSION:
+            raise MillraceError(f"{client.bootstrap} is no Millrace cluster: only those translate offsets")
+        response = decode(TranslateOffsetsResponse, _API, _V0, raw)
+        raise_error(response.error_code, f"{topic}-{partition}", response.message)
+        try:
+            (result,) = response.results
+            return Translated(Outcome(result.outcome), result.offset)
+        except ValueError:
+            raise InvalidRequest("a TranslateOffsets response is malformed") from None
+
+    return client.retry(attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """One offset on both sides; `answer` is for the side that was asked about."""
+
+    topic: str
+    origin_partition: int
+    partition: int
+    """Of the copy."""
+    offset: int
+    answer: Translated
+
+
+class Translator:
+    """Translates between one origin and this cluster; every method raises MillraceError."""
+
+    def __init__(self, cluster: Cluster, name: str, config: OriginConfig, *, to_origin: bool) -> None:
+        self._cluster, self._name, self._to_origin = cluster, name, to_origin
+        self._copy = ClusterClient(cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
+        self._origin = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS, security=config.security)
+        sides = (self._copy, self._origin) if to_origin else (self._origin, self._copy)
+        self._source, self._destination = sides
+
+    def close(self) -> None:
+        self._copy.close()
+        self._origin.close()
+
+    def one(self, topic: str, partition: int, offset: int) -> Translation:
+        """One offset; the partition is the origin's, or the copy's when it is translated to the origin."""
+        pairs = self._pairs(topic, partition)
+        if not pairs:
+            raise MillraceError(
+                f"{topic}-{partition} is no copy of a partition that {self._name} has now"
+                if self._to_origin
+                else f"{self._name} {topic}-{partition} is not mirrored here"
+            )
+        return self._translate(topic, *pairs[0], offset)
+
+    def group(self, group: str) -> list[Translation]:
+        """Every offset that a group has committed on one side and that exists on the other."""
+        committed = GroupClient(self._source).offsets(group)
+        if not committed:
+            raise MillraceError(f"group {group!r} has committed nothing on {self._source.bootstrap}")
+        return [
+            self._translate(topic, origin, target, offset)
+            for (topic, number), offset in sorted(committed.items())
+            for origin, target in self._pairs(topic, number)
+        ]
+
+    def apply(self, group: str, translations: Sequence[Translation]) -> None:
+        """Commit the answers on the other side, all of them or nothing; the group must have no members."""
+        for translation in translations:
+            outcome, offset = translation.answer.outcome, translation.offset
+            if outcome is not Outcome.TRANSLATED:
+                reason = f"offset {offset} is {EXPLAINED[outcome]}"
+                raise MillraceError(f"{translation.topic}: {reason}; nothing was committed")
+        groups = GroupClient(self._destination)
+        try:
+            description = groups.describe(group)
+            if description.active:
+                raise MillraceError(
+                    f"group {group!r} has {len(description.members)} members on "
+                    f"{self._destination.bootstrap}: stop them first"
+                )
+        except UnknownGroup:
+            pass  # it comes into being with its offsets
+        offsets = {
+            (t.topic, t.origin_partition if self._to_origin else t.partition): t.answer.offset
+            for t in translations
+        }
+        groups.commit(group, offsets)
+
+    def _translate(self, topic: str, origin: int, target: int, offset: int) -> Translation:
+        answer = translate(self._copy, topic, target, offset, to_origin=self._to_origin)
+        return Translation(
+            topic=topic, origin_partition=origin, partition=target, offset=offset, answer=answer
+        )
+
+    def _pairs(self, topic: str, number: int) -> list[tuple[int, int]]:
+        """(origin partition, copy) of a partition the group reads; none if it is not of this origin.
+
+        An origin's partition that was created anew has several copies: only the last is of what is there now.
+        """
+        state = self._cluster.topics.get(topic)
+        targets = state.targets() if state is not None else {}
+        copies = sorted(
+            (target, origin.partition)
+            for origin, target in targets.items()
+            if (origin.cluster, origin.topic) == (self._name, topic)
+        )
+        current = {origin: target for target, origin in copies}
+        if self._to_origin:
+            return [(origin, target) for origin, target in current.items() if target == number]
+        return [(number, current[number])] if number in current else []
