@@ -37,7 +37,7 @@ check: setup ## Style, types and layers
 	$(BIN)/lint-imports
 
 sim: setup ## Histories of a replicated partition with crashes, lost disks and cuts, then each rule taken out [HISTORIES=n] [FIRST=seed]
-	$(BIN)/python -m tests.sim $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(FIRST),--first $(FIRST))
+	$(BIN)/python -m tests.trials.sim $(if $(HISTORIES),--histories $(HISTORIES)) $(if $(FIRST),--first $(FIRST))
 
 lines: setup ## Lines of each package beside those of the last release
 	$(BIN)/python -m tests.lines
@@ -82,24 +82,24 @@ soak: setup ## The property tests on new examples, then kills, power cuts and th
 	$(MAKE) attack
 
 attack: setup ## Crafted and random requests for every API, also before a login and at the services, and a million open windows, counted in the broker's CPU time and memory [ROUNDS=n] [SEED=n]
-	$(BIN)/python -m tests.attack --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.trials.attack --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 # Every block of these is run by `make docs-test`.
 PAGES := docs/getting-started.md docs/your-own-event.md docs/keep-your-kafka.md docs/secure-datacenters.md
 docs-test: setup ## Every code block of the pages that begin with nothing, typed as it stands (6 min)
-	$(BIN)/python -m tests.docs $(PAGES)
+	$(BIN)/python -m tests.trials.docs $(PAGES)
 
 mutants: setup ## Faults put into a copy, one at a time: the test of each row of the paper must notice its own [ONLY="row ..."]
-	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m tests.trials.mutants $(if $(ONLY),--only $(ONLY))
 
 fault-load: setup ## 100 loads while every part is killed at random, brokers also with their disks, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
-	$(BIN)/python -m tests.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.trials.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
 
 fault-audit: setup ## Faults at every hop, each to be found there and named; then clean windows under kills (25 min) [WINDOWS=n] [ONLY=name] [SEED=n]
-	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.faultaudit $(if $(WINDOWS),--windows $(WINDOWS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.trials.faultaudit $(if $(WINDOWS),--windows $(WINDOWS)) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 fault-restore: setup ## Every store put back from an older copy: noticed, nothing lost, no wrong verdict (25 min) [ONLY=store]
-	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.faultrestore $(if $(ONLY),--only $(ONLY))
+	MILLRACE_WAIT_S=$${MILLRACE_WAIT_S:-300} $(BIN)/python -m tests.trials.faultrestore $(if $(ONLY),--only $(ONLY))
 
 bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchmarks.md (25 min, 40 GB) [QUICK=1] [ONLY=millrace,...] [CELLS=consume,...]
 	$(BIN)/python -m tests.bench.broker $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))

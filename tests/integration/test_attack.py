@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from millrace.wire.messages import ApiKey
-from tests.attack.producer_ids import attack_producer_ids
-from tests.attack.requests import versions
-from tests.attack.run import Attack, Outcome
-from tests.attack.services import Strangers, registry
-from tests.attack.strangers import attack_before_login
 from tests.bench.bench_hot_path import broker
+from tests.trials.attack.producer_ids import attack_producer_ids
+from tests.trials.attack.requests import versions
+from tests.trials.attack.run import Attack, Outcome
+from tests.trials.attack.services import Strangers, registry
+from tests.trials.attack.strangers import attack_before_login
 
 
 def test_no_request_costs_a_broker_more_than_its_bytes_allow(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def test_an_auditors_database_from_an_older_copy_is_filled_again_and_changes_no_
     tmp_path: Path,
 ) -> None:
     options = ["--only", "auditor", "--folder", str(tmp_path)]
-    done = run_python("-m", "tests.faultrestore", *options, timeout_s=1_800)
+    done = run_python("-m", "tests.trials.faultrestore", *options, timeout_s=1_800)
     last = done.stdout.splitlines()[-1]
     well = "RESTORE OK: stores=1 restores=2 lost=0 wrong=0 false_alarms=0"
     assert last == well, done.stdout + done.stderr

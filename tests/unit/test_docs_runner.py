@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.__main__ import KIND, PageFailed, blocks_of, check_output, run_page
 from tests.support import REPOSITORY
+from tests.trials.docs.__main__ import KIND, PageFailed, blocks_of, check_output, run_page
 
 
 def page(folder: Path, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""tests/mutants.toml is whole: a fault for every row of the paper, each of which can still be put in."""
+"""tests/trials/mutants.toml is whole: a fault for every row of the paper, and each can still be put in."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.mutants import Mutant, apply, read_mutants, rows_of_the_page
 from tests.support import REPOSITORY
+from tests.trials.mutants import Mutant, apply, read_mutants, rows_of_the_page
 
 MUTANTS = read_mutants()
 

@@ -22,7 +22,7 @@ from millrace.wire.primitives import TooManyItems
 from millrace_broker.handlers import all_apis
 from millrace_broker.handlers.table import Api
 from millrace_broker.server.request import Request
-from tests.attack.requests import body_of
+from tests.trials.attack.requests import body_of
 from tests.unit.broker.asking import (
     AskingClient,
     ChangingCluster,

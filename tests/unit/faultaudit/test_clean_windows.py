@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.errors import MillraceError
-from tests.faultaudit.clean import CleanWindows
+from tests.trials.faultaudit.clean import CleanWindows
 
 
 class Producer:

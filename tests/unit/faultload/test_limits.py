@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faultload.waiting import who_waits
 from tests.support import REPOSITORY, start_for_the_test_run, wait_until
+from tests.trials.faultload.waiting import who_waits
 
 STANDS_STILL = """
 import ctypes, os, subprocess, sys, threading
 from pathlib import Path
-from tests.faultload.__main__ import Run
-from tests.faultload.limits import StepLimits, end_on_signals
-from tests.faultload.waiting import shim
+from tests.trials.faultload.__main__ import Run
+from tests.trials.faultload.limits import StepLimits, end_on_signals
+from tests.trials.faultload.waiting import shim
 
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER, as main does
 folder, limit_s = Path(sys.argv[1]), float(sys.argv[2])

@@ -15,9 +15,9 @@ from millrace_warehouse.history.layout import CATALOG, load_path, read_load
 from millrace_warehouse.history.manifest import encode, sealed
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage import open_storage
-from tests.faultload.produced import Ledger
-from tests.faultload.watch import Problem, Topic, files_of, published_rows
 from tests.published import warehouse
+from tests.trials.faultload.produced import Ledger
+from tests.trials.faultload.watch import Problem, Topic, files_of, published_rows
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, MemoryLog, event, filled_log, load_run
 
 HOURS = [f"2015-05-17T{hour}" for hour in (10, 11, 12, 13)]

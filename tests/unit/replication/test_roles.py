@@ -13,7 +13,7 @@ from millrace_broker.replication.leadership import CLOSED_GRACE_S, MAX_UNITS, Le
 from millrace_broker.replication.replica import CAMPAIGN_STEP_S, Replica
 from millrace_broker.replication.state import UNKNOWN_EPOCHS
 from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd
-from tests.sim.log import MemoryLog
+from tests.trials.sim.log import MemoryLog
 
 LAG_S = 10.0
 PREFER_AFTER_S = 30.0

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from tests.sim.history import History
-from tests.sim.mutants import Mutant, read_mutants
-from tests.sim.runs import run, shrink
 from tests.support import REPOSITORY
+from tests.trials.sim.history import History
+from tests.trials.sim.mutants import Mutant, read_mutants
+from tests.trials.sim.runs import run, shrink
 
 MUTANTS = read_mutants()
 
@@ -36,7 +36,7 @@ def test_a_rule_can_be_taken_out(mutant: Mutant) -> None:
 def test_a_rule_that_is_missing_is_found() -> None:
     index = next(n for n, mutant in enumerate(MUTANTS) if mutant.what == "the minimum is not required")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sim", "--mutant", str(index)],
+        [sys.executable, "-m", "tests.trials.sim", "--mutant", str(index)],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,
@@ -50,6 +50,6 @@ def test_a_history_that_breaks_shrinks_to_the_faults_that_break_it(monkeypatch: 
     history = next(h for h in map(History.draw, range(1000)) if len(h.faults) > 10)
     wanted = {history.faults[3], history.faults[8]}
     monkeypatch.setattr(
-        "tests.sim.runs.violation_of", lambda drawn: "broken" if wanted <= set(drawn.faults) else None
+        "tests.trials.sim.runs.violation_of", lambda drawn: "broken" if wanted <= set(drawn.faults) else None
     )
     assert set(shrink(history).faults) == wanted

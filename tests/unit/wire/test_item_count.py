@@ -15,7 +15,7 @@ from millrace.wire.codec import MAX_ITEM_BYTES, decode, decode_request
 from millrace.wire.group_messages import JoinGroupRequest, ListGroupsRequest
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, MetadataRequest, MetadataResponse
 from millrace.wire.primitives import MIN_ITEM_LIMIT, REFUSED_ITEMS, RequestTooLarge, TooManyItems
-from tests.attack.requests import body_of
+from tests.trials.attack.requests import body_of
 from tests.unit.wire.test_messages import CASES, Case
 
 REQUESTS = [case for case in CASES if case.cls.__name__.endswith("Request")]

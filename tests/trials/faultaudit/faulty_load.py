@@ -1,0 +1,59 @@
+"""One load by the code of Spark's job, without Spark, and with a mistake in its reading; a process.
+
+`python -m tests.trials.faultaudit.faulty_load LOAD.json FAULT`: the tasks run here, one after the other, and
+what they read goes through an edit of `batches`, unless FAULT is empty. Prints a line of what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from millrace.config import from_mapping
+from millrace.errors import MillraceError
+from millrace.records import BatchHeader
+from millrace_demo.faulty_broker import replace_function
+from millrace_spark.jobs import load as job
+from millrace_warehouse.load import task
+from millrace_warehouse.log.reading import FetchedBatches, read_cut
+from millrace_warehouse.verbs import Load
+from tests.trials.faultaudit.batches import EDITS, NEEDED
+
+
+def main() -> None:
+    file, fault = sys.argv[1:]
+    replace_function(job, "in_tasks", _here)
+    if fault:
+        replace_function(task, "read_cut", _spoiling(fault))
+    request = from_mapping(Load, json.loads(Path(file).read_text()), "the load")
+    spark: Any = None  # nothing asks for it when one topic is loaded by tasks that run here
+    (result,) = job.load_topics(spark, request)
+    if isinstance(result, job.TopicFailure):
+        raise MillraceError(result.error)
+    print(result.message)
+
+
+def _here(_: Any, function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+    return [function(each) for each in tasks]
+
+
+def _spoiling(fault: str) -> Callable[..., Iterator[FetchedBatches]]:
+    def faulty_read_cut(*arguments: Any) -> Iterator[FetchedBatches]:
+        for some in read_cut(*arguments):
+            if len(some.batches) < NEEDED:
+                yield some
+                continue
+            batches = EDITS[fault]([bytes(batch) for _, batch in some.batches])
+            yield FetchedBatches([(BatchHeader.of(b), memoryview(b)) for b in batches], some.log_start)
+
+    return faulty_read_cut
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MillraceError as error:
+        sys.exit(f"millrace: {error}")

@@ -1,0 +1,36 @@
+"""A fault as a row of the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.trials.faultaudit.place import PAGE_VIEW
+from tests.trials.faultaudit.stage import Says, Stage
+
+Plant = Callable[[Stage], None]
+HOME = "dc1"
+"""Where faults of one datacenter are planted; dc2 goes on undisturbed."""
+SMALL = {"segment.bytes": "1024"}
+"""Settings of a topic each of whose batches has a segment of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fault."""
+
+    name: str
+    """Of its topic, too."""
+    what: str
+    plant: Plant
+    """Does it all: traffic, the fault, and whatever makes the auditor's verdict final."""
+    says: Says
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the topic in the datacenters."""
+    schema: Mapping[str, Any] = field(default_factory=lambda: PAGE_VIEW)
+    """Schema of the topic's events."""
+    mirror: str = ""
+    """The edit of `batches` that the mirror makes with the topic."""
+    unseen: str = ""
+    """Why nothing finds it: `says` is then what is said of a topic where nothing is wrong."""

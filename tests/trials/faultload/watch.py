@@ -1,0 +1,176 @@
+"""A reader that looks at the warehouse all the time, as users do, and remembers what it saw.
+
+What it holds against the loads: no (instance, sequence) twice, none that nobody produced; a load's files and
+rows never change. Against the table: no row twice, none that is in no load. Knows manifests, files and the
+catalog's SQLite file, not what happens to the processes.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.table import StaticTable
+
+from millrace_warehouse.history.layout import CATALOG, load_numbers, load_path, read_load
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.storage import open_storage
+from tests.trials.faultload.produced import Ledger
+
+PAUSE_S = 0.3
+Sequences = dict[tuple[int, str], set[int]]
+"""(instance, server) -> sequences."""
+
+
+class Problem(Exception):
+    """Something a reader must never see."""
+
+
+def files_of(warehouse: Path, manifest: LoadManifest) -> list[Path]:
+    """The data files of a load."""
+    return [warehouse / manifest.topic / file.path for file in manifest.files]
+
+
+def rows_of(paths: Iterable[Path]) -> list[tuple[int, str, int]]:
+    """(instance, server, sequence) of every row."""
+    found: list[tuple[int, str, int]] = []
+    for path in paths:
+        header = pq.read_table(path, columns=["header"])["header"]
+        columns = [pc.struct_field(header, name).to_pylist() for name in ("instance", "server", "sequence")]
+        found += zip(*columns, strict=True)
+    return found
+
+
+def grouped(rows: Iterable[tuple[int, str, int]], what: str) -> Sequences:
+    """The rows' sequences by instance; Problem when one is there twice."""
+    found: Sequences = {}
+    for instance, server, sequence in rows:
+        sequences = found.setdefault((instance, server), set())
+        if sequence in sequences:
+            raise Problem(f"{what}: sequence {sequence} of instance {instance} on {server} is there twice")
+        sequences.add(sequence)
+    return found
+
+
+class Topic:
+    """What the reader has seen of one topic's loads."""
+
+    def __init__(self, warehouse: Path, topic: str, ledger: Ledger) -> None:
+        self.seen: Sequences = {}
+        self.loads: dict[int, str] = {}
+        """Load -> its manifest's hash."""
+        self._warehouse, self._topic, self._ledger = warehouse, topic, ledger
+        self._storage = open_storage(str(warehouse))
+
+    def look(self, chance: random.Random) -> None:
+        """Take in new loads, look at one of the old ones again; Problem if something is wrong."""
+        for number in load_numbers(self._storage, self._topic):
+            if number not in self.loads:
+                self._take_in(number)
+        if self.loads:
+            self._again(chance.choice(list(self.loads)))
+
+    def _take_in(self, number: int) -> None:
+        where = load_path(self._topic, number)
+        manifest = read_load(self._storage, self._topic, number)
+        rows = rows_of(files_of(self._warehouse, manifest))
+        if len(rows) != manifest.rows:
+            raise Problem(f"{where} has {len(rows)} rows, its manifest says {manifest.rows}")
+        for key, sequences in grouped(rows, where).items():
+            seen = self.seen.setdefault(key, set())
+            if twice := seen & sequences:
+                raise Problem(
+                    f"{where}: sequence {min(twice)} of instance {key[0]} is in an earlier load too"
+                )
+            if foreign := self._ledger.foreign(self._topic, *key, sequences):
+                raise Problem(f"{where}: nobody has produced sequence {min(foreign)} of instance {key[0]}")
+            seen |= sequences
+        self.loads[number] = manifest.sha256
+
+    def _again(self, number: int) -> None:
+        where = load_path(self._topic, number)
+        manifest = read_load(self._storage, self._topic, number)
+        if manifest.sha256 != self.loads[number]:
+            raise Problem(f"{where} has changed since it was made")
+        for path, file in zip(files_of(self._warehouse, manifest), manifest.files, strict=True):
+            if not path.is_file() or path.stat().st_size != file.bytes:
+                raise Problem(f"{where}: {path} has changed since the load was made")
+            if (rows := pq.read_metadata(path).num_rows) != file.rows:
+                raise Problem(f"{where}: {path} had {file.rows} rows and has {rows} now")
+
+
+def published_rows(catalog: Path, topic: str) -> Sequences:
+    """What the table of a topic holds; Problem when a row is there twice.
+
+    Asks a catalog's SQLite file, which may be missing, and reads without any of Millrace's code.
+    """
+    if not catalog.exists():
+        return {}
+    query = "SELECT metadata_location FROM iceberg_tables WHERE table_name = ?"
+    with closing(sqlite3.connect(f"{catalog.as_uri()}?mode=rw", uri=True, timeout=60)) as connection:
+        try:
+            found = connection.execute(query, [topic]).fetchone()
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            return {}
+    if found is None:
+        return {}
+    rows = StaticTable.from_metadata(found[0]).scan(selected_fields=("header",)).to_arrow()["header"]
+    if not len(rows):  # the table is there before its first publication
+        return {}
+    columns = [pc.struct_field(rows, name).to_pylist() for name in ("instance", "server", "sequence")]
+    return grouped(zip(*columns, strict=True), f"the table of {topic}")
+
+
+class Reader:
+    """Looks at every topic in turn, in a thread, from `start` to `stop`."""
+
+    def __init__(self, warehouse: Path, topics: list[str], ledger: Ledger, chance: random.Random) -> None:
+        """`topics` may grow while it runs."""
+        self._warehouse, self._topics, self._ledger, self._chance = warehouse, topics, ledger, chance
+        self.topics: dict[str, Topic] = {}
+        self.looks = 0
+        self.problem: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    def start(self) -> Reader:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Look at everything once more, and end."""
+        self._stop.set()
+        self._thread.join(300)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for topic in list(self._topics):
+                    self._look(topic)
+                    self._stop.wait(PAUSE_S)
+            for topic in list(self._topics):
+                self._look(topic)
+        except Problem as error:
+            self.problem = str(error)
+        except Exception as error:  # whatever a reader cannot read is a problem as well
+            self.problem = f"a reader failed: {error!r}"
+
+    def _look(self, name: str) -> None:
+        topic = self.topics.setdefault(name, Topic(self._warehouse, name, self._ledger))
+        published = published_rows(self._warehouse / CATALOG, name)  # first: such rows are in a load already
+        topic.look(self._chance)
+        for key, sequences in published.items():
+            if missing := sequences - topic.seen.get(key, set()):
+                raise Problem(
+                    f"the table of {name}: sequence {min(missing)} of instance {key[0]} is in no load"
+                )
+        self.looks += 1

@@ -1,0 +1,211 @@
+"""Faults put into a copy of this checkout, one at a time: does the test that shows a row of the paper notice?
+
+`make mutants` applies every mutation of tests/trials/mutants.toml, runs the one test named there and prints
+what survived. A row of docs/paper.md claims what its test shows; here the test has to show it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MUTANTS = REPOSITORY / "tests" / "trials" / "mutants.toml"
+PAGE = REPOSITORY / "docs" / "paper.md"
+COPIED = ("broker", "plugins", "dags", "schemas", "deploy", "docs", "tests", "*.toml", "*.md", "Makefile")
+WORKERS = 2
+TIMEOUT_S = 300
+"""A test that has not ended by then is an error: it has to fail, not to hang."""
+WAIT_S = 30
+"""As long as that the tests wait for what must come, with and without a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One fault: the text `old`, which is once in `file`, becomes `new`, and `test` must fail."""
+
+    row: int
+    """A row of docs/paper.md, or 0: a fault that is about none of them."""
+    what: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def __str__(self) -> str:
+        return f"row {self.row or '-':>2}  {self.what} ({self.test.rpartition('::')[2]})"
+
+
+def read_mutants(path: Path = MUTANTS) -> list[Mutant]:
+    """Every mutation, in the order of the file; TypeError for one with a field too many or too few."""
+    return [Mutant(**fields) for fields in tomllib.loads(path.read_text())["mutant"]]
+
+
+def rows_of_the_page() -> dict[int, str]:
+    """Row of docs/paper.md -> the cell that says what shows it."""
+    found = re.findall(r"^\| (\d+) \|.*\|([^|]*)\|$", PAGE.read_text(), re.MULTILINE)
+    return {int(row): shown for row, shown in found}
+
+
+def apply(mutant: Mutant, root: Path) -> str:
+    """The mutated text of the mutant's file under `root`; ValueError when `old` is not there exactly once."""
+    text = (root / mutant.file).read_text()
+    if (count := text.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant}: its old text is {count} times in {mutant.file}, not once")
+    return text.replace(mutant.old, mutant.new)
+
+
+def copy_checkout(root: Path) -> None:
+    """Copy what the tests need, with bytecode that is checked against the source: a mutation voids it."""
+    for pattern in COPIED:
+        for path in REPOSITORY.glob(pattern):
+            if path.is_dir():
+                # Without what was compiled: faults are put into the form in Python.
+                shutil.copytree(path, root / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                shutil.copy(path, root)
+    compiled = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash"]
+    subprocess.run([*compiled, "broker", "plugins", "tests"], cwd=root, check=True)
+
+
+def run_tests(
+    root: Path, tests: Iterable[str], *options: str, timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run these tests in a copy, its own packages before the installed ones."""
+    options = ("-m", "soak or not soak", "--hypothesis-profile=first-failure", *options)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *tests],
+        cwd=root,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{root}:{root / 'broker'}:{root / 'plugins'}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ACCESS_LOG": "",
+            "MILLRACE_WAIT_S": str(WAIT_S),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def is_noticed(mutant: Mutant, root: Path) -> bool:
+    """True if the test fails with the fault, False if it passes; ValueError when it does neither."""
+    path = root / mutant.file
+    sound = path.read_text()
+    path.write_text(apply(mutant, root))
+    try:
+        done = run_tests(root, [mutant.test], "-x", timeout_s=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{mutant}: the test did not end within {TIMEOUT_S} s") from None
+    finally:
+        path.write_text(sound)
+    if done.returncode not in (0, 1):
+        raise ValueError(f"{mutant}: pytest ended with {done.returncode}\n{done.stdout[-2000:]}")
+    return done.returncode == 1
+
+
+class Run:
+    """Two workers, each with a copy of its own, and what they found."""
+
+    def __init__(self, mutants: Sequence[Mutant]) -> None:
+        self.survived: list[Mutant] = []
+        self.errors: list[str] = []
+        self._waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+        for mutant in sorted(mutants, key=lambda each: "integration" not in each.test):  # the slow ones first
+            self._waiting.put(mutant)
+
+    def work(self, root: Path) -> None:
+        """Take mutants until none is left."""
+        while True:
+            try:
+                mutant = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            began = time.monotonic()
+            try:
+                noticed = is_noticed(mutant, root)
+            except Exception as error:  # whatever it is: a mutant that nobody has tried is not noticed
+                self.errors.append(f"{mutant}: {error!r}" if str(mutant) not in str(error) else str(error))
+                continue
+            if not noticed:
+                self.survived.append(mutant)
+            print(
+                f"{'killed  ' if noticed else 'SURVIVED'} {time.monotonic() - began:4.0f} s  {mutant}",
+                flush=True,
+            )
+
+
+def soundness(root: Path, tests: Sequence[str]) -> str:
+    """What pytest says of the tests without any fault; empty when all of them pass."""
+    if not tests:  # pytest would run every test there is
+        return ""
+    done = run_tests(root, tests)
+    return "" if done.returncode == 0 else done.stdout[-4000:]
+
+
+def main() -> int:
+    """Run the mutants asked for; 0 when each is noticed and each test passes without its fault."""
+    parser = argparse.ArgumentParser(prog="python -m tests.trials.mutants", description=__doc__)
+    parser.add_argument(
+        "--only", type=int, nargs="+", metavar="ROW", help="rows of docs/paper.md; 0: of none"
+    )
+    options = parser.parse_args()
+    mutants = [each for each in read_mutants() if not options.only or each.row in options.only]
+    if not mutants:
+        parser.error(f"no mutant is about row {options.only}")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="millrace-mutants-") as folder:
+        roots = [Path(folder) / str(number) for number in range(WORKERS)]
+        for root in roots:
+            root.mkdir()
+            copy_checkout(root)
+        run = Run(mutants)
+        tests = sorted({each.test for each in mutants})
+        unsound: list[str] = []
+        halves = [
+            threading.Thread(target=lambda n=n: unsound.append(soundness(roots[n], tests[n::WORKERS])))
+            for n in range(WORKERS)
+        ]
+        _run_all(halves)
+        if any(unsound) or len(unsound) < WORKERS:
+            print("\n".join(unsound) + "\nMUTANTS FAILED: these tests fail without any fault")
+            return 1
+        _run_all([threading.Thread(target=run.work, args=(root,)) for root in roots])
+    for error in run.errors:
+        print(f"ERROR {error}")
+    for mutant in run.survived:
+        print(f"SURVIVED {mutant}")
+    verdict = "FAILED" if run.survived or run.errors else "OK"
+    rows = {each.row for each in mutants} - {0}
+    print(
+        f"MUTANTS {verdict}: rows={len(rows)} mutants={len(mutants)} survived={len(run.survived)}"
+        f" seconds={time.monotonic() - began:.0f}"
+    )
+    return int(verdict != "OK")
+
+
+def _run_all(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
