@@ -1,4 +1,4 @@
-"""Consumers of 2,000 partitions and administrators of 1,050 topics: every client names them all at once."""
+"""2,000 partitions, 1,050 topics and 2,500 groups, each of which clients name all at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
+from tests.committed_groups import OFFSET, write_groups
 from tests.compat.brokers import RunningBroker, start_broker
+from tests.peers.kafka import kafka_tool
 from tests.support import WAIT_S, Process
 
 with warnings.catch_warnings():
@@ -18,7 +20,10 @@ with warnings.catch_warnings():
     import kafka
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-TOPICS, PARTITIONS, SMALL_TOPICS = ["wide-0", "wide-1"], 1_000, 1_050
+CLUSTER = "compat-many"
+TOPICS, PARTITIONS, SMALL_TOPICS, GROUPS = ["wide-0", "wide-1"], 1_000, 1_050, 2_500
+JAVA_S = 240
+"""How long a tool of Kafka's may take."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def broker(
     start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
 ) -> RunningBroker:
     """A broker with a message in each of 2,000 partitions."""
-    started = start_broker(start_for_module, zookeeper, tmp_path_factory.mktemp("broker"), "compat-many")
+    started = start_broker(start_for_module, zookeeper, tmp_path_factory.mktemp("broker"), CLUSTER)
     failed: list[str] = []
     producer = confluent_kafka.Producer({"bootstrap.servers": started.bootstrap, "linger.ms": 50})
     for topic in TOPICS:
@@ -89,14 +94,55 @@ def test_a_kafka_python_consumer_reads_and_commits_two_thousand_partitions(broke
     assert read(1, 8) == 0, "it goes on where it committed"
 
 
-def test_an_administrator_lists_the_offsets_of_a_thousand_topics(broker: RunningBroker) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+@pytest.fixture(scope="module")
+def small_topics(broker: RunningBroker) -> list[str]:
+    """1,050 topics of one partition with one message each."""
     names = [f"small-{number}" for number in range(SMALL_TOPICS)]
-    new = [NewTopic(name, 1, 1) for name in names]
-    for at in range(0, len(new), 50):
-        for made in admin.create_topics(new[at : at + 50]).values():
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for at in range(0, len(names), 50):
+        for made in admin.create_topics([NewTopic(name, 1, 1) for name in names[at : at + 50]]).values():
             made.result(WAIT_S)
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap})
+    for name in names:
+        producer.produce(name, name.encode())
+    assert producer.flush(WAIT_S) == 0
+    return names
+
+
+def test_an_administrator_lists_the_offsets_of_a_thousand_topics(
+    broker: RunningBroker, small_topics: list[str]
+) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = {confluent_kafka.TopicPartition(name, 0): latest for name in names}
+    asked = {confluent_kafka.TopicPartition(name, 0): latest for name in small_topics}
     listed = admin.list_offsets(asked, request_timeout=60)
-    assert {future.result(WAIT_S).offset for future in listed.values()} == {0}
+    assert all(future.result(WAIT_S).offset > 0 for future in listed.values())
+
+
+def java(broker: RunningBroker, tool: str, *arguments: str) -> list[str]:
+    """The lines that one of Kafka's tools prints."""
+    done = kafka_tool(tool, "--bootstrap-server", broker.bootstrap, *arguments, timeout_s=JAVA_S)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+def test_java_lists_the_offsets_of_a_thousand_topics(broker: RunningBroker, small_topics: list[str]) -> None:
+    lines = java(broker, "GetOffsetShell", "--topic", "small-.*")
+    assert sorted(line.rsplit(":", 2)[0] for line in lines) == sorted(small_topics)
+    assert all(int(line.rsplit(":", 1)[1]) > 0 for line in lines)
+
+
+def test_javas_console_consumer_reads_a_thousand_topics(
+    broker: RunningBroker, small_topics: list[str]
+) -> None:
+    count = ("--from-beginning", "--max-messages", str(SMALL_TOPICS), "--timeout-ms", "60000")
+    assert sorted(java(broker, "ConsoleConsumer", "--include", "small-.*", *count)) == sorted(small_topics)
+
+
+def test_java_describes_two_thousand_five_hundred_groups(broker: RunningBroker, zookeeper: str) -> None:
+    with broker.client() as client:
+        topic_id = client.topic(TOPICS[0]).topic_id
+    names = write_groups(zookeeper, CLUSTER, TOPICS[0], topic_id, GROUPS)
+    lines = java(broker, "ConsumerGroupCommand", "--describe", "--all-groups")
+    rows = {words[0]: words[1:4] for line in lines if len(words := line.split()) > 4}
+    assert {name: rows.get(name) for name in names} == {name: [TOPICS[0], "0", str(OFFSET)] for name in names}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
 from millrace.wire.fields import Topic
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse, TopicPartitions
-from millrace.zookeeper.session import Session
-from millrace_broker.coordination.groups import CommittedOffset, encode_offset
+from tests.committed_groups import write_groups
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.wire import Wire
 from tests.support import Process, wait_until
@@ -57,23 +55,9 @@ def wire(broker: RunningBroker) -> Iterator[Wire]:
 @pytest.fixture(scope="module")
 def groups(broker: RunningBroker, zookeeper: str) -> list[str]:
     """Groups that have committed once, written as a coordinator leaves them."""
-    names = [f"console-consumer-{number:05d}" for number in range(GROUPS)]
     with broker.client() as client:
         topic_id = client.topic(TOPICS[0]).topic_id
-    offset = encode_offset(CommittedOffset(offset=7, time_ms=0, topic_id=topic_id))
-    with closing(Session.connect(zookeeper)) as session:
-        session.call(session.client.ensure_path_async, f"/{CLUSTER}/consumers")
-        for name in names:
-            path = f"/{CLUSTER}/consumers/{name}"
-            nodes = {path: b'{"kind": "classic"}', f"{path}/ids": b"", f"{path}/owners": b""}
-            nodes |= {f"{path}/offsets": b"", f"{path}/offsets/{TOPICS[0]}": b""}
-            nodes |= {f"{path}/offsets/{TOPICS[0]}/0": offset}
-            change = session.client.transaction()
-            for node, data in nodes.items():
-                change.create(node, data)
-            last = change.commit_async()
-        last.get(timeout=60)
-    return names
+    return write_groups(zookeeper, CLUSTER, TOPICS[0], topic_id, GROUPS)
 
 
 def ask(wire: Wire, key: ApiKey, version: int, request: object, response: type[Any]) -> Any:
