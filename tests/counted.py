@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from millrace_audit.answer import Changes, LoadHour
@@ -20,19 +20,21 @@ class Counted:
     def __init__(self, storage: Storage, verdict_of: VerdictOf, changed: Sequence[datetime] = ()) -> None:
         self._storage, self._verdict_of, self._changed = storage, verdict_of, changed
 
-    def judge(self, topic: str, hour: str) -> Judgement:
-        verdict = self._verdict_of(topic, hour)
-        return Judgement(verdict=verdict, loads=counted_loads(self._storage, topic, hour))
+    def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+        verdicts = {hour: self._verdict_of(topic, hour) for hour in hours}
+        loads = counted_loads(self._storage, topic)
+        return {hour: Judgement(verdict=verdicts[hour], loads=loads.get(hour, ())) for hour in hours}
 
     def changes(self, topic: str, since: str | None) -> Changes:
         return Changes(cursor="1", hours=self._changed, more=False)
 
 
-def counted_loads(storage: Storage, topic: str, hour: str) -> list[LoadHour]:
-    """The newest edition of each load with rows in the hour: what an auditor names that has counted all."""
-    editions, loads = layout.newest_editions(storage, topic), []
+def counted_loads(storage: Storage, topic: str) -> dict[str, list[LoadHour]]:
+    """Hour -> the newest edition of each load with rows in it, as an auditor names that has counted all."""
+    editions = layout.newest_editions(storage, topic)
+    loads: dict[str, list[LoadHour]] = {}
     for load in layout.load_numbers(storage, topic, 0):
         manifest = layout.read_edition(storage, topic, load, editions.get(load, 1))
-        if rows := manifest.rows_by_hour().get(hour, 0):
-            loads.append(LoadHour(load, manifest.edition, manifest.sha256, rows))
+        for hour, rows in manifest.rows_by_hour().items():
+            loads.setdefault(hour, []).append(LoadHour(load, manifest.edition, manifest.sha256, rows))
     return loads

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 
-from millrace_audit.answer import Changes, Completeness, NewestLoad
+from millrace_audit.answer import Changes, Completeness, NewestLoad, Window, by_hour
 from millrace_audit.client import changes, completeness
 from millrace_warehouse.history.hours import start_of
 from millrace_warehouse.history.manifest import Verdict
@@ -28,26 +28,18 @@ class HttpAuditor:
 
     url: str
 
-    def judge(self, topic: str, hour: str) -> Judgement:
-        start = start_of(hour)
-        answer = completeness(self.url, topic, start, start + timedelta(hours=1))
+    def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+        end = start_of(hours[-1]) + timedelta(hours=1)
+        answer = completeness(self.url, topic, start_of(hours[0]), end)
         now = datetime.now(UTC)
-        reasons = [*chain.from_iterable(window.reasons for window in answer.windows)]
-        if answer.proven and answer.verdict != COMPLETE:
-            reasons.insert(0, f"{answer.verdict}, which is proof enough for this topic")
-        verdict = Verdict(
-            verdict=COMPLETE if answer.proven else answer.verdict,
-            watermark=None if answer.watermark is None else answer.watermark.isoformat(),
-            checked=now.isoformat(timespec="seconds"),
-            reasons=list(dict.fromkeys(reasons)),
-        )
-        if verdict.verdict == COMPLETE and (why := _why_it_cannot_speak(answer, now)) is not None:
-            verdict = replace(verdict, verdict="unknown", reasons=[why, *verdict.reasons])
-        return Judgement(
-            verdict=verdict,
-            loads=[*chain.from_iterable(each.loads for each in answer.hours or ())],
-            rejected=sum(window.rejected for window in answer.windows),
-        )
+        windows = {window.start: window for window in by_hour(answer.windows)}
+        loads = {judged.start: judged.loads for judged in answer.hours or ()}
+        judgements = {}
+        for hour in hours:
+            window, counted = windows[start_of(hour)], loads.get(start_of(hour), ())
+            verdict = _verdict(answer, window, now)
+            judgements[hour] = Judgement(verdict=verdict, loads=counted, rejected=window.rejected)
+        return judgements
 
     def changes(self, topic: str, since: str | None) -> Changes:
         return changes(self.url, topic, since)
@@ -60,6 +52,23 @@ def newest_counted(url: str, topic: str) -> NewestLoad | None:
     """
     now = datetime.now(UTC)
     return completeness(url, topic, now - timedelta(hours=1), now).newest_load
+
+
+def _verdict(answer: Completeness, hour: Window, now: datetime) -> Verdict:
+    """Return the verdict on one hour of an answer, given the windows of the hour as one."""
+    reasons = [*hour.reasons]
+    is_proven = hour.verdict in (COMPLETE, answer.enough)
+    if is_proven and hour.verdict != COMPLETE:
+        reasons.insert(0, f"{hour.verdict}, which is proof enough for this topic")
+    verdict = Verdict(
+        verdict=COMPLETE if is_proven else str(hour.verdict),
+        watermark=None if answer.watermark is None else answer.watermark.isoformat(),
+        checked=now.isoformat(timespec="seconds"),
+        reasons=list(dict.fromkeys(reasons)),
+    )
+    if is_proven and (why := _why_it_cannot_speak(answer, now)) is not None:
+        return replace(verdict, verdict="unknown", reasons=[why, *verdict.reasons])
+    return verdict
 
 
 def _why_it_cannot_speak(answer: Completeness, now: datetime) -> str | None:

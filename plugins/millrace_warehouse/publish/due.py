@@ -15,16 +15,20 @@ Pure: asks through a function, and changes nothing but the state.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from millrace_audit.answer import Changes
 from millrace_warehouse.history.hours import FIRST_HOUR, UNFILED, hour_of, number_of, partition_of, start_of
 from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.publish.gate import MOST_HOURS
 from millrace_warehouse.publish.state import COMPLETE, PENDING, State
 
-Ask = Callable[[str], Verdict]
+Ask = Callable[[Iterable[str]], Mapping[str, Verdict]]
+"""Asks the auditor about hours; hour -> verdict, in the order of the hours."""
 RECHECKED = 7 * 24
-"""Most published hours without a proof, and most empty hours, that one run asks the auditor about."""
+"""Most published hours without a proof that one run asks the auditor about again."""
+EMPTY = 10_000
+"""Hours behind the complete ones that one run looks through for empty ones."""
 
 
 def choose(
@@ -40,21 +44,20 @@ def choose(
 
     `rejudged`: hours of which the auditor says that their final verdict has changed.
     """
-    for hour in dict.fromkeys(named):
-        if not state.is_published(hour):
-            state.publish(hour, ask(hour))
-        elif hour not in state.changes:
-            _judge_again(state, hour, ask(hour))
+    for hour, verdict in ask(hour for hour in named if hour not in state.changes).items():
+        if state.is_published(hour):
+            _judge_again(state, hour, verdict)
+        else:
+            state.publish(hour, verdict)
     if proven or unproven_after_s is not None:
-        for hour in sorted(state.unpublished):
-            verdict = ask(hour)
+        for hour, verdict in ask(sorted(state.unpublished)).items():
             if _is_due(hour, verdict, proven, unproven_after_s, now_s):
                 state.publish(hour, verdict)
     if proven:
         again = {*map(hour_of, heapq.nlargest(RECHECKED, state.incomplete)), *rejudged}
-        for hour in sorted(hour for hour in again if state.is_published(hour)):
-            if hour not in state.changes:
-                _judge_again(state, hour, ask(hour))
+        due = sorted(hour for hour in again if state.is_published(hour) and hour not in state.changes)
+        for hour, verdict in ask(due).items():
+            _judge_again(state, hour, verdict)
         _fill(state, ask)
 
 
@@ -77,9 +80,9 @@ def rejudged(state: State, changes: Callable[[str | None], Changes]) -> list[str
 
 def judge_late(state: State, ask: Ask) -> bool:
     """Ask about the published hours whose rows change; True if there was one that had no verdict yet."""
-    late = [(hour, change) for hour, change in state.changes.items() if change.verdict is None]
-    for hour, change in late:
-        change.verdict = ask(hour)
+    late = [hour for hour, change in state.changes.items() if change.verdict is None]
+    for hour, verdict in ask(late).items():
+        state.changes[hour].verdict = verdict
     return bool(late)
 
 
@@ -110,16 +113,24 @@ def _fill(state: State, ask: Ask) -> None:
     if number is None:
         sound = (number for number in filed if number >= FIRST_HOUR)
         number = min((number for number in sound if _will_be_complete(state, number)), default=last)
-    for _ in range(RECHECKED):
+    verdicts: Mapping[str, Verdict] = {}
+    for at in range(number, min(number + EMPTY, last)):
         # Complete as the next publication leaves it: what is chosen now closes gaps, too.
-        while number < last and _will_be_complete(state, number):
-            number += 1
-        hour = hour_of(number)
-        if number >= last or state.is_published(hour) or hour in state.changes or hour in state.unpublished:
+        if _will_be_complete(state, at):
+            continue
+        if not _is_empty(state, at):
             return
-        if ask(hour).verdict != COMPLETE:
+        if (hour := hour_of(at)) not in verdicts:
+            near = range(at, min(at - at % MOST_HOURS + MOST_HOURS, last))
+            verdicts = ask(hour_of(each) for each in near if _is_empty(state, each))
+        if verdicts[hour].verdict != COMPLETE:
             return
-        state.publish(hour, ask(hour))
+        state.publish(hour, verdicts[hour])
+
+
+def _is_empty(state: State, number: int) -> bool:
+    hour = hour_of(number)
+    return not (state.is_published(hour) or hour in state.changes or hour in state.unpublished)
 
 
 def _will_be_complete(state: State, number: int) -> bool:

@@ -27,11 +27,15 @@ class Judgement:
     """Messages of the hour that loads have set aside."""
 
 
+MOST_HOURS = 1_000
+"""Most hours in one question. An auditor answers for at most 10,000 windows, six for each hour."""
+
+
 class Auditor(Protocol):
     """Judge of hours."""
 
-    def judge(self, topic: str, hour: str) -> Judgement:
-        """Judge an hour such as `2015-05-17T10`."""
+    def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+        """Judge hours such as `2015-05-17T10`, ascending, all within MOST_HOURS."""
 
     def changes(self, topic: str, since: str | None) -> Changes:
         """Return the hours whose final verdict changed since a cursor; all judged hours for None."""
@@ -40,8 +44,8 @@ class Auditor(Protocol):
 class Nobody:
     """The auditor of a run that asks none: every hour is `unasked`."""
 
-    def judge(self, topic: str, hour: str) -> Judgement:
-        return Judgement(verdict=Verdict(verdict=UNASKED))
+    def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+        return dict.fromkeys(hours, Judgement(verdict=Verdict(verdict=UNASKED)))
 
     def changes(self, topic: str, since: str | None) -> Changes:
         return Changes(cursor=since or "", hours=(), more=False)

@@ -18,9 +18,10 @@ starts no Spark; does not know how an auditor is asked.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import groupby
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
@@ -44,7 +45,7 @@ from millrace_warehouse.publish.closing import unclosed, unclosed_in_table
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.due import choose, judge_late, rejudged
 from millrace_warehouse.publish.files import new_files
-from millrace_warehouse.publish.gate import Auditor, Held, Judgement, refusal
+from millrace_warehouse.publish.gate import MOST_HOURS, Auditor, Held, Judgement, refusal
 from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import take_out
@@ -180,12 +181,15 @@ class _Attempts:
         self._settle(table, publication)
         self._at.progress("table made again")
 
-    def _ask(self, hour: str) -> Verdict:
-        if hour not in self._judgements:
-            self._judgements[hour] = (
-                Judgement(verdict=UNKNOWN) if hour == UNFILED else self._auditor.judge(self._topic, hour)
-            )
-        return self._judgements[hour].verdict
+    def _ask(self, hours: Iterable[str]) -> dict[str, Verdict]:
+        """Return hour -> verdict; ask the auditor about new hours, up to MOST_HOURS in one question."""
+        asked = dict.fromkeys(hours)
+        if UNFILED in asked:
+            self._judgements[UNFILED] = Judgement(verdict=UNKNOWN)
+        new = sorted(asked.keys() - self._judgements.keys())
+        for _, together in groupby(new, lambda hour: number_of(hour) // MOST_HOURS):
+            self._judgements |= self._auditor.judge(self._topic, [*together])
+        return {hour: self._judgements[hour].verdict for hour in asked}
 
     def _hold_back(self, table: Table | None, state: State) -> None:
         """Call no hour complete unless its rows are the rows that were judged."""
@@ -257,7 +261,7 @@ class _Attempts:
         topic = self._topic
         if refusal(topic, self._judgements[hour].loads, held) is None:
             return None
-        self._judgements[hour] = judged = self._auditor.judge(topic, hour)
+        self._judgements[hour] = judged = self._auditor.judge(topic, [hour])[hour]
         return judged.verdict if judged.verdict.verdict != COMPLETE else refusal(topic, judged.loads, held)
 
     def _follow(self, state: State) -> None:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_audit.answer import Changes, Completeness, JudgedHour
+from millrace_audit.answer import Changes, Completeness, JudgedHour, Window, overall
 from millrace_warehouse.commands import auditor as asking
 from millrace_warehouse.commands import run
 from millrace_warehouse.commands.publishing import compact, publish, tables
@@ -77,23 +77,33 @@ def auditor(
     seen: list[str] = []
 
     def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
-        seen.append(f"{start:%Y-%m-%dT%H}")
-        loads = counted_loads(open_storage(str(warehouse)), topic, seen[-1])
+        starts = hours_from(start, end)
+        seen.extend(f"{each:%Y-%m-%dT%H}" for each in starts)
+        loads = counted_loads(open_storage(str(warehouse)), topic)
+        windows = [window(each, verdicts[f"h{each:%H}"]) for each in starts]
         return Completeness(
             topic,
             start,
             end,
-            verdicts[f"h{start:%H}"],
+            overall(window.verdict for window in windows),
             None,
-            [],
+            windows,
             enough=enough,
             applied_at=datetime.now(UTC) - age,
-            hours=[JudgedHour(start, loads)],
+            hours=[JudgedHour(each, loads.get(f"{each:%Y-%m-%dT%H}", ())) for each in starts],
         )
 
     monkeypatch.setattr(asking, "completeness", completeness)
     monkeypatch.setattr(asking, "changes", lambda *_: Changes("1", [], more=False))
     return seen
+
+
+def hours_from(start: datetime, end: datetime) -> list[datetime]:
+    return [start + timedelta(hours=hour) for hour in range((end - start) // timedelta(hours=1))]
+
+
+def window(start: datetime, verdict: str) -> Window:
+    return Window(start, start + timedelta(minutes=10), verdict, 0, 0, 0, {}, [], [])
 
 
 def test_hours_that_are_named_are_published_and_the_others_are_listed(loaded: Path) -> None:
@@ -223,7 +233,8 @@ def test_an_auditor_that_does_not_name_the_loads_it_counted_proves_nothing(
     loaded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
-        return Completeness(topic, start, end, "complete", None, [])
+        windows = [window(each, "complete") for each in hours_from(start, end)]
+        return Completeness(topic, start, end, "complete", None, windows)
 
     monkeypatch.setattr(asking, "completeness", completeness)
     monkeypatch.setattr(asking, "changes", lambda *_: Changes("1", [], more=False))
@@ -331,7 +342,7 @@ def test_every_command_s_help_has_an_example(command: Any) -> None:
 def test_the_verdict_of_an_hour_is_the_auditors_with_each_reason_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    window = {
+    said = {
         "start": "2015-05-17T10:00:00Z",
         "end": "2015-05-17T10:10:00Z",
         "verdict": "unknown",
@@ -348,18 +359,18 @@ def test_the_verdict_of_an_hour_is_the_auditors_with_each_reason_once(
         seen.append((url, topic, start.isoformat(), end.isoformat()))
         times = {"from": start.isoformat(), "to": end.isoformat(), "watermark": "2015-05-17T09:50:00+00:00"}
         return Completeness.from_json(
-            {"topic": topic, "verdict": "unknown", "windows": [window, window], **times}
+            {"topic": topic, "verdict": "unknown", "windows": [said, said], **times}
         )
 
     monkeypatch.setattr(asking, "completeness", answer)
-    verdict = asking.auditor_at("http://auditor").judge(TOPIC, "2015-05-17T10").verdict
+    verdict = asking.auditor_at("http://auditor").judge(TOPIC, HOURS[:1])[HOURS[0]].verdict
     assert (verdict.verdict, verdict.watermark) == ("unknown", "2015-05-17T09:50:00+00:00")
     assert verdict.reasons == ["web1 is silent"]
     assert seen == [("http://auditor", TOPIC, "2015-05-17T10:00:00+00:00", "2015-05-17T11:00:00+00:00")]
 
 
 def test_without_an_auditor_nobody_judges() -> None:
-    assert asking.auditor_at("").judge(TOPIC, "2015-05-17T10").verdict.verdict == "unasked"
+    assert asking.auditor_at("").judge(TOPIC, HOURS)[HOURS[2]].verdict.verdict == "unasked"
 
 
 def test_an_hour_of_which_no_load_has_rows_may_be_published_as_empty(tmp_path: Path) -> None:

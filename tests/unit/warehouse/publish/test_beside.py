@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +156,12 @@ class Sure:
     def __init__(self, loads: Sequence[LoadManifest]) -> None:
         self._loads = [(load.load, load.sha256, load.rows_by_hour()) for load in loads]
 
-    def judge(self, topic: str, hour: str) -> Judgement:
-        counted = [
-            LoadHour(load, 1, sha256, rows[hour]) for load, sha256, rows in self._loads if hour in rows
-        ]
-        return Judgement(verdict=Verdict(verdict="complete"), loads=counted)
+    def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+        complete = Verdict(verdict="complete")
+        return {hour: Judgement(verdict=complete, loads=self._counted(hour)) for hour in hours}
+
+    def _counted(self, hour: str) -> list[LoadHour]:
+        return [LoadHour(load, 1, sha256, rows[hour]) for load, sha256, rows in self._loads if hour in rows]
 
     def changes(self, topic: str, since: str | None) -> Changes:
         return Changes(cursor="1", hours=[], more=False)

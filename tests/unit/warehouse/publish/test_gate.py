@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -38,14 +38,19 @@ class Memory:
 
     def count(self) -> None:
         """Count everything that is there now, and call each of these hours complete."""
-        for hour in (TEN, ELEVEN, TWELVE, THIRTEEN):
-            self.loads[hour] = counted_loads(self._w.storage, TOPIC, hour)
-            self.verdicts[hour] = "complete"
+        self.loads = {**counted_loads(self._w.storage, TOPIC)}
+        self.verdicts |= dict.fromkeys((TEN, ELEVEN, TWELVE, THIRTEEN), "complete")
 
-    def judge(self, topic: str, hour: str) -> Judgement:
-        self.asked.append(hour)
-        verdict = Verdict(verdict=self.verdicts.get(hour, "unknown"))
-        return Judgement(verdict=verdict, loads=self.loads.get(hour, ()), rejected=self.rejected.get(hour, 0))
+    def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+        self.asked += hours
+        return {
+            hour: Judgement(
+                verdict=Verdict(verdict=self.verdicts.get(hour, "unknown")),
+                loads=self.loads.get(hour, ()),
+                rejected=self.rejected.get(hour, 0),
+            )
+            for hour in hours
+        }
 
     def changes(self, topic: str, since: str | None) -> Changes:
         done = int(since or 0)
@@ -94,8 +99,8 @@ def test_a_load_that_is_made_while_the_auditor_is_asked_is_not_published_unjudge
     auditor.count()
 
     class Meanwhile(Memory):
-        def judge(self, topic: str, hour: str) -> Judgement:
-            judged = auditor.judge(topic, hour)
+        def judge(self, topic: str, hours: Sequence[str]) -> Mapping[str, Judgement]:
+            judged = auditor.judge(topic, hours)
             if len(auditor.asked) == 1:
                 w.load({TEN: 7})
             return judged
