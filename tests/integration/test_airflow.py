@@ -43,8 +43,9 @@ PUBLISHED = '''
 import json, sys
 published = sys.argv[2] == "PageView"
 answer = dict.fromkeys(("path", "sha256", "snapshot_id", "complete_until"), "x")
-answer |= {"publication": 3, "rows": 7, "published": published, "waiting": []}
-print(json.dumps([{**answer, "topic": sys.argv[2], "changes": [{"hour": sys.argv[1]}] if published else []}]))
+answer |= {"publication": 3, "rows": 7, "published": published, "waiting": [], "hours": int(published)}
+changes = [{"hour": sys.argv[1], "last": ""}] if published else []
+print(json.dumps([{**answer, "topic": sys.argv[2], "changes": changes}]))
 '''
 
 class Load(LoadTopicOperator):
@@ -106,7 +107,7 @@ verb, topic = sys.argv[1:]
 if (verb, topic) == ("load", "Bad"):
     sys.exit("millrace: no topic Bad: create it")
 answer = dict.fromkeys(("path", "sha256", "snapshot_id", "complete_until", "publication", "rows"), 1)
-print(json.dumps([{**answer, "topic": topic, "published": False, "waiting": [], "changes": []}]))
+print(json.dumps([{**answer, "topic": topic, "published": False, "waiting": [], "changes": [], "hours": 0}]))
 '''
 MillraceJobOperator.command = lambda self, settings, run_id: [
     sys.executable, "-c", ANSWER, self.verb, *self.named_topics()]

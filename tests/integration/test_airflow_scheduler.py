@@ -35,7 +35,8 @@ from millrace_airflow.sensors.completeness import CompletenessSensor
 PUBLISHED = '''
 import json
 answer = dict.fromkeys(("path", "sha256", "snapshot_id", "complete_until"), "x")
-answer |= {"publication": 3, "rows": 7, "published": True, "waiting": [], "changes": [{"hour": "h"}]}
+answer |= {"publication": 3, "rows": 7, "published": True, "waiting": [], "hours": 1}
+answer["changes"] = [{"hour": "h", "last": ""}]
 print(json.dumps([answer]))
 '''
 

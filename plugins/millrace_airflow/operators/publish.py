@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
@@ -23,6 +24,7 @@ PUBLISHED = AssetAlias("millrace.published", group="millrace")
 EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows")
 """What an event says of a publication, besides its hours."""
 
+HOUR = timedelta(hours=1)
 UNFILED = "none"
 """The hour of rows without a time, in what `millrace publish` says."""
 MOST_KEYS = 1_000
@@ -106,7 +108,11 @@ class PublishOperator(MillraceJobOperator):
 
 def _hours(answer: Mapping[str, Any]) -> list[str]:
     """The hours that a publication changed, without the one of rows that have no time."""
-    return sorted(change["hour"] for change in answer["changes"] if change["hour"] != UNFILED)
+    hours = {change["hour"] for change in answer["changes"]} - {UNFILED}
+    for run in (change for change in answer["changes"] if change["last"]):  # of empty hours
+        first, last = (datetime.fromisoformat(run[end]) for end in ("hour", "last"))
+        hours |= {f"{first + number * HOUR:%Y-%m-%dT%H}" for number in range((last - first) // HOUR + 1)}
+    return sorted(hours)
 
 
 def _summary(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +120,7 @@ def _summary(answer: Mapping[str, Any]) -> dict[str, Any]:
     hours = _hours(answer)
     return {
         **{name: answer[name] for name in EVENT},
-        "hours": len(answer["changes"]),
+        "hours": answer["hours"],
         "first_hour": hours[0] if hours else None,
         "last_hour": hours[-1] if hours else None,
     }

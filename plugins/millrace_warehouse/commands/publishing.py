@@ -93,6 +93,7 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
     changes = (
         {
             **change,
+            "hours": f"{change['hour']} to {change['last']}" if change["last"] else change["hour"],
             "topic": answer["topic"],
             "verdict": change["verdict"]["verdict"],
             "rejected": answer["rejected"].get(change["hour"], 0),
@@ -100,7 +101,7 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
         for answer in answers
         for change in answer["changes"]
     )
-    show_rows(changes, "topic", "hour", "added", "removed", "rejected", "verdict", ("", "kind"))
+    show_rows(changes, "topic", ("hour", "hours"), "added", "removed", "rejected", "verdict", ("", "kind"))
     for answer in answers:
         say(f"{answer['topic']}: {_outcome(answer)}")
         _show_waiting(answer["topic"], answer["waiting"])
@@ -108,7 +109,7 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
 
 def _outcome(answer: Mapping[str, Any]) -> str:
     """One line: what was published, if anything, and how far the table is complete."""
-    hours = len(answer["changes"])
+    hours = answer["hours"]
     if not hours:
         what = f"{answer['table']} has nothing to change"
     elif answer["published"]:

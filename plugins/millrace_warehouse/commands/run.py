@@ -49,11 +49,12 @@ def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, A
     with _opened(request, progress) as at:
         result = publish_topic(at, request, topic, auditor_at("" if request.unasked else request.auditor))
         if earlier := _of_earlier_tries(at, request, result):
-            changes = {change.hour: change for change in (*earlier, *result.changes)}
+            changes = {(change.hour, change.last): change for change in (*earlier, *result.changes)}
             result = replace(result, published=True, changes=[*changes.values()])
     newest = result.publication
     answer = asdict(replace(result, publication=None))
     answer["publication"] = None if newest is None else newest.number
+    answer["hours"] = len({hour for change in result.changes for hour in change.hours})
     answer["rejected"] = {} if newest is None else dict(newest.rejected)
     for name in ("sha256", "created", "rows", "complete_from", "complete_until"):
         answer[name] = None if newest is None else getattr(newest, name)

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.hours import hour_of, number_of
 from millrace_warehouse.log.kinds import TOMBSTONE, Kind
 from millrace_warehouse.log.ranges import Gap
 
@@ -299,7 +300,7 @@ class LoadRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourChange:
-    """What a publication did to one hour: a row of the table of hours.
+    """What a publication did to one hour, or to a run of empty hours: a row of the table of hours.
 
     The hour's newest change is that of the highest publication; its rows are the sum of `added - removed`.
     Neither a revision nor the hour's rows are counted here: they would need every hour in every record
@@ -320,6 +321,15 @@ class HourChange:
 
     Negative where a re-load has fewer of them. The sum over an hour's changes is what the hour has.
     """
+    last: str = ""
+    """Last hour of a run of complete hours without a row, which begins with `hour`; empty for one hour."""
+
+    @property
+    def hours(self) -> list[str]:
+        """Every hour that changed."""
+        if not self.last:
+            return [self.hour]
+        return [hour_of(number) for number in range(number_of(self.hour), number_of(self.last) + 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,8 +426,9 @@ def content_hash(manifest: Manifest) -> str:
         if not values.get(name, True):
             del values[name]
     for change in values.get("changes", ()):
-        if not change["aside"]:
-            del change["aside"]
+        for name in ("aside", "last"):
+            if not change[name]:
+                del change[name]
     for part in values.get("partitions", ()):
         for name, empty in _NOT_IN_THE_FIRST_FORM_OF_A_PARTITION.items():
             if part[name] == empty:

@@ -1,6 +1,7 @@
 """The table of hours, `<name>_hours`: one row for each change that a publication made, for SQL.
 
     hour          timestamptz   its beginning; null for rows without an hour
+    last          timestamptz   the beginning of the last hour of a run of empty hours; null for one hour
     publication   long          the newest one of an hour is how the hour is now
     kind          string        first, late, reload or verdict
     verdict, watermark, checked, reasons                 what the auditor said
@@ -51,7 +52,7 @@ from millrace_warehouse.storage.verbs import Storage
 
 FILES = 100
 """Files of the table of hours at which one is made of all of them."""
-REJECTED = "rejected"
+REJECTED, LAST = "rejected", "last"
 SCHEMA = Schema(
     NestedField(1, "hour", TimestamptzType()),
     NestedField(2, "publication", LongType()),
@@ -69,6 +70,7 @@ SCHEMA = Schema(
     NestedField(14, "snapshot_id", LongType()),
     NestedField(17, REJECTED, LongType()),
     *(NestedField(18 + number, kind, LongType()) for number, kind in enumerate(ASIDE)),
+    NestedField(18 + len(ASIDE), LAST, TimestamptzType()),
 )
 
 
@@ -123,10 +125,11 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
             f"the table {'.'.join(identifier)} of catalog {catalog.name} is not the table of hours of"
             f" {topic}: rename one of the two, or use another catalog with --catalog"
         )
-    lacking = [name for name in (REJECTED, *ASIDE) if name not in table.schema().column_names]
+    lacking = [name for name in (REJECTED, *ASIDE, LAST) if name not in table.schema().column_names]
     if lacking:  # the table is older than these columns
         first = table.metadata.last_column_id + 1
-        columns = [NestedField(first + number, name, LongType()) for number, name in enumerate(lacking)]
+        types = {name: SCHEMA.find_type(name) for name in lacking}
+        columns = [NestedField(first + at, name, kind) for at, (name, kind) in enumerate(types.items())]
         table = commit(table, TableChange(schema=Schema(*table.schema().fields, *columns)))
     return table
 
@@ -135,6 +138,7 @@ def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict
     for change in record.changes:
         yield {
             "hour": None if change.hour == UNFILED else start_of(change.hour),
+            LAST: start_of(change.last) if change.last else None,
             "publication": record.number,
             "kind": change.kind,
             "verdict": change.verdict.verdict,

@@ -57,6 +57,27 @@ def _if_sound(hour: str | None) -> int | None:
     return number if number is None or number >= FIRST_HOUR else None
 
 
+def _joined(changes: Iterable[HourChange], rejected: Mapping[str, int]) -> list[HourChange]:
+    """Make one change of each run of empty complete hours with the same verdict, watermark and reasons."""
+    joined: list[HourChange] = []
+    for change in changes:
+        run = joined[-1] if joined else change
+        if _follows(run, change) and not rejected.keys() & {run.hour, change.hour}:
+            joined[-1] = replace(run, last=change.hour)
+        else:
+            joined.append(change)
+    return joined
+
+
+def _follows(run: HourChange, change: HourChange) -> bool:
+    is_empty = not (change.loads or change.added or change.removed or change.aside)
+    if not is_empty or change.kind != "first" or change.verdict.verdict != COMPLETE:
+        return False
+    said = replace(change.verdict, checked=run.verdict.checked)
+    same = replace(change, hour=run.hour, last=run.last, verdict=said) == run
+    return same and number_of(change.hour) == number_of(run.last or run.hour) + 1
+
+
 @dataclass(slots=True)
 class PendingChange:
     """What becomes of one published hour, or of one that is to be published, in the next publication."""
@@ -296,7 +317,7 @@ class State:
                 rows=self.rows,
                 lost=self.lost,
                 waiting_aside={hour: dict(kinds) for hour, kinds in self.aside.items()},
-                changes=changes,
+                changes=_joined(changes, rejected or {}),
                 rejected=rejected or {},
                 judged_through=self.judged_through,
             )

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.hours import hour_of
+from millrace_warehouse.history.hours import UNFILED, hour_of
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.catalog import load_table
-from millrace_warehouse.publish.hours_table import hours_identifier
+from millrace_warehouse.publish.hours_table import LAST, hours_identifier
 from millrace_warehouse.publish.table import NUMBER
 from millrace_warehouse.verify.check import Check
 
-COLUMNS = ("hour", "publication", "kind", "verdict", "added", "removed", "sha256")
+COLUMNS = ("publication", "kind", "verdict", "added", "removed", "sha256")
 
 
 def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) -> None:
@@ -28,7 +30,7 @@ def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) 
     name = ".".join(hours_identifier(check.topic))
     try:
         table = load_table(catalog, hours_identifier(check.topic))
-        found = [] if table is None else table.scan(selected_fields=COLUMNS).to_arrow().to_pylist()
+        found = [] if table is None else _rows(table)
     except MillraceError as error:
         check.problem(f"{name} cannot be read: {error}")
         return
@@ -46,12 +48,15 @@ def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) 
     # What was published since the records were read is none of this check's; its property says how far.
     since = range(stated[-1].number + 1 if stated else 1, through + 1)
     there = Counter(
-        (_hour(row["hour"]), *(row[column] for column in COLUMNS[1:]))
+        (_hour(row["hour"]), *(row[column] for column in COLUMNS), _hour(row.get(LAST)))
         for row in found
         if row["publication"] not in since
     )
     expected = Counter(
-        (it.hour, record.number, it.kind, it.verdict.verdict, it.added, it.removed, record.sha256)
+        (
+            *(it.hour, record.number, it.kind, it.verdict.verdict, it.added, it.removed, record.sha256),
+            it.last or UNFILED,
+        )
         for record in stated
         if record.number <= through
         for it in record.changes
@@ -63,6 +68,13 @@ def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) 
                 f"{name} has {difference.total()} rows {what}, the first: publication {number}, {hour},"
                 f" {kind}, {verdict}; drop the table, the next publication makes it again"
             )
+
+
+def _rows(table: Table) -> list[dict[str, Any]]:
+    """Read the table of hours; one of an older version has no column `last`."""
+    columns = tuple(name for name in ("hour", *COLUMNS, LAST) if name in table.schema().column_names)
+    rows: list[dict[str, Any]] = table.scan(selected_fields=columns).to_arrow().to_pylist()
+    return rows
 
 
 def _hour(begins: datetime | None) -> str:

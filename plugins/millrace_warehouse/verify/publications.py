@@ -150,7 +150,8 @@ def _play(replay: Replay, history: History, record: Publication) -> list[str]:
         _add(replay, changes, load, edition, history.manifests[load, edition].rows_by_hour())
     replay.through, replay.editions = record.loads.load, editions
     for stated in record.changes:
-        _publish(replay, changes, stated)
+        for hour in stated.hours:
+            _publish(replay, changes, stated, hour)
         if stated.kind == "rebuild":
             _lose(replay, changes, stated.hour, record.lost.get(stated.hour, ()))
     problems = _compare_changes(changes, record.changes)
@@ -184,8 +185,7 @@ def _into_table(replay: Replay, changes: dict[str, _Change], hour: str, part: Lo
     replay.was_in_table.add((part.load, part.edition, hour))
 
 
-def _publish(replay: Replay, changes: dict[str, _Change], stated: HourChange) -> None:
-    hour = stated.hour
+def _publish(replay: Replay, changes: dict[str, _Change], stated: HourChange, hour: str) -> None:
     if hour not in replay.published and stated.kind == "first":
         replay.published.add(hour)
         for part in replay.waiting.pop(hour, {}).values():

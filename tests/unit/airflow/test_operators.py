@@ -243,7 +243,7 @@ def test_the_data_interval_names_the_hours_by_default() -> None:
 def answer(*hours: str, published: bool = True, waiting: int = 0) -> dict[str, Any]:
     """What `millrace publish --json` says of a topic."""
     verdict: dict[str, Any] = {"verdict": "complete", "watermark": None, "checked": None, "reasons": []}
-    change = {"kind": "first", "loads": [], "verdict": verdict, "added": 7, "removed": 0}
+    change = {"last": "", "kind": "first", "loads": [], "verdict": verdict, "added": 7, "removed": 0}
     return {
         "topic": "PageView",
         "table": "millrace.PageView",
@@ -257,6 +257,7 @@ def answer(*hours: str, published: bool = True, waiting: int = 0) -> dict[str, A
         "complete_from": "2015-01-01T00",
         "complete_until": "2015-05-17T11",
         "changes": [{"hour": hour, **change} for hour in hours],
+        "hours": len(hours),
         "waiting": [{"hour": "2015-05-18T00", "rows": 3, "verdict": None, "loads": []}] * waiting,
     }
 
@@ -300,6 +301,22 @@ def test_dags_by_partition_get_an_event_for_each_hour_and_the_newest_of_very_man
     many += [f"2015-06-{day:02}T{hour:02}" for day in range(1, 31) for hour in range(24)]
     operator.finish([answer(*many)], context(outlet_events=(events := OutletEventAccessors())))
     assert events[table_asset("PageView")].partition_keys == {f"{hour}:00:00" for hour in many[-1_000:]}
+
+
+def test_each_hour_of_a_run_of_empty_hours_has_an_event_of_its_own() -> None:
+    operator = PublishOperator(task_id="p", topic="PageView")
+    said = answer("2015-05-17T22")
+    said["changes"].append({**said["changes"][0], "hour": "2015-05-17T23", "last": "2015-05-18T01"})
+    said["hours"] = 4
+    events = OutletEventAccessors()
+    returned = operator.finish([said], context(outlet_events=events))
+    assert events[table_asset("PageView")].partition_keys == {
+        "2015-05-17T22:00:00",
+        "2015-05-17T23:00:00",
+        "2015-05-18T00:00:00",
+        "2015-05-18T01:00:00",
+    }
+    assert (returned["hours"], returned["last_hour"]) == (4, "2015-05-18T01")
 
 
 def test_a_task_that_made_no_publication_has_no_event() -> None:

@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
 
     def publish_one(request: Publish, topic: str, progress: Callable[[str], None]) -> dict[str, Any]:
         seen.append(request)
-        none = dict.fromkeys(("publication", "complete_until", "rows"))
+        none = {**dict.fromkeys(("publication", "complete_until", "rows")), "hours": 0}
         return {"topic": topic, "table": "t", "published": False, "changes": [], "waiting": [], **none}
 
     monkeypatch.setattr(run, "publish_one", publish_one)
@@ -379,3 +379,28 @@ def test_an_hour_of_which_no_load_has_rows_may_be_published_as_empty(tmp_path: P
     load_topic(load_run(log, tmp_path), TOPIC)
     (answer,) = answers(tmp_path, publish, TOPIC, "--unasked", "--hour", "2015-05-18T00")
     assert [(change["hour"], change["added"]) for change in answer["changes"]] == [("2015-05-18T00", 0)]
+
+
+def test_a_run_of_empty_hours_is_one_line_and_is_told_again_beside_a_late_row_of_its_first_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MemoryLog()
+    log.append_events(0, [START, START + 5 * 3_600_000])
+    load_topic(load_run(log, tmp_path), TOPIC)
+    auditor(
+        monkeypatch, tmp_path, "complete", timedelta(), **{f"h{hour:02}": "complete" for hour in range(24)}
+    )
+    words = [TOPIC, "--auditor", AUDITOR, "--proven", "--run-id", "task-1"]
+    done = on(tmp_path, publish, *words)
+    assert "2015-05-17T11 to 2015-05-17T14" in done.stdout
+    assert "changed 6 hour(s)" in done.stdout
+    log.append_events(0, [START + 3_600_000])
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    (again,) = answers(tmp_path, publish, *words)
+    assert [(change["hour"][-2:], change["last"][-2:]) for change in again["changes"]] == [
+        ("10", ""),
+        ("11", "14"),
+        ("15", ""),
+        ("11", ""),
+    ]
+    assert again["hours"] == 6

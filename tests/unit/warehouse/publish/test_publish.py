@@ -183,8 +183,8 @@ def test_an_empty_hour_is_published_when_it_is_named_or_lies_behind_complete_one
     load(storage, TOPIC, {H9: 1, H12: 1})
     every = dict.fromkeys((H9, H10, H11, H12), "complete")
     result = publish(verdicts=every, proven=True)
-    assert [change.hour for change in result.changes] == [H9, H10, H11, H12]
-    assert [change.added for change in result.changes] == [1, 0, 0, 1]
+    assert [(change.hour, change.last) for change in result.changes] == [(H9, ""), (H10, H11), (H12, "")]
+    assert [change.added for change in result.changes] == [1, 0, 1]
     named = publish("2015-05-17T13")
     assert [(change.hour, change.added) for change in named.changes] == [("2015-05-17T13", 0)]
     load(storage, TOPIC, {"2015-05-17T13": 2})
