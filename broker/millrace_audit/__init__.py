@@ -1,6 +1,6 @@
-"""The proof that nothing was lost: who says what was produced, who counts what arrived, who judges.
+"""The proof that nothing was lost: producers report events, readers count arrivals, the auditor judges.
 
-Never reads a warehouse: it believes the reports of loads.
+Never reads a warehouse: it relies on what the warehouse's reader reports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said in the audit topics: hellos, reports, counts and heartbeats, and their ranges of sequences.
+"""Records of the audit topics: hellos, reports, counts and heartbeats, and their ranges of sequences.
 
 Judges nothing.
 """

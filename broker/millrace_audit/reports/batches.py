@@ -1,4 +1,7 @@
-"""Batches of the audit topics, which anybody may have written who may produce there. Knows no record."""
+"""Batches of the audit topics: any client that may produce there may have written them.
+
+Does not read the audit records in them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, iter_records
 
 _MAX_PLAIN_BYTES = 9 << 20
-"""Of a batch uncompressed: more than a publisher may put into one."""
+"""Largest batch, uncompressed: more than a publisher may put into one."""
 _MOST_PACKED, _ALWAYS_PLAIN_BYTES = 100, 256 << 10
-"""So many times its size a batch may unpack to, or so many bytes: what packs better says nothing."""
+"""Ratio by which a batch may grow when it is unpacked, and the size that it may reach at any ratio."""
 
 
 class AuditMessage(NamedTuple):
@@ -22,9 +25,9 @@ class AuditMessage(NamedTuple):
 
 
 def messages_of(header: BatchHeader, batch: memoryview | bytes) -> list[AuditMessage]:
-    """The messages of a batch; of one that cannot be taken apart one empty message in their place.
+    """The messages of a batch; of an unreadable batch, one empty message in their place.
 
-    Its CRC was right, so somebody has sent it like that, and it will never be readable.
+    The batch's CRC was right, so a client sent it like that, and it will never become readable.
     """
     limit = min(_MAX_PLAIN_BYTES, max(_ALWAYS_PLAIN_BYTES, _MOST_PACKED * len(batch)))
     try:

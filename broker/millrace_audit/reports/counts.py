@@ -1,4 +1,4 @@
-"""What a place holds of every producer: sequence numbers per ten-minute window, each as often as it is there.
+"""Counts of every producer's events in one place: sequence numbers by ten-minute window, with repeats.
 
 Shared by the readers that count a cluster's messages and by the load that counts the rows it writes. Knows
 no message and no file.
@@ -20,10 +20,10 @@ HOUR_MS = 6 * WINDOW_MS
 FIRST_EVENT_MS = 946_684_800_000
 """2000-01-01: no AuditedProducer sends an event of an earlier time."""
 MOST_AHEAD_MS = 24 * 3600 * 1000
-"""Nor one that is further ahead of its clock; a load files none that is further ahead of its own."""
+"""No AuditedProducer sends an event further ahead of its clock, no load files one further ahead of its own."""
 
 
-_LAST_MS = 253_402_300_800_000 - WINDOW_MS  # of year 9999: dates have no more digits
+_LAST_MS = 253_402_300_800_000 - WINDOW_MS  # last window of the year 9999: dates have four-digit years
 
 
 def window_start(time_ms: int) -> int:
@@ -53,9 +53,9 @@ class SequenceTally:
         self, ranges: Iterable[Sequence[int]] = (), fingerprint: int = 0, *, less: Iterable[Range] = ()
     ) -> None:
         self._layers = layered(ranges, less) or [SequenceRanges()]
-        self._again: list[Range] = []  # repeated, and not sorted into layers yet: one sweep is for many
+        self._again: list[Range] = []  # repeats not yet sorted into layers: one sweep sorts many
         self.fingerprint = fingerprint
-        """Of all the messages, each as often as it is there, wrapped; 0 where nobody takes fingerprints."""
+        """Sum over all the messages, repeats included, wrapped; 0 where fingerprints are not taken."""
 
     def add(self, first: int, last: int) -> None:
         """Count every number of first..last once more."""
@@ -63,14 +63,14 @@ class SequenceTally:
 
     @property
     def layers(self) -> Sequence[SequenceRanges]:
-        """Layer k holds the numbers that are there more than k times."""
+        """Layer k holds the numbers that occur more than k times."""
         if self._again:
             self._layers[1:] = layered((*chain.from_iterable(self._layers[1:]), *self._again))
             self._again = []
         return self._layers
 
     def without(self, other: SequenceTally) -> SequenceTally:
-        """The numbers that are here more often than in `other`, each as often as it is more."""
+        """The numbers that occur here more often than in `other`, each as often as the difference."""
         return SequenceTally(
             self.ranges(), wrapped(self.fingerprint - other.fingerprint), less=other.ranges()
         )
@@ -96,7 +96,7 @@ class SequenceTally:
         return sum(map(len, self.layers))
 
     def ranges(self) -> Iterator[Range]:
-        """Every range, layer after layer: a number that is there twice is in two ranges."""
+        """Every range, layer after layer: a number that occurs twice is in two ranges."""
         return chain.from_iterable(self.layers)
 
     def pairs(self) -> list[list[int]]:
@@ -105,7 +105,7 @@ class SequenceTally:
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """An accumulator: for every (server, service, instance, window) the sequence numbers that are there."""
+    """An accumulator: for every (server, service, instance, window) the sequence numbers that occur."""
 
     tallies: dict[CountKey, SequenceTally] = field(default_factory=dict)
 
@@ -129,7 +129,7 @@ class SequenceCounts:
             tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
 
     def merge(self, other: SequenceCounts) -> None:
-        """Count everything `other` counted; what both hold is there twice."""
+        """Add everything that `other` counted; a number in both then occurs twice."""
         for key, tally in other.tallies.items():
             mine = self.tallies.setdefault(key, SequenceTally())
             for first, last in tally.ranges():
@@ -137,7 +137,7 @@ class SequenceCounts:
             mine.fingerprint = wrapped(mine.fingerprint + tally.fingerprint)
 
     def without(self, other: SequenceCounts) -> SequenceCounts:
-        """What is counted here and not in `other`; what is here more often, as often as it is more."""
+        """The counts that exceed those of `other`, each number as often as the difference."""
         rest = SequenceCounts()
         for key, tally in self.tallies.items():
             left = tally.without(other.tallies.get(key, SequenceTally()))
@@ -156,7 +156,7 @@ class SequenceCounts:
     def to_json(self) -> list[dict[str, Any]]:
         """Sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first, last].
 
-        `duplicates` names every number that is there again, once for each time too many.
+        `duplicates` lists every repeated number, once for each extra occurrence.
         """
         return [
             {
@@ -172,7 +172,7 @@ class SequenceCounts:
         return cls._of((entry, (*entry["ranges"], *entry["duplicates"])) for entry in entries)
 
     def to_avro(self) -> list[dict[str, Any]]:
-        """The `counts` of an AuditCount record: ranges in the flat form of `to_deltas`, overlaps repeat."""
+        """The `counts` of an AuditCount record: ranges as `to_deltas`; a repeated number is in several."""
         return [
             {**key._asdict(), "ranges": to_deltas(tally.ranges()), "fingerprint": tally.fingerprint}
             for key, tally in sorted(self.tallies.items())
@@ -180,7 +180,7 @@ class SequenceCounts:
 
     @classmethod
     def from_avro(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
-        """What `to_avro` wrote; ValueError when a list of ranges is broken."""
+        """Read the output of `to_avro`; ValueError when a list of ranges is broken."""
         return cls._of((entry, from_deltas(entry["ranges"])) for entry in entries)
 
     @classmethod

@@ -22,7 +22,7 @@ from millrace_audit.reports.counts import WINDOW_MS
 
 PREFIX_BYTES = 5
 MAX_NAME_BYTES = 255
-"""Of a server or a service: what has a longer one is no audited message, so that counts stay small."""
+"""Longest name of a server or service. A message with a longer one is not audited, so counts stay small."""
 HEADER_FIELD = "header"
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
@@ -30,7 +30,7 @@ _PLAIN = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"
 
 
 class EventHeader(NamedTuple):
-    """Who sent a message, and as which; `time` is the event's, in ms."""
+    """Sender and number of an event, and its time in ms."""
 
     time: int
     server: str
@@ -85,7 +85,7 @@ def read_header(message: bytes) -> EventHeader:
 
 
 def counted_header(message: bytes) -> EventHeader | None:
-    """The header that readers count a message of a schema with one by; None where it has none."""
+    """The header by which readers count a message whose schema has one; None if it is broken or too long."""
     try:
         header = read_header(message)
     except NotAudited:
@@ -96,7 +96,7 @@ def counted_header(message: bytes) -> EventHeader | None:
 
 
 def instance_bytes(server: str, service: str, instance: int) -> bytes:
-    """What stands between time and sequence in the header of every message of one instance."""
+    """The bytes between time and sequence in the header of every message of one instance."""
     out = bytearray()
     write_bytes(out, server.encode())
     write_bytes(out, service.encode())
@@ -123,8 +123,8 @@ class EventSchema:
             if isinstance(f["type"], str) and f["type"] in _INT_BOUNDS
         ]
         self._is_flat = all(_is_plain(f["type"]) for f in fields)
-        # An instance's header is the same bytes but for two numbers: they are put together here, which
-        # halves what an event costs. Only where the header is no more than that, and nothing else uses it.
+        # An instance's headers differ in two numbers only. Building them from the other bytes halves the
+        # cost of an event. It requires a header of just these fields, whose type no other field uses.
         self._body: Any = None
         if self._is_flat and len(schema["fields"][0]["type"]["fields"]) == len(_HEADER_FIELDS):
             self._body = fastavro.parse_schema({**schema, "fields": fields})
@@ -135,7 +135,7 @@ class EventSchema:
         """The message of an event; MillraceError names the field when the event does not fit the schema."""
         out = BytesIO()
         try:
-            # fastavro cuts a float down to an integer and writes an int of any size: look before it does.
+            # fastavro truncates a float to an integer and writes an int of any size: check before it does.
             fits = self._is_flat and self._numbers_fit(event)
             if fits and self._body is not None:
                 out.write(self._prefix_and_header(header))
@@ -175,6 +175,6 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):  # one entry for each branch of a union that takes no such value
+    if isinstance(error, ValidationError):  # one entry for each branch of a union that refuses the value
         return "; ".join(str(entry) for entry in error.errors)
     return " ".join(str(error).split())

@@ -1,7 +1,7 @@
 """The records on the audit topics as values, and their bytes.
 
-Every one is Avro behind a schema id, like any event. Knows the schemas in `schemas/`, not what follows from
-what is said. Times are ms since the epoch.
+Every record is Avro behind a schema id, like any event. Knows the schemas in `schemas/`, but draws no
+conclusions from the records. Times are ms since the epoch.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, t
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 AUDIT_TOPIC = "audit"
-"""What producers say, in every cluster that is produced to; in the aggregate cluster a mirror of each."""
+"""Hellos and reports of producers, in every cluster that they produce to; the aggregate cluster mirrors it."""
 COUNTS_TOPIC = "audit-counts"
-"""What the reader of a cluster that is produced to counts there; mirrored like `audit`."""
+"""Counts of a cluster's own reader, in every cluster that producers produce to; mirrored like `audit`."""
 
 OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
 """The tiers behind a cluster's own, which has the cluster's name."""
 
 _NAMESPACE = "millrace.audit"
 MOST_WINDOWS = 1000
-"""In one report: who has news of more writes several."""
+"""Windows in one report; a producer with news of more writes several."""
 MOST_OPEN_WINDOWS = 500_000
 """Windows of all topics that one instance may hold open: nearly ten years of one topic."""
 MOST_UNKNOWN = 100
-"""Schemas that a registry does not know, asked for in one fetch; of further ones only our own are known."""
+"""Schemas unknown to the registry that one fetch may look up; beyond them only our own are recognized."""
 
 NOTHING = -(1 << 63)
 """As `closed_through`: no promise at all."""
@@ -71,7 +71,7 @@ class Hello:
     topic: str
     closed_through: int = NOTHING
     seal: bytes
-    """Of the key that the instance's next report will show."""
+    """Seal of the key that the instance's next report will show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class ReportedWindow:
     acknowledged: SequenceRanges
     failed: SequenceRanges
     fingerprint: int = 0
-    """Of the acknowledged messages, wrapped."""
+    """Sum over the acknowledged messages, wrapped."""
     failed_fingerprint: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of an instance's events since its report before; `number` counts from 0."""
+    """Outcomes of an instance's events since its last report; `number` counts from 0."""
 
     time: int
     cluster: str
@@ -100,7 +100,7 @@ class Report:
     key: bytes
     """Its hash is the seal of the hello or report before."""
     seal: bytes
-    """Of the key that the next report will show."""
+    """Seal of the key that the next report will show."""
     closed_through: int
     windows: Sequence[ReportedWindow]
 
@@ -142,22 +142,22 @@ class Heartbeat:
     """A reader has counted, and published, all that was visible in its cluster at `time`."""
 
     time: int
-    """NOTHING in the first one of a turn, which says only that the turn has begun, and in one that says
-    only which logs were truncated, before the counts that begin there."""
+    """NOTHING in the first heartbeat of a turn, which reports only that the turn has begun, and in one that
+    reports only truncated logs, before the counts that begin there."""
     tier: str
     number: int = 0
-    """Larger than that of the turn's heartbeat before: one that somebody sends again is no news."""
+    """Larger than in the turn's last heartbeat: a heartbeat that is sent again has no effect."""
     reported_through: int | None = None
     """An offset of the cluster's audit topic: every event reported before it is counted."""
     positions: Sequence[ReaderPosition] = field(default_factory=list)
-    """Every partition in the first one with a time, later those that began or went without a count."""
+    """Every partition in a turn's first heartbeat with a time; later those that appeared or vanished."""
     unreadable: Sequence[Unreadable] = field(default_factory=list)
     truncated: Sequence[Truncated] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a mirrored partition copies; `end` is the next origin offset behind its last position batch."""
+    """Origin of a mirrored partition; `end` is the next origin offset behind its last position batch."""
 
     cluster: str
     topic_id: str
@@ -176,7 +176,7 @@ class ForeignCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """What a partition holds in offsets [start, end)."""
+    """Messages of a partition in offsets [start, end)."""
 
     time: int
     tier: str
@@ -189,14 +189,14 @@ class Count:
     """Offsets of the range that had expired before they could be read."""
     origin: Origin | None = None
     copied_through: int | None = None
-    """Offset before which everything lies before the origin's `end`; None if no end is known."""
+    """Offset before which every record lies before the origin's `end`; None if no end is known."""
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     foreign: Sequence[ForeignCount] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadNumber:
-    """One load of the warehouse, which reading of its offsets, and which part of what is said of it."""
+    """One load of the warehouse, its edition (a reading of its offsets), and one part of its report."""
 
     load: int
     edition: int = 1
@@ -205,12 +205,12 @@ class LoadNumber:
     manifest: str = ""
     """URI of the manifest that lists its files."""
     sha256: str = ""
-    """The manifest's, as it states it itself."""
+    """Hash of the manifest, as the manifest states it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadEnd:
-    """The next offset of a partition that a load leaves to the load behind it."""
+    """End of a load in a partition: the offset at which the next load begins."""
 
     topic_id: str
     partition: int
@@ -222,11 +222,11 @@ class HourRows:
     """Rows of one hour in the files of a load's edition."""
 
     hour: int
-    """Start of the hour (ms); NOTHING for rows in no hour, of which only the erased ones are told."""
+    """Start of the hour (ms); NOTHING for rows in no hour, of which only the erased ones are reported."""
     rows: int
     """Rows with and without an audit header."""
     erased: int = 0
-    """Rows without a whole header that were erased: only the manifest can say it."""
+    """Erased rows without a whole header: only the manifest has their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,18 +253,18 @@ class RejectedMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadCount:
-    """What the files of a load hold, as the warehouse's reader has read them back."""
+    """Contents of a load's files, as the warehouse's reader has read them back."""
 
     time: int
     topic: str
     source: LoadNumber
     counts: SequenceCounts
     removed: SequenceCounts = field(default_factory=SequenceCounts)
-    """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
+    """Of a later edition: messages of the edition before that it lacks; `counts` has those that it adds."""
     ends: Sequence[LoadEnd] = field(default_factory=list)
-    """How far the topic is loaded with it; empty when that is not said."""
+    """Offsets up to which the topic is loaded with this load; empty when they are not reported."""
     hours: Sequence[HourRows] | None = None
-    """None in a record of the version before, like `unkeyed`."""
+    """None in a record of the previous version, like `unkeyed`."""
     unkeyed: Sequence[UnkeyedRows] | None = None
     """Rows by window; of a later edition the difference from the one before, which may be negative."""
     rejected: Sequence[RejectedMessages] = field(default_factory=list)
@@ -273,7 +273,7 @@ class LoadCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCount:
-    """What a reader of a topic's published table gets of some windows, in the snapshot that is named."""
+    """Contents of some windows of a topic's published table, as a reader of the snapshot gets them."""
 
     time: int
     topic: str
@@ -281,15 +281,15 @@ class TableCount:
     """Ascends within a turn."""
     snapshot: int
     replaces: Sequence[int]
-    """Windows whose earlier counts it takes the place of; those of others are added."""
+    """Windows whose earlier counts this record replaces; counts of other windows are added."""
     counts: SequenceCounts
     unkeyed: Sequence[UnkeyedRows] | None = None
-    """None in a record of the version before."""
+    """None in a record of the previous version."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyProblem:
-    """Something that `millrace verify` has found, of an hour's rows or, without one, of the whole topic."""
+    """Problem that `millrace verify` has found in an hour's rows or, without an hour, in the whole topic."""
 
     hour: int | None
     text: str
@@ -297,12 +297,12 @@ class VerifyProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What the newest `millrace verify` of a topic has found."""
+    """Findings of the newest `millrace verify` of a topic."""
 
     time: int
     topic: str
     number: int
-    """Ascends within a turn, in one row with those of TableCount."""
+    """Ascends within a turn, in one series with the numbers of TableCount."""
     problems: Sequence[VerifyProblem]
 
 
@@ -313,7 +313,7 @@ class WarehouseState:
     time: int
     topic: str
     number: int
-    """Ascends within a turn, in one row with those of TableCount."""
+    """Ascends within a turn, in one series with the numbers of TableCount."""
     load: int
     """Number of the newest load in the folder; 0 for none."""
     sha256: str
@@ -345,11 +345,11 @@ _NEW_FIELDS = {
     "AuditLoadCount": {"hours", "unkeyed", "rejected"},
     "AuditTableCount": {"unkeyed"},
 }
-"""Kind -> the fields that its records in the form of the version before lack."""
+"""Fields that records of the previous version lack, by kind."""
 
 
 class OtherVersion:
-    """An audit record in the form of another version of Millrace, which nobody here can read."""
+    """An audit record in the form of another version of Millrace, which cannot be read here."""
 
 
 Kind = type[AuditRecord] | type[OtherVersion]
@@ -366,7 +366,7 @@ _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
 def _to_avro(value: Any) -> Any:
     """A dataclass of this file as the record of its schema, and likewise what it holds."""
     if value is None or isinstance(value, int | str | bytes):
-        return value  # None only where the schema has a null: a record of the version before is never written
+        return value  # None only where the schema has a null: records of the previous version are never written
     if isinstance(value, SequenceRanges):
         return to_deltas(value)
     if isinstance(value, SequenceCounts):
@@ -424,7 +424,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "counts": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
 }
-"""How each field of a record is read that is more than any number or text."""
+"""Functions that check or convert a field, by its name in Avro; other fields are taken as they are."""
 
 
 class AuditCodec:
@@ -438,7 +438,7 @@ class AuditCodec:
         self._fetch: object = None
 
     def encode(self, record: AuditRecord, *, timeout_s: float | None = None) -> bytes:
-        """The message for an audit topic; the first record of a kind registers its schema, in that time."""
+        """The message for an audit topic; a kind's first record registers its schema, within `timeout_s`."""
         name = f"Audit{type(record).__name__}"
         if name not in self._prefixes:
             schema_id = self._registry.register(name, dict(schema_file(name)), timeout_s=timeout_s)
@@ -449,9 +449,9 @@ class AuditCodec:
         return out.getvalue()
 
     def decode(self, message: bytes | None) -> AuditRecord | None:
-        """The record in a message; None for what is no audit record or cannot be read as one.
+        """The record in a message; None when the message is no audit record or cannot be read as one.
 
-        A registry that does not answer raises: what it would have told must not be taken for foreign.
+        Raises MillraceError when the registry does not answer: an audit record must not pass for foreign.
         """
         form = self._form(message)
         if message is None or form is None or issubclass(form.kind, OtherVersion):
@@ -460,14 +460,14 @@ class AuditCodec:
         try:
             record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), _parsed(form), None)
             return kind(**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
-        except Exception:  # whoever choked on it would choke on it again after every restart
+        except Exception:  # an error would stop the process again after every restart
             return None
 
     def kind(self, message: bytes | None, fetch: object = None) -> Kind | None:
-        """Which record a message says it is, which its schema alone tells; None for any other message.
+        """The kind of audit record that a message is by its schema alone; None for any other message.
 
-        A schema that the registry does not know may be registered later: it is asked again, but for all
-        messages of one `fetch` (any value but None) once.
+        A schema that the registry does not know may be registered later: it is looked up again, but only
+        once for all messages of one `fetch` (any value but None).
         """
         form = self._form(message, fetch)
         return None if form is None else form.kind
@@ -491,7 +491,7 @@ class AuditCodec:
         return self._forms[prefix]
 
     def _look_up_own(self) -> None:
-        """Learn the ids of the schemas that ship with Millrace: ids that somebody made up must hide none."""
+        """Learn the ids of the schemas that ship with Millrace: made-up ids must not hide them."""
         for form in _FORMS:
             if version := self._registry.lookup(form.name, dict(form.schema)):
                 self._forms[b"\0" + version.schema_id.to_bytes(4, "big")] = form
@@ -517,7 +517,7 @@ _FORMS = [
 
 
 def previous_schema(name: str) -> Mapping[str, Any]:
-    """The schema of an audit record in the version before."""
+    """The schema of an audit record in the previous version."""
     schema = schema_file(name)
     kept = [field for field in schema["fields"] if field["name"] not in _NEW_FIELDS[name]]
     return {**schema, "fields": kept}
@@ -525,7 +525,7 @@ def previous_schema(name: str) -> Mapping[str, Any]:
 
 def _form_of(schema: Any) -> _Form | None:
     """The form whose schema, apart from comments, ships with Millrace."""
-    # One that only has the name could make a few bytes decode for ever.
+    # A schema that only has the name could make a few bytes decode for ever.
     try:
         canonical = to_parsing_canonical_form(fastavro.parse_schema(schema))
     except Exception:  # as in `decode`
@@ -544,10 +544,10 @@ def _parsed(form: _Form) -> Any:
 
 
 def packed(load: LoadCount) -> bytes:
-    """A load's record for the auditor's database, from which a replaced load is taken out again."""
+    """A load's record for the auditor's database, where it serves to subtract a load that is replaced."""
     return zlib.compress(json.dumps(_to_avro(load), separators=(",", ":")).encode())
 
 
 def unpacked(content: bytes) -> LoadCount:
-    """Read what `packed` wrote, also before an upgrade: fields that it lacks have their defaults."""
+    """Read the output of `packed`, also from before an upgrade: missing fields have their defaults."""
     return LoadCount(**_from_avro(json.loads(zlib.decompress(content))))

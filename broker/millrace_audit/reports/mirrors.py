@@ -1,10 +1,10 @@
-"""What partitions of the aggregate cluster are mirrors of, as its brokers keep it in ZooKeeper.
+"""Origins of the aggregate cluster's mirrored partitions, and how far each partition is copied.
 
-A position batch says the same, and how far its partition has come. But none is visible before the append
-behind its own: of a partition with one append, and of the end of any, only ZooKeeper and the leader can tell.
-In an Apache Kafka the mirror keeps the same in ZooKeeper, and its positions in a topic. Where MirrorMaker 2
-copies instead, names of topics say the first, and its offset syncs the second; what id a topic has at its
-origin nobody says.
+The brokers keep the origins in ZooKeeper. A position batch holds the origin, too, and the copied position.
+But it becomes visible only with the next append. So ZooKeeper and the leader are asked about a partition with
+one append, and about the end of any partition. In an Apache Kafka the mirror keeps the origins in ZooKeeper
+as well, and its positions in a topic. Where MirrorMaker 2 copies instead, topics' names show the origins and
+its offset syncs the positions; a topic's id at its origin is not known.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from millrace.zookeeper.session import Session
 from millrace.zookeeper.topic_state import decode_topic
 
 NO_ID = UUID(int=0)
-"""As a topic's id at its origin: it is not known in the aggregate cluster."""
+"""As a topic's id at its origin: the id is not known in the aggregate cluster."""
 
 
 class NotInZooKeeper(MillraceError):
-    """It does not know a partition: not yet, not any more, or as one of an Apache Kafka's own."""
+    """ZooKeeper does not know a partition: not yet, not any more, or because it is an Apache Kafka's own."""
 
 
 class Mirrors:
@@ -39,11 +39,11 @@ class Mirrors:
         self._name: str | None = None
         self._origins: dict[tuple[str, int], Origin | None] = {}
         self._positions: dict[str, PositionLog] = {}
-        """Of an Apache Kafka, by the origin's cluster."""
+        """Position topics of an Apache Kafka, by the origin's cluster."""
         self._syncs: dict[str, SyncLog] = {}
-        """Of MirrorMaker 2, likewise."""
+        """Offset syncs of MirrorMaker 2, by the origin's cluster."""
         self._told: dict[tuple[str, int], tuple[MirrorPosition | None, int]] = {}
-        """What `copied_end` has found, until `position` tells it."""
+        """Results of `copied_end`, until `position` returns them."""
 
     @property
     def in_kafka(self) -> bool:
@@ -51,7 +51,7 @@ class Mirrors:
         return not self._client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
     def origin(self, topic: str, topic_id: str, partition: int) -> Origin | None:
-        """What the partition is a mirror of, which never changes; None for a partition of the cluster's own.
+        """The origin that the partition mirrors, which never changes; None for the cluster's own partitions.
 
         RequestTimedOut when ZooKeeper is away, NotInZooKeeper when it does not know the partition (yet).
         """
@@ -76,10 +76,10 @@ class Mirrors:
     def position(
         self, topic: str, topic_id: str, partition: int, origin: Origin, read: int
     ) -> tuple[MirrorPosition | None, int]:
-        """How far the mirror of the origin has come; None before its first append.
+        """The newest position of the origin's mirror; None before its first append.
 
-        Beside it the offset behind the last record that the position accounts for, which is `read` when no
-        record lies between. A Millrace cluster's leader says both; an Apache Kafka has them in a topic.
+        Beside it is the offset behind the last record that the position accounts for: `read` if no record
+        lies between the two. A Millrace cluster's leader reports both; an Apache Kafka has them in a topic.
         """
         if self._client.copies is None and not self.in_kafka:
             request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
@@ -89,10 +89,10 @@ class Mirrors:
         return told if told is not None else self._of_copy(topic, topic_id, partition, origin, read)
 
     def copied_end(self, topic: str, topic_id: str, partition: int, end: int) -> int | None:
-        """Up to where before `end` it is said what a partition of an Apache Kafka copies; None of any other.
+        """The offset, at most `end`, before which the origin of an Apache Kafka's copies is known.
 
-        `position` is then about what lies before that, however much is copied meanwhile. Of a partition that
-        ZooKeeper does not know, or without a position, nothing is said.
+        `position` then describes the copies before that offset, however much is copied meanwhile. None for
+        other partitions, one that ZooKeeper does not know, and one without a position in the mirror's topic.
         """
         if not self.in_kafka:
             return None
@@ -124,16 +124,16 @@ class Mirrors:
         return recorded.position, read if self._holds_nothing(topic, partition, end, read) else end
 
     def _synced(self, topic: str, partition: int, origin: Origin, read: int) -> tuple[Synced, int]:
-        """The newest word on a copy, and what lies before which offset it accounts for."""
+        """The newest offset sync of a copy, and the offset before which it accounts for every record."""
         log = self._syncs.setdefault(origin.cluster, SyncLog(self._client, origin.cluster))
         synced = log.read().get((origin.topic, origin.partition), Synced(0, 0))
         end = synced.copy_end
         return synced, read if end and self._holds_nothing(topic, partition, end, read) else end
 
     def _holds_nothing(self, topic: str, partition: int, start: int, end: int) -> bool:
-        """True if [start, end) has but marks of transactions and records of those that were aborted."""
+        """True if [start, end) holds only transaction markers and records of aborted transactions."""
         while start < end:
-            # A batch at a time: there is but a mark, or the first batch tells.
+            # One batch at a time: usually there is only a marker, or the first batch has records.
             fetched = self._client.fetch(
                 topic, {partition: start}, max_bytes=1, partition_max_bytes=1, max_wait_ms=100
             )[partition]
@@ -149,7 +149,7 @@ class Mirrors:
 
 
 def cluster_name(session: Session, client: ClusterClient) -> str:
-    """The name of the client's cluster: what its registries in ZooKeeper are below.
+    """The name of the client's cluster, which is also the node above its registries in ZooKeeper.
 
     MillraceError when ZooKeeper has no such cluster.
     """

@@ -1,4 +1,4 @@
-"""What became of a producer instance's events, as far as no report has told it, in portions for its reports.
+"""Outcomes of a producer instance's events that are not reported yet, in portions for its reports.
 
 Shared by both producers, `AuditedProducer` and the agent. Knows neither brokers nor the bytes of a report.
 """
@@ -14,7 +14,7 @@ from millrace_audit.reports.ranges import SequenceRanges
 from millrace_audit.reports.seals import wrapped
 
 RANGES_PER_REPORT = 20_000
-"""With more, what there is to tell is sent in portions: so many stay well below the largest message."""
+"""More ranges are reported in portions: this number stays well below the largest message."""
 
 
 @dataclass(slots=True)
@@ -40,11 +40,11 @@ class Outcome:
 
     @property
     def is_news(self) -> bool:
-        """True if there is anything to tell."""
+        """True if there is anything to report."""
         return bool(self.range_count or wrapped(self.fingerprint) or wrapped(self.failed_fingerprint))
 
     def split(self, most: int) -> tuple[Outcome, Outcome]:
-        """So many ranges of it, and the others. The first has the fingerprints: what counts is their sum."""
+        """The first `most` ranges, and the rest. The first has the fingerprints: only their sum counts."""
         acknowledged, failed = list(self.acknowledged), list(self.failed)
         left = max(most - len(acknowledged), 0)
         first = Outcome(
@@ -57,11 +57,11 @@ class Outcome:
 
 
 Untold = dict[tuple[str, int], Outcome]
-"""By topic and window."""
+"""Outcomes not reported yet, by topic and window."""
 
 
 def portion(untold: Untold) -> tuple[Untold, Untold]:
-    """What the next report tells, and what is left for those behind it."""
+    """The outcomes for the next report, and those left for the reports after it."""
     told: Untold = {}
     left = dict(sorted(untold.items()))
     room = RANGES_PER_REPORT
@@ -78,12 +78,12 @@ def portion(untold: Untold) -> tuple[Untold, Untold]:
 
 
 def closable(closed_through: int, left: Untold) -> int:
-    """How far a report may close time: no window that one behind it tells of."""
+    """The time up to which a report may close: before every window that is left for a later report."""
     return min((closed_through, *(window for _, window in left)))
 
 
 def still_open(windows: Set[tuple[str, int]], closed_through: int) -> set[tuple[str, int]]:
-    """The windows that do not end before that time."""
+    """The windows that end after `closed_through`."""
     return {(topic, window) for topic, window in windows if window + WINDOW_MS > closed_through}
 
 

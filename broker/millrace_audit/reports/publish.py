@@ -1,7 +1,7 @@
-"""Publishing on an audit topic: one message at a time, each awaited until the brokers have it.
+"""Publishing on an audit topic: each call waits until the brokers have acknowledged its messages.
 
-What is published here may come twice (a retry whose first try did get through): every audit record says by
-itself whether it was seen before. So a plain acks=all producer will do, one that can never fail for good.
+A message may arrive twice, by a retry whose first try did get through: every audit record shows by itself
+whether it was seen before. So a plain acks=all producer is enough, which can never fail for good.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
-"""For a new audit topic: Apache Kafka takes no more than 1 MiB unless it is told to."""
+"""Settings of a new audit topic: Apache Kafka's default limit is 1 MiB."""
 PART_BYTES = 512 << 10
-"""Size of the messages that a load is told in, or a table. It must stay: what was told half is told on in
-the same parts."""
+"""Size of the messages that report a load or a table. It must not change: a half-reported load is continued
+in the same parts."""
 _RANGE_BYTES, _NUMBERS_BYTES = 20, 40
-"""What a range takes at most, and what the numbers beside it do: Avro writes each in up to ten bytes."""
+"""Largest sizes of a range and of the numbers beside its names: Avro writes each in up to ten bytes."""
 _MOST_ENTRIES = 20_000
-"""Hours or windows that one part names beside sequences: each takes up to 30 bytes."""
+"""Most hours or windows in one part, beside its sequences: each takes up to 30 bytes."""
 _METADATA_TIMEOUT_S = 10.0
 _POLL_S = 0.1
-# librdkafka looks for expired messages once a second, and those in a request wait for it to end first.
+# librdkafka looks for expired messages once a second; those in a request expire only when the request ends.
 EXPIRY_MARGIN_S = 5.0
 
 
 class UnknownTopic(MillraceError):
-    """The brokers answer, and have no such topic."""
+    """The brokers answer, but they do not have the topic."""
 
 
 class AuditPublisher:
@@ -59,7 +59,7 @@ class AuditPublisher:
     def __init__(
         self, bootstrap: str, topic: str, *, timeout_s: float = 60, settings: Mapping[str, Any] | None = None
     ) -> None:
-        """`settings` are librdkafka's, of security: instead of what the process's client file says."""
+        """`settings` are librdkafka's settings of security; they replace the process's client file."""
         self.topic = topic
         self.bootstrap = bootstrap
         self._timeout_s = timeout_s
@@ -107,15 +107,15 @@ class AuditPublisher:
     ) -> int:
         """Publish the messages in order, with their keys if there are any; return when all are acknowledged.
 
-        Returns the offset of the last one.
+        Returns the offset of the last message.
 
-        Raises MillraceError when one is not, by that time of the monotonic clock at the latest. That
-        message and those behind it may be in the topic or not, and may still arrive.
+        Raises MillraceError when a message is not acknowledged, at `give_up_at` of the monotonic clock at the
+        latest. That message and the later ones may be in the topic or not, and may still arrive.
         """
         outcomes: list[tuple[KafkaError | None, Message]] = []
         try:
             for message, key in zip_longest(messages, keys):
-                # One partition, whatever the topic has: what is said later must be read later.
+                # Always partition 0: messages must be read in the order in which they were published.
                 self._producer.produce(
                     self.topic, message, key, partition=0, on_delivery=lambda *sent: outcomes.append(sent)
                 )
@@ -134,7 +134,7 @@ class AuditPublisher:
         return MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {text_of(error)}")
 
     def close(self) -> None:
-        """Give up what is not acknowledged and let librdkafka end."""
+        """Give up on unacknowledged messages and wait up to a second for librdkafka to end."""
         self._producer.purge()
         self._producer.flush(1.0)
 
@@ -163,10 +163,10 @@ def edition_records(
     ends: Sequence[LoadEnd] = (),
     rows: EditionRows = EditionRows(),
 ) -> list[LoadCount]:
-    """What to tell of an edition of a load, given the one before: in as many parts as messages may be large.
+    """Records of a load's edition as changes from the edition before, in parts that fit into messages.
 
-    The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
-    `ends` says how far the topic is loaded with it.
+    The same counts always make the same parts, so a repeated report continues where the auditor stands.
+    `ends` says how far the topic is loaded with this load.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
     most = max(len(rows.unkeyed), len(rows.hours))
@@ -197,7 +197,7 @@ def table_records(
     unkeyed: Mapping[int, int],
     numbers: Iterator[int],
 ) -> list[TableCount]:
-    """What to tell of windows of a published table, each record with the next number."""
+    """Records of the counts of a published table's windows, each with the next number."""
     pieces = _pieces(counts, SequenceCounts())
     return [
         TableCount(
@@ -214,7 +214,7 @@ def table_records(
 
 
 def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCounts, SequenceCounts]]:
-    """Both in pieces that make no message above PART_BYTES; at least one, window after window."""
+    """Split both into pieces that make no message above PART_BYTES; at least one, window after window."""
     pieces = [(SequenceCounts(), SequenceCounts())]
     size = 0
     for key in sorted(more.tallies.keys() | less.tallies.keys(), key=lambda key: (key.window, key)):
@@ -224,7 +224,7 @@ def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCo
             for pair in counts.tallies.get(key, SequenceTally()).ranges()
         ]
         name_bytes = 2 * (_NUMBERS_BYTES + len(f"{key.server}{key.service}".encode()))
-        # A producer's window stays in one piece, so that it changes at once, unless it fits in none.
+        # A producer's window stays in one piece if it fits, so that it changes at once.
         most = max(1, (PART_BYTES - name_bytes) // _RANGE_BYTES)
         for some in (ranges[index : index + most] for index in range(0, len(ranges), most)):
             needed = name_bytes + _RANGE_BYTES * len(some)

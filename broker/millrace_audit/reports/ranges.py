@@ -30,7 +30,7 @@ class SequenceRanges:
             self.add(first, last)
 
     def add(self, first: int, last: int) -> Sequence[Range]:
-        """Put first..last in; the parts of it that were there already."""
+        """Add first..last; returns the parts of it that were in the set before."""
         firsts, lasts = self._firsts, self._lasts
         if first > last:
             raise ValueError(f"a range from {first} to {last} is empty")
@@ -60,7 +60,7 @@ class SequenceRanges:
         return zip(self._firsts, self._lasts, strict=True)
 
     def __len__(self) -> int:
-        # Python takes no length above it, and one number fewer than all of 63 bits hurts nobody.
+        # Python allows no larger length. A set of sequences, which have 63 bits, exceeds it by one at most.
         return min(sum(self._lasts) - sum(self._firsts) + len(self._firsts), sys.maxsize)
 
     def __contains__(self, number: int) -> bool:
@@ -132,16 +132,14 @@ def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
 
 
 def layered(ranges: Iterable[Sequence[int]], less: Iterable[Sequence[int]] = ()) -> list[SequenceRanges]:
-    """Sets of what is in more than 0, 1, 2... of the ranges, by one sweep; each of `less` takes one away."""
+    """Sets of the numbers in more than 0, 1, 2... ranges, by one sweep; a range of `less` subtracts one."""
     changes: defaultdict[int, int] = defaultdict(int)
     for sign, some in ((1, ranges), (-1, less)):
         for first, last in some:
             changes[first] += sign
             changes[last + 1] -= sign
     layers: list[SequenceRanges] = []
-    opened: list[
-        int
-    ] = []  # where the layers' ranges that are not closed yet begin: no more than there are ranges
+    opened: list[int] = []  # starts of the layers' open ranges: never more than there are ranges
     depth = 0
     for at in sorted(changes):
         depth += changes[at]
@@ -169,7 +167,7 @@ def to_deltas(ranges: Iterable[Sequence[int]]) -> list[int]:
 
 
 def from_deltas(flat: Sequence[int]) -> list[Range]:
-    """The ranges of the wire form; ValueError when it is not one."""
+    """The ranges of the wire form; ValueError when the form is broken."""
     if len(flat) % 2:
         raise ValueError("a list of ranges has an odd number of values")
     ranges: list[Range] = []
@@ -186,7 +184,7 @@ def from_deltas(flat: Sequence[int]) -> list[Range]:
 
 
 def size(ranges: Iterable[Sequence[int]]) -> int:
-    """How many numbers disjoint ranges hold."""
+    """The number of integers in disjoint ranges."""
     return sum(last - first + 1 for first, last in ranges)
 
 

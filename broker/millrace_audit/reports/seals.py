@@ -1,4 +1,4 @@
-"""What producers, readers and the auditor compute alike: fingerprints, the seals of reports, signatures.
+"""Fingerprints, seals of reports and signatures, which producers, readers and the auditor compute alike.
 
     fingerprint    XXH64 of a message's value; of several messages the sum, modulo 2^64, whatever their order
     seal           SHA-256 of the key that only the next report of the instance will show
@@ -21,7 +21,7 @@ _TURN_BYTES = 8
 
 
 def fingerprint(value: bytes | memoryview) -> int:
-    """Of one message, from 0 to 2^64 - 1; sums of these are written as `wrapped`."""
+    """The fingerprint of one message, from 0 to 2^64 - 1; sums of fingerprints are written as `wrapped`."""
     return xxhash.xxh64_intdigest(value)
 
 
@@ -44,12 +44,12 @@ def sign(turn: int, secret: bytes, value: bytes) -> bytes:
 
 
 def signed_turn(key: bytes | None) -> int | None:
-    """Which turn a message key claims; None when it is no signature."""
+    """The number of the turn that a message key claims; None when the key is no signature."""
     if key is None or len(key) != _TURN_BYTES + SEAL_BYTES:
         return None
     return int.from_bytes(key[:_TURN_BYTES], "big")
 
 
 def is_signed(key: bytes, secret: bytes, value: bytes) -> bool:
-    """True if whoever made this message key for the value knows the secret."""
+    """True if the message key is the value's signature with the secret; its turn is not looked at."""
     return hmac.compare_digest(key[_TURN_BYTES:], hmac.digest(secret, value, "sha256"))

@@ -1,15 +1,15 @@
-"""The turns of readers in ZooKeeper: who may count a tier, since when, with which secret.
+"""Turns of readers in ZooKeeper: which reader may count a tier, since when and with which secret.
 
     /audit/turns/CLUSTER/TIER/turn-NNNNNNNNNN
         persistent, sequence: JSON {secret, cluster_id, host, pid, began}
     /audit/holders/CLUSTER/TIER
         ephemeral: the same without the secret, of the reader that counts now
 
-All in the aggregate cluster's ZooKeeper. CLUSTER is the one that is told the counts: several aggregate
-clusters have tiers of the same name. A reader makes its turn before it publishes, the auditor knows
-by it whose word a count is. What an older reader left in the network is told by its turn: in the order of a
-partition, records of a turn count until one of a newer turn is there. Who may produce to an audit topic
-cannot count; who may write here can. Reads only.
+All are in the aggregate cluster's ZooKeeper. CLUSTER receives the counts: several aggregate clusters have
+tiers of the same name. A reader creates its turn before it publishes. By the turn the auditor knows which
+reader signed a count. Late records of an earlier reader are recognized by their turn: in a partition, records
+of a turn count until the first record of a newer turn. The right to produce to an audit topic is not enough
+to publish counts; the right to write these nodes is. This module only reads them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ TURN_PREFIX = "turn-"
 
 
 class Seat(NamedTuple):
-    """What one reader at a time counts: a tier, and the cluster in which it tells the counts."""
+    """A tier and the cluster that receives its counts; one reader at a time counts it."""
 
     cluster: str
     tier: str
 
     @classmethod
     def of(cls, tier: str, aggregate: str) -> Seat:
-        """That of a tier, given the aggregate cluster's name; an origin is told its own counts."""
+        """The seat of a tier, given the aggregate cluster's name; an origin receives its own counts."""
         return cls(aggregate if tier in (OFFLINE, WAREHOUSE) else tier, tier)
 
     @property
     def turns(self) -> str:
-        """The node that the turns are below."""
+        """The parent node of the turns."""
         return f"/audit/turns/{quote(self.cluster, safe='')}/{quote(self.tier, safe='')}"
 
     @property
@@ -53,13 +53,13 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One reader's time at a tier."""
+    """The time in which one reader counts a tier."""
 
     number: int
-    """Larger than that of every turn before, as ZooKeeper counts them."""
+    """Larger than the number of every earlier turn; ZooKeeper counts them."""
     secret: bytes = field(repr=False)
     cluster_id: str
-    """Of the cluster that it counts, as its brokers tell it."""
+    """Id of the cluster that is counted, as its brokers report it."""
     host: str
     pid: int
     began: int
@@ -73,7 +73,7 @@ class Turn:
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> Turn | None:
-        """The turn in a node; None when somebody else wrote it: then nobody is believed for it."""
+        """The turn in a node; None if the node holds no turn: then no signature with its number is valid."""
         try:
             fields = json.loads(data)
             number = int(name.removeprefix(TURN_PREFIX))
@@ -86,7 +86,7 @@ class Turn:
 
 
 def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
-    """Every turn of a tier by number, also one that began just now.
+    """Every turn of a tier by number, including one that began just now.
 
     RequestTimedOut when ZooKeeper does not answer.
     """
@@ -99,7 +99,7 @@ def read_turns(session: Session, seat: Seat) -> dict[int, Turn]:
 
 
 class TurnBook:
-    """The turns of all tiers around one aggregate cluster, for who verifies. For one thread."""
+    """The turns of all tiers around one aggregate cluster, to verify signatures. For one thread."""
 
     def __init__(self, session: Session, aggregate: str) -> None:
         self._session, self._aggregate = session, aggregate
@@ -107,10 +107,10 @@ class TurnBook:
         self._read_for: dict[str, object] = {}
 
     def signed(self, tier: str, key: bytes | None, value: bytes, fetch: object) -> int | None:
-        """The turn of that tier that signed the value with that key; None when none did.
+        """The number of the tier's turn that signed the value with that key; None when no turn did.
 
-        A turn that is not known is looked up, for all messages of one `fetch` (any value) once: numbers that
-        somebody has made up cost no more. RequestTimedOut when ZooKeeper is away.
+        An unknown turn is looked up once for all messages of one `fetch` (any value), so made-up numbers
+        cost no more. RequestTimedOut when ZooKeeper does not answer.
         """
         number = signed_turn(key)
         if number is None or key is None:
