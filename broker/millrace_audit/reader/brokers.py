@@ -1,6 +1,6 @@
-"""The cluster's brokers, each asked by itself: one that fails takes only its own partitions with it.
+"""Requests to each of the cluster's brokers: a broker that fails affects only its own partitions.
 
-What a broker says of one partition concerns nobody else. Does not retry: who asks knows when again.
+An error of one partition affects no other partition. Does not retry: the caller knows when to ask again.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Brokers:
     def earliest(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """The first offset still there, or why it cannot be told; CannotRead when the broker is away."""
+        """The first offset of each log, or why it is not known; CannotRead when the broker is away."""
         return self._offsets(leader, partitions, EARLIEST)
 
     def latest(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """The end of what can be read, likewise."""
+        """The end of each log for consumers, likewise."""
         return self._offsets(leader, partitions, LATEST)
 
     def written(
         self, leader: int, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int | CannotRead]:
-        """The end of what is acknowledged, likewise: on Apache Kafka also behind an open transaction."""
+        """The end of the acknowledged messages, likewise: on Apache Kafka also behind an open transaction."""
         return self._offsets(leader, partitions, LATEST, READ_UNCOMMITTED)
 
     def fetch(
@@ -100,7 +100,7 @@ class Brokers:
         address = self._client.addresses.get(leader)
         if address is None:
             raise CannotRead(
-                "nobody leads it: start its broker" if leader < 0 else f"broker {leader} is away"
+                "it has no leader: start its broker" if leader < 0 else f"broker {leader} is away"
             )
         connection = Connection(
             *address, client_id=self._client_id, timeout_s=_TIMEOUT_S, security=self._client.security

@@ -1,11 +1,13 @@
-"""Counts the messages of record batches, many at once: whose they are, which sequences, what fingerprint.
+"""Counts the messages of record batches, many at once: their producers, sequences and fingerprints.
 
-Reads nothing of a message but its header; of one that has none, the record's time. What a message is called
-follows from its bytes alone, so every tier that holds the same batches counts the same:
+Reads only a message's header, and of a message without one the record's time. The counts depend on the bytes
+alone, so every tier that holds the same batches counts the same:
 
-- A message has a header when its schema begins with one, names of at most 255 bytes and numbers of 64 bits.
-- A batch whose records cannot be told apart (its CRC is right: so it was sent) is as many foreign messages as
-  it states, at its largest timestamp, with the fingerprint of its bytes behind the 61 of the batch's header.
+- A message has a header when its schema begins with one, its names have at most 255 bytes and its numbers 64
+  bits.
+- A batch with unreadable records (its CRC is right, so it was sent like that) counts as the number of foreign
+  messages that it states, at its largest timestamp, with the fingerprint of its bytes behind the 61-byte
+  header.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from millrace_audit.reports.messages import ForeignCount
 from millrace_audit.reports.seals import fingerprint, wrapped
 
 ROWS = 10_000
-"""Messages counted at a time; behind each such part a count may end. With the longest names they make one of
-less than 6 MB, which an audit topic takes."""
+"""Messages counted at a time; a count may end behind each such part. With the longest names they make a count
+of less than 6 MB, which an audit topic takes."""
 _EARLIEST = WINDOW_MS - (1 << 63)
-"""A window begins before it: at a number that no record of the audit could hold."""
+"""Earliest event time: the window of an earlier one could begin at a number that no audit record can hold."""
 _BOUND = 1 << 63
 _MOST_BYTES = 2 * (MAX_NAME_BYTES + 2) + 10
-"""Of names and number in a header."""
+"""Largest size of names and instance in a header."""
 _RANGE_BYTES, _ENTRY_BYTES = 20, 40
 _Names = tuple[str, str, int]
 """Server, service, instance."""
@@ -42,12 +44,12 @@ _Names = tuple[str, str, int]
 class _Found(NamedTuple):
     who: _Names
     size: int
-    """In bytes, as they stand in a header."""
+    """Bytes that the names and the instance take in a header."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted of a partition since it was last published."""
+    """Counts of a partition since the last published count."""
 
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     foreign: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class Tally:
 
     @property
     def bytes(self) -> int:
-        """About what it takes in a message, rather too much."""
+        """Estimated size in a message, rather too large than too small."""
         tallies = self.counts.tallies
         names = sum(len(key.server) + len(key.service) for key in tallies)
         entries = len(tallies) + len(self.foreign)
@@ -70,10 +72,10 @@ class Tally:
 
 
 class Part(NamedTuple):
-    """What was counted in one go."""
+    """Messages that were counted in one step."""
 
     end: int
-    """An offset behind all of it."""
+    """Offset behind all the messages."""
     messages: int
     times: Longs
     """Event times of the messages with a header."""
@@ -88,9 +90,9 @@ class BatchCounter:
     def count(
         self, batches: Iterable[Batch], start: int, tally: Tally, end: int | None = None
     ) -> Iterator[Part]:
-        """Count what data batches hold from offset `start` on, and before `end` if it is given, part by part.
+        """Count the messages of data batches from offset `start` on, before `end` if given, part by part.
 
-        What `is_audited` raises comes through, and nothing of that part is counted.
+        Errors of `is_audited` are passed on, and nothing of that part is counted.
         """
         for frames, broken in frame_batches(batches):
             if len(frames) and frames.offset[0] < start:
@@ -112,7 +114,7 @@ class BatchCounter:
             yield Part(int(part.offset[-1]) + 1, len(part), self._count_frames(part, tally))
 
     def _count_frames(self, frames: Frames, tally: Tally) -> Longs:
-        """Count every one of these messages; the times of those that have a header."""
+        """Count all these messages; returns the times of those with a header."""
         tagged = (frames.value_size > PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
         ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap()
         if tagged.all() and (ids == ids[0]).all():  # the usual case
@@ -144,7 +146,7 @@ class _Headers:
     sequence: Longs
     hashes: Words
     without: Longs
-    """The rows that turned out to have none."""
+    """Rows that turned out to have no header."""
 
     @classmethod
     def read(cls, frames: Frames, hashes: Words, at: Longs) -> _Headers:
@@ -189,12 +191,12 @@ def _run_starts(group: Longs, window: Longs, sequence: Longs) -> Longs:
 def _read_names(rows: RowCursor) -> tuple[list[_Names], Longs]:
     """Step over server, service and instance in every row.
 
-    Returns whose there are, and for each row the index of its own; -1 for rows that have none.
+    Returns the names that occur, and for each row the index of its own; -1 for rows that have none.
     """
     names: list[_Names] = []
     group = np.full(len(rows), -1, np.int64)
     left = np.arange(len(rows))
-    # Messages of one producer follow one another: usually a few comparisons of all the bytes tell it all.
+    # Messages of one producer follow one another: usually a few comparisons of all the bytes are enough.
     while len(left) and (found := _names_at(rows.buffer, int(rows.pos[left[0]]), int(rows.end[left[0]]))):
         pos = rows.pos[left]
         same = _same_bytes(rows.buffer, pos, rows.end[left] - pos, found.size, pos[0])
@@ -214,7 +216,7 @@ def _read_names(rows: RowCursor) -> tuple[list[_Names], Longs]:
 
 
 def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
-    """The same, field by field; what it finds is put into `names`."""
+    """Do the same field by field; the names found are appended to `names`."""
     start, end = rows.pos.copy(), rows.end
     for name in ("server", "service"):
         rows.skip(rows.varint(name), name)
@@ -236,8 +238,8 @@ def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
         same &= size[left] == size[leaders][code]
         group[left[same]] = numbers[code[same]]
         left = left[~same]
-    # Rows of an instance's number whose names are not those of its first row are somebody else's. One by one:
-    # whoever gives all his names one number must not make us compare each with each.
+    # A row whose instance is known by other names is another producer's. These rows go one by one through a
+    # dictionary: one instance under many names must not cost a comparison of each with each.
     seen: dict[bytes, int] = {}
     for row in left.tolist():
         head = bytes(rows.buffer.data[start[row] : start[row] + size[row]])
@@ -248,7 +250,7 @@ def _read_each_name(rows: RowCursor, names: list[_Names]) -> Longs:
 
 
 def _names_at(buffer: PaddedBuffer, position: int, end: int) -> _Found | None:
-    """Who is named there; None when nobody is, or too long a name."""
+    """The names and instance at that position; None when there are none, or a name is too long."""
     data, texts = bytes(buffer.data[position : min(end, position + _MOST_BYTES)]), []
     at = 0
     try:
@@ -267,7 +269,7 @@ def _names_at(buffer: PaddedBuffer, position: int, end: int) -> _Found | None:
 def _same_bytes(
     buffer: PaddedBuffer, start: Longs, room: Longs, size: int | Longs, model: np.int64 | Longs
 ) -> Mask:
-    """Where the next `size` bytes are those at `model`, and there are as many."""
+    """Mask of the rows that have room for `size` bytes and whose next `size` bytes equal those at `model`."""
     same: Mask = room >= size
     last = len(buffer.words8) - 1
     for offset in range(0, int(np.max(size)), 8):
@@ -282,7 +284,7 @@ def _same_bytes(
 
 
 def _hashes(frames: Frames) -> Words:
-    """The fingerprint of each value; that of no bytes for null."""
+    """The fingerprint of each value; a null counts as no bytes."""
     first, last = int(frames.value[0]), int(frames.end[-1])
     data, digest = bytes(frames.buffer.data[first:last]), xxhash.xxh64_intdigest  # bytes are cut faster
     start = frames.value - first

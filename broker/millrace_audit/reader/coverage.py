@@ -1,7 +1,7 @@
-"""Up to where the partitions of a tier are counted, as the records of its counts topic say in their order.
+"""Ends up to which the partitions of a tier are counted, read from the records of its counts topic.
 
-A reader keeps no state of its own: one that begins learns here where to go on. The auditor follows the same
-rules. Newest first: what the newest turn before has said is enough if it tells of every partition.
+A reader keeps no state of its own: when it begins, it learns here where to go on. The auditor follows the
+same rules. Recent records are read first: those of the last turn are enough if they name every partition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millrace_audit.reports.messages import AuditCodec, Count, Heartbeat
 from millrace_audit.reports.turns import TurnBook
 
 ALL_POSITIONS_S = 600.0
-"""A heartbeat names every partition at least so often: who begins need not read further back."""
+"""A heartbeat names every partition at least this often, so that a new reader need not read further back."""
 _LOOK_BACK_S = (2 * ALL_POSITIONS_S, 24 * 3600.0)
 _FETCH_BYTES = 8 << 20
 _WAIT_MS = 500
@@ -37,11 +37,11 @@ def covered(
     before: int | None,
     partitions: Collection[PartitionKey],
 ) -> Ends:
-    """Partition -> the next offset to count; without those that were never counted.
+    """Partition -> the next offset to count; without partitions that were never counted.
 
-    `own` is the turn of who asks, which has published its first heartbeat: behind it nobody else's word
-    counts. `before` is the turn before it, None when there is none. MillraceError when the topic does not
-    show that heartbeat.
+    `own` is the caller's turn, which has published its first heartbeat: behind it no other turn's records
+    count. `before` is the turn before it, None when there is none. MillraceError when the topic does not show
+    that heartbeat.
     """
     end, met = client.list_offsets(topic, LATEST, [0])[0], False
 
@@ -54,12 +54,12 @@ def covered(
 
     for seconds in _LOOK_BACK_S:
         start = client.list_offsets(topic, int((time.time() - seconds) * 1000), [0])[0]
-        # An older turn's word may come late, and before `start` there may be a newer one's that ends it.
+        # A record of an older turn may come late, and a newer turn's record that ends it precede `start`.
         ends = _follow((turn, record) for turn, record in before_own(start) if turn == before)
         if met and ends and ends.keys() >= set(partitions):  # a listing may lack some
             return ends
     ends = _follow(before_own(client.list_offsets(topic, EARLIEST, [0])[0]))
-    if not met:  # what others counted last may be missing, too: a count from there on would leave a hole
+    if not met:  # other readers' last counts may be missing, too: this one's would leave a hole
         raise MillraceError(
             f"{topic}-0 of {client.bootstrap} does not show what was acknowledged there just now: a"
             " transaction hangs in it, or its leader is out of date"
@@ -68,7 +68,7 @@ def covered(
 
 
 def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
-    """Of records in their order; what a partition that went was counted to stays, for it may be back."""
+    """The counted ends by records in order; a vanished partition keeps its end, for it may come back."""
     ends: Ends = {}
     newest, beaten = -1, (-1, -1)
     for turn, record in records:
@@ -79,12 +79,12 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
             key = PartitionKey(record.topic_id, record.partition)
             if ends.setdefault(key, record.start) == record.start:
                 ends[key] = record.end
-        elif (turn, record.number) > beaten:  # else somebody sends it again
+        elif (turn, record.number) > beaten:  # else the heartbeat is sent again
             beaten = (turn, record.number)
             for position in record.positions:
                 if position.offset is not None:
                     key = PartitionKey(position.topic_id, position.partition)
-                    # What lies before is counted, by counts that may have expired from the topic.
+                    # All before the position is counted, by counts that may have expired from the topic.
                     ends[key] = max(position.offset, ends.get(key, position.offset))
             for log in record.truncated:
                 key = PartitionKey(log.topic_id, log.partition)
@@ -96,7 +96,7 @@ def _follow(records: Iterable[tuple[int, Count | Heartbeat]]) -> Ends:
 def _records(
     client: ClusterClient, topic: str, tier: str, codec: AuditCodec, book: TurnBook, start: int, end: int
 ) -> Iterator[tuple[int, Count | Heartbeat]]:
-    """What readers of the tier have signed in [start, end), each with its turn."""
+    """Counts and heartbeats that readers of the tier have signed in [start, end), each with its turn."""
     while start < end:
         fetched = client.fetch(topic, {0: start}, max_bytes=_FETCH_BYTES, max_wait_ms=_WAIT_MS)[0]
         if fetched.error:

@@ -1,6 +1,6 @@
-"""What a reader says of itself: to Prometheus how far behind it is and how late events are; what is wrong.
+"""A reader's metrics and health: how far behind it is, how late events are, and what is wrong.
 
-Plain numbers where the work is done; they are read when somebody asks, in a thread of its own.
+The reader's thread updates plain numbers; requests read them in a thread of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PREFIX = "millrace_audit_reader_"
 DELAYS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
 """Upper bounds of the delays, from the next round to a day late."""
 BEHIND_S = 60.0
-"""A reader that holds its turn and has published no heartbeat for longer is not well."""
+"""Age of its newest heartbeat beyond which a reader that holds its turn is unhealthy."""
 _BOUNDS_MS = [int(1000 * bound) for bound in DELAYS_S]
 
 
@@ -47,10 +47,10 @@ class TierNumbers(Collector):
         self.turn: int | None = None
         self.heartbeat_at: float | None = None
         self.trouble: str | None = None
-        """Why the last round failed; None when it did not."""
+        """Cause of the last round's failure; None when the round did not fail."""
 
     def troubles(self) -> list[str]:
-        """All that keeps it from counting everything now; none while it stands by."""
+        """Everything that keeps the reader from counting all messages now; empty while it stands by."""
         found = [] if self.trouble is None else [self.trouble]
         if self.turn is not None and self.heartbeat_at is not None:
             age_s = time.time() - self.heartbeat_at
@@ -139,9 +139,9 @@ class ReaderNumbers(TierNumbers):
 def serve(
     numbers: TierNumbers, listen: str, access_file: str = "", certificate: str = "", key: str = ""
 ) -> str:
-    """Answer `/metrics` and `/healthz` in threads of their own; their URL, where port 0 takes a free one.
+    """Serve `/metrics` and `/healthz` in threads of their own; returns their URL. Port 0 takes a free one.
 
-    An empty `listen` is nowhere: ConfigError then for the options that say more of it.
+    With an empty `listen` nothing is served: ConfigError then if the other options are given.
     """
     tls = tls_of(certificate, key)
     if not listen:

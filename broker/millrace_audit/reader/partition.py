@@ -1,4 +1,4 @@
-"""Where a reader stands in one partition, and what it has counted there since it last said so.
+"""State of a reader in one partition: its position, and what it has counted since the last published count.
 
 Takes fetch answers, one at a time. Knows no connection, no other partition and no record of the audit.
 """
@@ -25,9 +25,9 @@ from millrace_audit.reports.ranges import SequenceRanges
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 TRUNCATED_S = 60.0
-"""A log that ends before what was counted of it is truncated, if that lasts: a new leader may lag behind."""
+"""A log that ends before its counted end for so long is truncated; for a moment a new leader may lag."""
 OPEN_S = 60.0
-"""For so long a transaction may hold back the messages behind it, and heartbeats with them."""
+"""Longest time for which a transaction may hold back the messages behind it, and heartbeats with them."""
 _DAMAGED = {ErrorCode.CORRUPT_MESSAGE, ErrorCode.STORAGE_ERROR}
 _DAMAGE = "it is damaged on its broker's disk"
 
@@ -40,12 +40,12 @@ class PartitionKey(NamedTuple):
 
 
 class CannotRead(MillraceError):
-    """A partition cannot be read on: in words, with what to do."""
+    """A partition cannot be read any further; the text has the cause and what to do."""
 
 
 @dataclass(slots=True)
 class Stuck:
-    """Why a partition cannot be read, and when that is tried again."""
+    """Cause for which a partition cannot be read, and when reading is tried again."""
 
     cause: str
     retry_at: float
@@ -60,48 +60,48 @@ class Partition:
     key: PartitionKey
     rules: OffsetRules
     told: int | None
-    """Where the next count begins: up to here all is published. None until it is known where the log does."""
+    """Start of the next count: all before it is published. None until the start of the log is known."""
     cursor: Cursor = field(init=False)
-    """What is read next."""
+    """Position of the next read."""
     high_watermark: int = 0
-    """Where it ends for consumers: on Apache Kafka before the first transaction that is open."""
+    """End of the log for consumers: on Apache Kafka before the first open transaction."""
     written: int = 0
-    """Where that ends which is acknowledged."""
+    """End offset of the acknowledged messages."""
     limit: int | None = None
-    """It is counted to there for now, also inside a batch."""
+    """End of counting for now; it may lie inside a batch."""
     awaited: int = 0
-    """A `written` that consumers are to come to, and since when."""
+    """A `written` that consumers have not reached yet, and since when."""
     awaited_since: float = 0.0
     tally: Tally = field(default_factory=Tally)
     lost: SequenceRanges = field(default_factory=SequenceRanges)
     """Offsets since `told` that were gone before they could be read."""
     origin: Origin | None = None
-    """What it is a copy of, and how far, by the last position batch that was read or by its leader."""
+    """Origin and copied position, from the last position batch that was read or from the mirror."""
     copied_through: int | None = None
-    """Offset before which everything lies before the origin's end; None if no end is known."""
+    """Offset before which every record lies before the origin's end; None if no end is known."""
     origin_told: tuple[Origin | None, int | None] = (None, None)
     ask_at: float = 0.0
-    """When its mirror is asked again how far it has come."""
+    """Time (monotonic) at which the mirror's position is asked for again."""
     stuck: Stuck | None = None
     shortest: int | None = None
-    """Where the log ended when that was before what was counted, at the least, and since when."""
+    """Smallest end of the log while it lies before the counted end, and since when it does."""
     short_since: float = 0.0
     truncated: int | None = None
-    """Up to where it was counted when its log was truncated, until that is told."""
+    """Counted end at the time when the log was truncated, until the truncation is reported."""
 
     def __post_init__(self) -> None:
         self.cursor = Cursor(self.told or 0)
 
     def place(self, log_start: int) -> None:
-        """Nobody has counted it before: it is counted from there on."""
+        """Start at `log_start`: the partition was never counted before."""
         self.told, self.cursor = log_start, Cursor(log_start)
 
     @property
     def end(self) -> int:
-        """All before it is counted.
+        """Offset before which everything is counted.
 
-        What holds no messages for consumers (marks of transactions, and those that were aborted) is behind it
-        like any message: mirrors and loads pass over it, too, and are compared with it.
+        Transaction markers and aborted transactions, which consumers do not see, count as read: mirrors and
+        loads pass over them, too, and are compared with this end.
         """
         return self.cursor.next_offset
 
@@ -111,7 +111,7 @@ class Partition:
 
     @property
     def behind(self) -> bool:
-        """True if there is more to read than was read; the batch behind a cursor begins at its base."""
+        """True if there is more to read; the batch behind a cursor begins at its `next_base`, if known."""
         return max(self.cursor.next_offset, self.cursor.next_base or 0) < self.high_watermark
 
     @property
@@ -121,23 +121,23 @@ class Partition:
         )
 
     def is_due(self) -> bool:
-        """True if it can be read, or it is time to try again."""
+        """True if the partition can be read, or it is time to try again."""
         return self.stuck is None or time.monotonic() >= self.stuck.retry_at
 
     def stick(self, cause: str) -> bool:
-        """Note that it cannot be read; True if that, or the cause, is new."""
+        """Note that the partition cannot be read; True if that, or the cause, is new."""
         before = self.stuck
         if before is not None and before.cause.startswith(_DAMAGE) and cause.startswith(_DAMAGE):
-            cause = before.cause  # a broker that has looked at its disk says of the same in other words
+            cause = before.cause  # a broker words the same damage differently once it has checked its disk
         pause = FIRST_PAUSE_S if before is None else min(2 * before.pause_s, LONGEST_PAUSE_S)
         self.stuck = Stuck(cause, time.monotonic() + pause, pause)
         return before is None or before.cause != cause
 
     def noted(self, high_watermark: int, written: int = 0) -> None:
-        """Its end for consumers is there now, and `written` that of what is acknowledged.
+        """Note the end of the log for consumers, and `written`, the end of the acknowledged messages.
 
-        CannotRead when it ends before what was counted, until it has stayed so, and when consumers have not
-        come to what is acknowledged for long: who has acknowledged messages there may report them.
+        CannotRead while the log ends before its counted end, until that has lasted TRUNCATED_S. CannotRead
+        when consumers have not reached an acknowledged end for OPEN_S: producers may report those messages.
         """
         if high_watermark < self.end:
             now = time.monotonic()
@@ -151,7 +151,7 @@ class Partition:
                 )
             self.truncate(high_watermark)
         elif self.shortest is not None:
-            # What lies there now may be what was counted, or something else in its place.
+            # The log may hold what was counted there, or other messages in its place.
             self.lost = self.lost | SequenceRanges([(self.shortest, self.end - 1)])
         self.high_watermark, self.shortest = high_watermark, None
         self.written = max(written, high_watermark)
@@ -160,11 +160,11 @@ class Partition:
         elif time.monotonic() >= self.awaited_since + OPEN_S:
             raise CannotRead(
                 f"a transaction has been open in it for {OPEN_S:.0f} s: no consumer sees what lies behind"
-                f" {high_watermark}; look for who has left it open with Kafka's `kafka-transactions.sh`"
+                f" {high_watermark}; find the producer that left it open with Kafka's `kafka-transactions.sh`"
             )
 
     def truncate(self, end: int) -> None:
-        """Go on counting at `end`: the log no longer holds what was counted behind it."""
+        """Continue counting at `end` or, if less, at `told`: the log has lost the messages behind `end`."""
         assert self.told is not None
         if end < self.told:
             self.truncated, self.told = self.told, end
@@ -174,9 +174,9 @@ class Partition:
         self.tally, self.lost = Tally(), SequenceRanges()
 
     def copied(self, origin: MirrorOrigin, position: MirrorPosition | None, through: int) -> None:
-        """The mirror has come that far with what lies before `through`, which counts if just that was read.
+        """Note the mirror's position, which accounts for all before `through`, if exactly that has been read.
 
-        What the mirror says it has appended, and what is there, may differ: that is for the auditor to find.
+        The mirror's position and the partition's contents may differ: the auditor finds that.
         """
         if self.origin is None:
             self.origin = Origin(origin.cluster, origin.topic_id.hex, origin.partition, None)
@@ -184,15 +184,15 @@ class Partition:
             self.origin, self.copied_through = _origin(position), through
 
     def skip_to(self, log_start: int) -> None:
-        """What lies before `log_start` is gone, and nobody will ever count it."""
+        """Note the unread offsets before `log_start` as lost: they are gone and can never be counted."""
         self.lost.add(self.cursor.next_offset, log_start - 1)
         self.cursor = Cursor(log_start)
 
     def take(self, fetched: FetchedPartition, counter: BatchCounter) -> Iterator[Part]:
-        """Count what an answer holds, part by part; a count may end behind each.
+        """Count the messages of a fetch's answer, part by part; a count may end behind each part.
 
-        Raises CannotRead at a batch that is damaged, with all before it counted, or what `counter` raises,
-        with what was counted by then.
+        Raises CannotRead at a damaged batch, when all before it is counted. Errors of `counter` are passed
+        on; what was counted by then stays.
         """
         if (
             fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE
@@ -238,7 +238,7 @@ class Partition:
                 self.lost = self.lost | mark
 
     def published(self) -> None:
-        """What was counted is on its way: begin the next count."""
+        """Begin the next count: what was counted is on its way."""
         self.told, self.origin_told = self.end, (self.origin, self.copied_through)
         self.tally, self.lost = Tally(), SequenceRanges()
 

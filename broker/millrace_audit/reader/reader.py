@@ -1,10 +1,11 @@
-"""The auditing reader: counts every message of one cluster and publishes what it counted.
+"""The auditing reader: counts every message of one cluster and publishes the counts.
 
-One process counts a cluster; others stand by. It reads raw batches up to the high watermark, looks at nothing
-but the audit header, and publishes for each partition the range of offsets it read with the sequences found
-there. A heartbeat says: all that was visible in the cluster at that time is counted, but for the partitions
-it names. It keeps no state of its own: where to go on is read from the counts topic, so it may be killed at
-any moment. Memory is bounded by what one fetch holds and a size after which a count is published early.
+One process counts a cluster; others stand by. It reads raw batches up to the high watermark and looks only at
+the audit header. For each partition it publishes the range of offsets that it read, with the sequences found
+there. A heartbeat states that every message visible in the cluster at its time is counted, except in the
+partitions that it names. The reader keeps no state of its own: it learns from the counts topic where to go
+on, so it may be killed at any moment. Memory is bounded by the size of one fetch and by a size after which a
+count is published early.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ COUNT_BYTES = 1 << 20
 """A partition whose counts grow larger is published before the round is over."""
 _PARTITIONS_PER_FETCH = 200
 GONE_S = 10.0
-"""A partition that was counted is deleted when no listing has named it for so long."""
+"""A counted partition is taken for deleted when no listing has named it for this long."""
 _ASK_AGAIN_S = 20.0
-"""A mirror is asked again how far it has come: what brings no message moves its position, too."""
+"""Interval of asking a mirror for its position, which may move without a message, too."""
 _CLUSTER_S = 10.0
 _LEFT_OUT = {AUDIT_TOPIC, COUNTS_TOPIC, OFFLINE_AUDIT_TOPIC}
 _CLIENT_ID = "millrace-audit-reader"
@@ -71,18 +72,18 @@ class ReaderConfig:
 
     cluster: str
     tier: str
-    """What the cluster stands for: its own name, or `offline` for the aggregate one."""
+    """Tier that the cluster is: its own name, or `offline` for the aggregate cluster."""
     bootstrap: str
     registry: str = field(repr=False)
     """URL of the schema registry."""
     zookeeper: str
-    """Where turns are kept: the aggregate cluster's, for all readers."""
+    """Address of the aggregate cluster's ZooKeeper, which keeps the turns of all readers."""
     new_cluster: bool = False
-    """Count another cluster than the tier's reader before did."""
+    """True if the reader may count another cluster than the tier's last reader did."""
     topics: Sequence[str] = ()
     """Topics to count; none named means all but the audit topics."""
     interval_ms: int = 1000
-    """How often it looks for new messages and publishes; the delay it adds to a verdict."""
+    """Interval of looking for new messages and publishing; also the delay that it adds to a verdict."""
 
     @property
     def counts_topic(self) -> str:
@@ -91,15 +92,15 @@ class ReaderConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a heartbeat is to say; it waits until transactions that were open then have ended."""
+    """Content of a heartbeat, which waits until the transactions that were open at its time have ended."""
 
     time: int
     reported_through: int
     written: dict[PartitionKey, int]
-    """Where that ended which was acknowledged by then."""
+    """End offsets of the messages acknowledged by then."""
 
     def holds_for(self, partitions: Mapping[PartitionKey, Partition]) -> bool:
-        """True if all of it could be read, but for what is named as unreadable."""
+        """True if all those messages could be read, except in partitions that are named as unreadable."""
         return all(
             one.high_watermark >= min(self.written.get(key, 0), one.written) or one.stuck is not None
             for key, one in partitions.items()
@@ -107,7 +108,7 @@ class _Claim:
 
 
 class AuditReader(TierReader):
-    """Counts one cluster until `stop` is set. Raises MillraceError when it cannot begin to."""
+    """Counts one cluster until `stop` is set. Raises MillraceError when it cannot begin."""
 
     _numbers: ReaderNumbers
 
@@ -129,7 +130,7 @@ class AuditReader(TierReader):
         self._rules = OffsetRules.of_cluster(cluster_id, None)
         self._mirrors = Mirrors(self._session, self._client)
         self._troubles: set[str] = set()
-        """Why it was not known last how far the mirror has come."""
+        """Newest errors of asking for mirrors' positions, to log each once."""
         self._brokers = Brokers(self._client, _CLIENT_ID)
         self._registry = SchemaRegistryClient(config.registry)
         self._codec = AuditCodec(self._registry)
@@ -139,13 +140,13 @@ class AuditReader(TierReader):
         numbers.partitions = self._partitions.values()
         self._covered: coverage.Ends = {}
         self._unsent: deque[list[bytes]] = deque()
-        self._changed: dict[PartitionKey, str] = {}  # the topic of partitions that began or went
+        self._changed: dict[PartitionKey, str] = {}  # partitions that appeared or vanished -> topic
         self._beats = 0
         self._reported_through = 0
         self._claim: _Claim | None = None
         self._beat_due = self._all_positions_due = 0.0
-        self._unlisted: dict[PartitionKey, float] = {}  # since when listings lack what was counted before
-        self._given_up = set[PartitionKey]()  # what they have lacked for too long
+        self._unlisted: dict[PartitionKey, float] = {}  # counted partitions that listings lack -> since when
+        self._given_up = set[PartitionKey]()  # partitions that listings have lacked too long
 
     def disconnect(self) -> None:
         for part in (self._session, self._client, self._brokers, self._publisher, self._registry):
@@ -162,7 +163,7 @@ class AuditReader(TierReader):
         return Seat.of(self._config.tier, name)
 
     def refusal(self, newest: Turn) -> str:
-        """Why it does not count another cluster for the tier."""
+        """The error text for a tier whose newest turn counted another cluster."""
         return (
             f"tier {self._config.tier} is another cluster: {newest.host} counted {newest.cluster_id} for it,"
             f" and this is {self._client.cluster_id}: give the right --cluster and --bootstrap, or"
@@ -170,7 +171,7 @@ class AuditReader(TierReader):
         )
 
     def prepare(self, turn: Turn) -> None:
-        """Say that the turn has begun, and read where the counts before it end."""
+        """Publish that the turn has begun, and read where the counts before it end."""
         tier, topic = self._config.tier, self._config.counts_topic
         self._ensure_topics()
         self._partitions.clear()
@@ -198,10 +199,10 @@ class AuditReader(TierReader):
     # One round.
 
     def count_once(self) -> None:
-        """Count all that is visible now, publish it, and beat when it is time or there was news."""
-        self._send([])  # what the last round could not
-        # In this order: what is reported before that offset is acknowledged now, so it is counted below; its
-        # topic may have begun a moment ago.
+        """Count all that is visible now, publish it, and send a heartbeat if one is due or there was news."""
+        self._send([])  # messages that the last round could not publish
+        # The end of the reports is read before the topics: events reported before that end are acknowledged
+        # by now, so they are counted below, even in a topic that began a moment ago.
         claim, self._claim = self._claim, None
         if claim is None:
             self._note_reported()
@@ -213,7 +214,7 @@ class AuditReader(TierReader):
         if claim is None:
             claim = _Claim(now, self._reported_through, {})
         for key, partition in self._partitions.items():
-            if partition.stuck is None:  # one that could not be asked then may hold as much as it does now
+            if partition.stuck is None:  # one that could not be read then may have held as much as now
                 claim.written.setdefault(key, partition.written)
         self._read(leaders)
         if self._stop.is_set():
@@ -223,8 +224,8 @@ class AuditReader(TierReader):
         changed = stuck != {key for key, partition in self._partitions.items() if partition.stuck is not None}
         changed |= any(partition.truncated is not None for partition in self._partitions.values())
         is_due = news or changed or self._changed or time.monotonic() >= self._beat_due
-        # Nobody can tell what is deleted from what a broker that has just started does not know yet: until it
-        # can be told, nothing is said to be counted.
+        # A partition missing from the listing is deleted, or a broker that has just started does not know it
+        # yet. Until it is clear which, no heartbeat is sent.
         if is_due and not self._unlisted:
             if claim.holds_for(self._partitions):
                 self._beat(claim)
@@ -241,12 +242,12 @@ class AuditReader(TierReader):
 
     def _note_reported(self) -> None:
         if self._config.tier != OFFLINE:
-            # When its broker is away the newest known end is still true, and others are counted on.
+            # If its broker is away, the newest known end still holds, and other partitions are counted on.
             with suppress(MillraceError):
                 self._reported_through = self._client.list_offsets(AUDIT_TOPIC, LATEST, [0])[0]
 
     def _follow(self, topics: Iterable[TopicMetadata]) -> dict[int, list[Partition]]:
-        """Begin partitions that are new, forget those that stay away; all that may be read, by leader."""
+        """Begin new partitions, forget those that stay away; returns all that may be read, by leader."""
         leaders: defaultdict[int, list[Partition]] = defaultdict(list)
         there = set[PartitionKey]()
         for topic in topics:
@@ -281,7 +282,7 @@ class AuditReader(TierReader):
             self._covered[key] = partition.told
 
     def _note_ends(self, leader: int, partitions: Sequence[Partition]) -> None:
-        """Look up where the partitions end, and where those begin that nobody has counted before."""
+        """Look up where the partitions end, and where those begin that were never counted."""
         named = {partition.name: partition for partition in partitions}
         try:
             new = [name for name, partition in named.items() if partition.told is None]
@@ -295,7 +296,7 @@ class AuditReader(TierReader):
         for name, partition in named.items():
             try:
                 if partition.told is None:
-                    # Of a partition that is new to a counted tier, what is gone by now is lost.
+                    # A partition that is new to a counted tier begins at 0: what is gone by now is lost.
                     is_new_tier = not self._covered and self._all_positions_due == 0
                     log_start = _said(earliest, name)
                     partition.place(log_start if is_new_tier else 0)
@@ -312,7 +313,7 @@ class AuditReader(TierReader):
                 self._stick(partition, error)
 
     def _ends_of_copies(self, partition: Partition, end: int, written: int) -> tuple[int, int]:
-        """The ends; those of copies in an Apache Kafka are where it is said what they are copies of."""
+        """The ends; for copies in an Apache Kafka not beyond the offset up to which their origin is known."""
         if self._config.tier != OFFLINE or end <= partition.end:
             return end, written
         try:
@@ -327,18 +328,18 @@ class AuditReader(TierReader):
         return min(end, partition.limit), min(written, partition.limit)
 
     def _note_copy(self, partition: Partition) -> None:
-        """Find out what it is a copy of before any of it is read: else it is counted as nobody's copy."""
+        """Find the partition's origin before any of it is read: otherwise it would count as no copy."""
         try:
             origin = self._mirrors.origin(partition.topic, *partition.key)
         except NotInZooKeeper:
             if not self._mirrors.in_kafka:
                 raise
-            return  # a topic that nobody copies there
+            return  # a topic that is not copied there
         if origin is not None:
             partition.copied(origin, None, 0)
 
     def _read(self, leaders: Mapping[int, Sequence[Partition]]) -> None:
-        """Read every partition to its end as noted, by fetches that hold something of several each."""
+        """Read every partition to its noted end, by fetches of several partitions each."""
         left = {
             leader: [p for p in partitions if self._may_read(p)] for leader, partitions in leaders.items()
         }
@@ -356,13 +357,11 @@ class AuditReader(TierReader):
                     self._count(asked[name], part)
                 rest = partitions[_PARTITIONS_PER_FETCH:] + [p for p in asked.values() if self._may_read(p)]
                 if all(p.cursor == before[name] for name, p in asked.items()):
-                    rest = partitions[
-                        _PARTITIONS_PER_FETCH:
-                    ]  # not committed yet: an open transaction (Kafka)
+                    rest = partitions[_PARTITIONS_PER_FETCH:]  # an open transaction holds them back (Kafka)
                 left[leader] = rest
 
     def _note_origins(self) -> None:
-        """Ask how far the mirror has come: its newest position is not visible before the append behind it."""
+        """Ask for the mirrors' positions: the newest one of a mirror is invisible before its next append."""
         if self._config.tier != OFFLINE:
             return
         now, troubles = time.monotonic(), set[str]()
@@ -377,11 +376,11 @@ class AuditReader(TierReader):
                 if origin is not None:
                     where = (partition.topic, *partition.key)
                     partition.copied(origin, *self._mirrors.position(*where, origin, partition.end))
-            except MillraceError as error:  # what was known before is true, too
+            except MillraceError as error:  # the position known before still holds
                 troubles.add(str(error))
         for trouble in sorted(troubles - self._troubles):
             log.warning("how far the mirror has come is not known: %s; trying again", trouble)
-        if troubles:  # a pass without any may have asked nobody
+        if troubles:  # a pass without any may not have asked at all
             self._troubles = troubles
 
     def _may_read(self, partition: Partition) -> bool:
@@ -392,7 +391,7 @@ class AuditReader(TierReader):
             name, cursor = f"{partition.topic}-{partition.key.partition}", partition.cursor
             log.error("%s", log_was_cut(name, cursor.next_offset, cursor.epoch, fetched.parting))
             partition.truncate(fetched.parting.end)
-            if partition.truncated is not None:  # first: a count of what was counted before is no news
+            if partition.truncated is not None:  # reported first: else the next count looks like a repeat
                 self._beats += 1
                 truncated = self._take_truncated()
                 beat = Heartbeat(
@@ -429,20 +428,20 @@ class AuditReader(TierReader):
         except MillraceError as error:
             raise CannotRead(str(error)) from error
 
-    # What is said.
+    # Publishing.
 
     def _publish(self, partitions: Iterable[Partition]) -> bool:
-        """Publish what was counted of the partitions; True if there was anything."""
+        """Publish what was counted in the partitions; True if there was anything."""
         if not any(partition.has_news for partition in partitions):
             return False
-        # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
+        # Fetches name topics, not ids. An id never comes back: if it is listed now, all that was read is its.
         there = {topic.topic_id.hex for topic in self._topics()}
         for key in self._partitions:
             if key.topic_id not in there:
                 self._unlisted.setdefault(key, time.monotonic())
         read = [p for p in partitions if p.has_news and p.key.topic_id in there]
         now = now_ms()
-        # First of all: the registry may be away, and what is taken for told is not counted again.
+        # Encode first: the registry may be away, and what is noted as published is not counted again.
         messages = [self._codec.encode(self._count_of(partition, now)) for partition in read]
         for partition in read:
             partition.published()
@@ -494,7 +493,7 @@ class AuditReader(TierReader):
             self._all_positions_due = time.monotonic() + coverage.ALL_POSITIONS_S
 
     def _take_truncated(self) -> list[Truncated]:
-        """Logs that were truncated since the heartbeat before."""
+        """Logs that were truncated since the last heartbeat."""
         truncated = []
         for partition in self._partitions.values():
             if partition.truncated is not None:
@@ -505,10 +504,10 @@ class AuditReader(TierReader):
         return truncated
 
     def _send(self, messages: list[bytes]) -> None:
-        """Publish, behind what could not be published before.
+        """Publish the messages, behind those that could not be published before.
 
-        What is not acknowledged may be there all the same, and may come later: it is said again, the same
-        bytes, before anything else is. So of two counts of a partition the second never overtakes the first.
+        A message without an acknowledgement may be in the topic all the same, or arrive later. The same bytes
+        are sent again before anything else. So a partition's second count never overtakes its first.
         """
         assert self._turn is not None
         if messages:
@@ -520,12 +519,12 @@ class AuditReader(TierReader):
 
 
 def _is_internal(topic: str) -> bool:
-    """True for what Apache Kafka and MirrorMaker 2 keep for themselves."""
+    """True for topics that Apache Kafka and MirrorMaker 2 keep for themselves."""
     return topic.startswith("__") or topic.endswith(".internal")
 
 
 def _said(offsets: Mapping[TopicPartition, int | CannotRead], name: TopicPartition) -> int:
-    answer = offsets.get(name, CannotRead("its broker says nothing of it"))
+    answer = offsets.get(name, CannotRead("its broker does not report it"))
     if isinstance(answer, CannotRead):
         raise answer
     return answer

@@ -1,7 +1,8 @@
-"""The rounds of whoever counts a tier, for as long as it holds the tier's turn.
+"""The rounds of a reader, which counts a tier for as long as it holds the tier's turn.
 
 Takes the turn, or stands by until it is free; counts again and again while the session with ZooKeeper lasts,
-then takes another turn. What goes wrong is logged and tried again. Knows neither what is counted nor where.
+then takes another turn. Errors are logged and the round is tried again. Knows neither what is counted nor
+where.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from millrace_audit.reports.turns import Turn
 log = logging.getLogger("millrace.audit.reader")
 
 IDLE_HEARTBEAT_S = 5.0
-"""A reader that has no news publishes a heartbeat so often."""
+"""Interval of the heartbeats of a reader that has no news."""
 _RETRY_S = 1.0
 _STAND_BY_S = 30.0
 
@@ -38,16 +39,16 @@ class TierReader(ABC):
         interval_ms: int,
         may_replace: bool,
     ) -> None:
-        """`may_replace`: count something else than the tier's newest turn did."""
+        """`may_replace` allows counting another source than the tier's newest turn did."""
         self._taker, self._numbers, self._stop = taker, numbers, stop
         self._may_replace = may_replace
         self._interval_s = interval_ms / 1000
         self._turn: Turn | None = None
 
     def run(self, ready: Callable[[], None]) -> None:
-        """Count until it is told to stop; `ready` is called when the first turn has begun.
+        """Count until `stop` is set; `ready` is called when the first turn has begun.
 
-        What goes wrong is logged and tried again. The turn stays while its session with ZooKeeper does.
+        Errors are logged and the round is tried again. The turn lasts as long as its session with ZooKeeper.
         """
         with closing(self):
             while not self._stop.is_set():
@@ -73,7 +74,7 @@ class TierReader(ABC):
         self.disconnect()
 
     def check_place(self) -> None:
-        """MillraceError when the tier's newest turn counted something else, and that may not be replaced."""
+        """MillraceError when the tier's newest turn counted another source, which may not be replaced."""
         other = None if self._may_replace else self._taker.counted_elsewhere()
         if other is not None:
             raise MillraceError(self.refusal(other))
@@ -91,7 +92,7 @@ class TierReader(ABC):
             taken = self._taker.take()
             if not isinstance(taken, Holder):
                 break
-            self._numbers.trouble = None  # whatever went wrong before: it knows now that it need not count
+            self._numbers.trouble = None  # earlier failures no longer matter: this reader need not count now
             if not stands_by:
                 line = "tier %s is counted by the reader on %s, process %d: this one stands by"
                 log.info(line, self._numbers.tier, taken.host, taken.pid)
@@ -103,26 +104,26 @@ class TierReader(ABC):
         try:
             self.prepare(taken)
         except MillraceError:
-            self._turn = None  # it is still ours to take
+            self._turn = None  # this session still holds it, and takes it again
             raise
-        self._numbers.heartbeat_at = time.time()  # the first one is due from here on
+        self._numbers.heartbeat_at = time.time()  # the first heartbeat is due from here on
         self._numbers.turn = taken.number
         log.info("turn %d of tier %s begins", taken.number, self._numbers.tier)
         return True
 
-    # What a reader does.
+    # Defined by each kind of reader.
 
     @abstractmethod
     def refusal(self, newest: Turn) -> str:
-        """Why it does not count: the tier's newest turn counted something else."""
+        """The error text for a tier whose newest turn counted another source."""
 
     @abstractmethod
     def prepare(self, turn: Turn) -> None:
-        """Begin a turn: find out where to go on, for somebody else may have counted meanwhile."""
+        """Begin a turn: find out where to go on, for another reader may have counted meanwhile."""
 
     @abstractmethod
     def count_once(self) -> None:
-        """Count and tell what is new."""
+        """Count what is new and publish it."""
 
     @abstractmethod
     def disconnect(self) -> None:
@@ -130,4 +131,4 @@ class TierReader(ABC):
 
 
 def _nothing() -> None:
-    """It was ready before."""
+    """Replaces `ready` after its first call."""

@@ -1,7 +1,7 @@
-"""A reader's way to its turn in ZooKeeper: taken when nobody holds the tier, lost with the session.
+"""Taking turns in ZooKeeper: a reader takes its turn when the tier is free, and loses it with its session.
 
-Holder and turn are made in one transaction: a reader that stood still while it began cannot make a turn newer
-than its successor's.
+Holder and turn are created in one transaction: a reader that stood still while it began cannot create a turn
+newer than its successor's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from millrace_audit.reports.turns import TURN_PREFIX, Seat, Turn, read_turns
 log = logging.getLogger("millrace.audit.reader")
 
 KEPT_MS = 60 * 24 * 3600 * 1000
-"""A turn goes this long after the next one began: no audit topic is kept for longer."""
+"""A turn is deleted this long after the next one began: no audit topic is kept for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class TurnTaker:
         session.client.add_listener(lambda state: self.lost.set() if state == KazooState.LOST else None)
 
     def counted_elsewhere(self) -> Turn | None:
-        """The tier's newest turn if that counted something else than this one would; else None."""
+        """The tier's newest turn if that counted another cluster than this reader would; else None."""
         turns = read_turns(self._session, self._seat)
         newest = turns[max(turns)] if turns else None
         return None if newest is None or newest.cluster_id == self._cluster_id else newest
 
     def take(self) -> Turn | Holder:
-        """A new turn, or who has it."""
+        """A new turn, or the reader that holds the tier."""
         for folder in (self._turns, self._holder.rpartition("/")[0]):
             self._session.call(self._session.client.ensure_path_async, folder)
         self.lost.clear()
@@ -84,7 +84,7 @@ class TurnTaker:
             if stat.ephemeralOwner != self._session.id:
                 holder = json.loads(data)
                 return Holder(holder["host"], holder["pid"])
-            # It is ours, by a try whose answer was lost, or by one whose turn was not begun.
+            # This session holds it: the answer to an earlier try was lost, or that turn was not begun.
             if (own := self._made_with(stat.czxid)) is not None:
                 return own
             raise MillraceError(f"the turn of tier {self._tier} is gone from ZooKeeper: start again")
@@ -95,7 +95,7 @@ class TurnTaker:
         return replace(turn, number=int(name.removeprefix(TURN_PREFIX)))
 
     def _made_with(self, transaction: int) -> Turn | None:
-        """The turn that was made in that transaction of ZooKeeper's."""
+        """The turn that was created in that transaction of ZooKeeper's."""
         for path, (data, stat) in self._nodes().items():
             if stat.czxid == transaction:
                 return Turn.decode(path.rpartition("/")[2], data)
@@ -105,7 +105,7 @@ class TurnTaker:
         return self._session.read_all(f"{self._turns}/{name}" for name in self._session.children(self._turns))
 
     def wait_until_free(self, stop: threading.Event, timeout_s: float) -> None:
-        """Return when nobody holds the turn any more, or `stop` is set, or after that time."""
+        """Return when the tier is free, when `stop` is set, or after `timeout_s`."""
         gone = threading.Event()
         if self._session.call(self._session.client.exists_async, self._holder, lambda _: gone.set()) is None:
             return
@@ -114,7 +114,7 @@ class TurnTaker:
                 return
 
     def release(self) -> None:
-        """End the turn at once; the next one need not wait for the session to expire."""
+        """End the turn at once, so that the next reader need not wait for the session to expire."""
         with suppress(NoNodeError):
             self._session.call(self._session.client.delete_async, self._holder)
 

@@ -20,7 +20,7 @@ HOUR_MS = 6 * WINDOW_MS
 FIRST_EVENT_MS = 946_684_800_000
 """2000-01-01: no AuditedProducer sends an event of an earlier time."""
 MOST_AHEAD_MS = 24 * 3600 * 1000
-"""No AuditedProducer sends an event further ahead of its clock, no load files one further ahead of its own."""
+"""AuditedProducer sends no event further ahead of its clock; a load files none further ahead of its own."""
 
 
 _LAST_MS = 253_402_300_800_000 - WINDOW_MS  # last window of the year 9999: dates have four-digit years

@@ -27,9 +27,9 @@ from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, t
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 AUDIT_TOPIC = "audit"
-"""Hellos and reports of producers, in every cluster that they produce to; the aggregate cluster mirrors it."""
+"""Hellos and reports of producers, in each cluster that they produce to; the aggregate cluster mirrors it."""
 COUNTS_TOPIC = "audit-counts"
-"""Counts of a cluster's own reader, in every cluster that producers produce to; mirrored like `audit`."""
+"""Counts of a cluster's own reader, in each cluster that producers produce to; mirrored like `audit`."""
 
 OFFLINE, WAREHOUSE, TABLE = "offline", "warehouse", "table"
 """The tiers behind a cluster's own, which has the cluster's name."""
@@ -366,7 +366,7 @@ _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
 def _to_avro(value: Any) -> Any:
     """A dataclass of this file as the record of its schema, and likewise what it holds."""
     if value is None or isinstance(value, int | str | bytes):
-        return value  # None only where the schema has a null: records of the previous version are never written
+        return value  # None only where the schema has a null: the previous version is never written
     if isinstance(value, SequenceRanges):
         return to_deltas(value)
     if isinstance(value, SequenceCounts):
