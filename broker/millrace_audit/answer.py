@@ -1,4 +1,4 @@
-"""The auditor's answer: what it says of topics, windows and instances, as values and as JSON.
+"""The auditor's answers about topics, windows and instances, as values and as JSON.
 
 The service writes the JSON and the client reads it. Knows neither HTTP nor how a verdict comes about.
 """
@@ -16,10 +16,10 @@ from typing import Any
 from millrace_audit.reports.messages import NOTHING, OFFLINE, TABLE, WAREHOUSE
 
 DOWNSTREAM = (OFFLINE, WAREHOUSE)
-"""The tiers behind the cluster that an event was produced to, in the order it reaches them; a published
-hour has TABLE behind them."""
+"""The tiers behind the cluster that an event was produced to, in the order in which it reaches them; for a
+published hour, TABLE follows them."""
 LAST_MS = 253_402_300_799_999
-"""The last time that Python and ISO 8601 can write, in 9999. The window around it is said to end there."""
+"""The last time that Python and ISO 8601 can write, in 9999. Answers end the window around it there."""
 _FIRST_MS = -62_135_596_800_000
 
 
@@ -29,9 +29,9 @@ class Verdict(StrEnum):
     INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
     PENDING = "pending"
-    """On its way: nothing is wrong, something is not over or not read yet."""
+    """Nothing is wrong, but something is not over or not read yet."""
     CARRIED = "carried"
-    """What the first cluster held is everywhere; not everything was reported by who sent it."""
+    """All messages of the first cluster are everywhere; their producers did not report all of them."""
     COMPLETE = "complete"
 
 
@@ -39,12 +39,12 @@ _WORST_FIRST = tuple(Verdict)
 
 
 def overall(verdicts: Iterable[str]) -> Verdict:
-    """The worst of several."""
+    """The worst of several verdicts; `complete` for none."""
     return min(map(Verdict, verdicts), key=_WORST_FIRST.index, default=Verdict.COMPLETE)
 
 
 def iso(time_ms: int) -> str:
-    """A time for people and programs: ISO 8601, UTC; the ends of time by name."""
+    """The time in ISO 8601, UTC; `for ever` or `nothing` for a time that this form cannot write."""
     if not _FIRST_MS <= time_ms <= LAST_MS:
         return "for ever" if time_ms > 0 else "nothing"
     return _text(utc(time_ms))
@@ -63,7 +63,7 @@ def _text(time: datetime) -> str:
 _WHAT_TO_DO = {
     "missing": "look at {tier}'s mirror and disks: `millrace mirror status`, `millrace log verify`",
     "duplicate": "the producer sent it twice, or {tier} took it twice: `millrace log dump` shows both",
-    "unexpected": "somebody used its name, or its report is lost: see /v1/strangers of the auditor",
+    "unexpected": "another producer used its name, or its report is lost: see /v1/strangers of the auditor",
     "altered": "compare the record with `millrace log dump` in the clusters before and at {tier}",
 }
 _OF_TIER = {
@@ -74,11 +74,11 @@ _OF_TIER = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Sequences of one producer instance that are wrong at a tier, the first one where they are.
+    """Sequences of one producer instance that are wrong at a tier, the first tier where they are.
 
-    `missing`, `duplicate`, `unexpected` (there, and neither reported nor in the tier before) or `altered`
-    (the same sequences with other content). Messages without an audit header have no sequences, server "",
-    service "messages without a header" and instance 0.
+    `kind` is `missing`, `duplicate`, `unexpected` (there, but neither reported nor in the tier before) or
+    `altered` (the same sequences with other content). Messages without an audit header have no sequences,
+    server "", service "messages without a header" and instance 0.
     """
 
     kind: str
@@ -92,13 +92,13 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """What to do about it, in a sentence with the next command."""
+        """A sentence for the operator, with the next command."""
         return _OF_TIER.get(self.tier) or _WHAT_TO_DO[self.kind].format(tier=self.tier)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The event time [start, end), usually ten minutes, and what the audit knows of it."""
+    """The audit's knowledge of the event time [start, end), usually ten minutes."""
 
     start: datetime
     end: datetime
@@ -111,11 +111,11 @@ class Window:
     """Messages counted at each tier, repeats included."""
     findings: Sequence[Finding]
     reasons: Sequence[str]
-    """Why the verdict is unknown or pending, and which silent instances an operator has accepted."""
+    """Causes of an unknown or pending verdict, and the silent instances that an operator has accepted."""
     carried: int = 0
-    """Messages that nobody reported: counted from the first cluster on."""
+    """Messages that no producer reported: counted from the first cluster on."""
     foreign: Mapping[str, int] = field(default_factory=dict)
-    """Of these the ones without an audit header, at each tier."""
+    """Unreported messages without an audit header, at each tier."""
     rejected: int = 0
     """Messages that loads set aside because they could not decode them."""
 
@@ -163,7 +163,7 @@ class Changes:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Changes:
-        """Read what `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
+        """Read the output of `to_json`; KeyError, TypeError or ValueError when it is something else."""
         hours = [datetime.fromisoformat(hour) for hour in answer["hours"]]
         return cls(str(answer["cursor"]), hours, bool(answer["more"]))
 
@@ -185,13 +185,13 @@ class Completeness:
     end: datetime = field(metadata={"name": "to"})
     verdict: str
     watermark: datetime | None
-    """Every window before it is complete or carried, without a hole; None when not even the first one is."""
+    """Every window before it is complete or carried, without a hole; None when the first window is not."""
     held_by: str | None = field(default=None, kw_only=True)
-    """Why the watermark is not later."""
+    """Reason why the watermark is not later."""
     foreign: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """Messages without an audit header at each tier."""
     enough: str = field(default=Verdict.COMPLETE, kw_only=True)
-    """Which proof the topic needs: `complete`, or `carried`, as the auditor was told."""
+    """Verdict that proves the topic, by the auditor's options: `complete` or `carried`."""
     owner: str = field(default="", kw_only=True)
     """Owner of the topic in the auditor's file of topics; empty for none."""
     applied_at: datetime | None = field(default=None, kw_only=True)
@@ -209,7 +209,7 @@ class Completeness:
 
     @classmethod
     def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
-        """Read what `to_json` wrote; KeyError, TypeError or ValueError when it is something else."""
+        """Read the output of `to_json`; KeyError, TypeError or ValueError when it is something else."""
         topic, newest, hours = answer["topic"], answer.get("newest_load"), answer.get("hours")
         return cls(
             topic=topic,
@@ -245,28 +245,28 @@ def window_from_json(value: Mapping[str, Any]) -> Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A producer instance: who it is and what it has said."""
+    """A producer instance: its names and what the auditor has received from it."""
 
     instance: int
     server: str
     service: str
     cluster: str
-    """Where it produces to."""
+    """Cluster that it produces to."""
     announced: bool = True
-    """It has said hello; without it nobody knows what it sent."""
+    """True if its hello has arrived; without a hello the auditor does not know what it sent."""
     heard_at: int = field(default=NOTHING, metadata={"write": iso})
     closed_through: int = field(default=NOTHING, metadata={"write": iso})
     missing_reports: Sequence[Sequence[int]] = ()
     first_report: int = 0
-    """Number of its first report that was heard: what it had reported before is not known."""
+    """Number of the first report that was received: earlier reports are not known."""
     idle: bool = False
-    """It said hello, and then for so long nothing that nothing is awaited of it."""
+    """True if it has been silent since its hello for so long that no report is awaited."""
     accepted: str | None = None
-    """Why an operator goes on without its word."""
+    """Reason for which an operator goes on without its reports."""
 
     @property
     def disowned(self) -> bool:
-        """True when what it has said does not count, either: it has announced nothing."""
+        """True if its reports do not count, either: an operator accepted it, and it has no hello."""
         return self.accepted is not None and not self.announced
 
     @property
@@ -276,7 +276,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """How far a topic is proved, and the instances that may have something to say of it yet."""
+    """The end up to which a topic is proved, and the instances that may still report on it."""
 
     topic: str
     watermark: datetime | None
@@ -287,7 +287,7 @@ class Topic:
 
 
 def to_json(value: Any) -> Any:
-    """As `dataclasses.asdict`, without its copies and with times as text."""
+    """Convert like `dataclasses.asdict`, but without copies and with times as text."""
     if is_dataclass(value):
         written = {}
         for column in fields(value):
@@ -330,7 +330,7 @@ def _as_one(start: datetime, windows: Sequence[Window]) -> Window:
 
 
 def tiers_of(windows: Iterable[Window]) -> list[str]:
-    """The tiers that windows name: clusters by name, then the tiers behind them in the order of the way."""
+    """The tiers in the windows: clusters by name, then the tiers behind them in the order of DOWNSTREAM."""
     names = {tier for window in windows for tier in window.tiers}
     behind = (*DOWNSTREAM, TABLE)
     return [*sorted(names.difference(behind)), *(tier for tier in behind if tier in names)]

@@ -1,4 +1,7 @@
-"""Asking the auditor: its answers as values. Knows HTTP and JSON, nothing of how a verdict comes about."""
+"""A client of the auditor, which returns its answers as values.
+
+Knows HTTP and JSON, but not how a verdict comes about.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
     answer = _ask("GET", f"{_topic(url, topic)}/completeness", params=query)
     try:
         return Completeness.from_json(answer)
-    except (KeyError, TypeError, ValueError):  # of a proxy, or of an auditor of another version
+    except (KeyError, TypeError, ValueError):  # the answer of a proxy, or of an auditor of another version
         raise _unlike_an_auditor(url) from None
 
 
@@ -61,7 +64,7 @@ def bad(url: str, topic: str | None, limit: int) -> list[Bad]:
 
 
 def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """What operators said of a topic, and how final verdicts of [start, end) changed."""
+    """Decisions of operators on a topic, and changes of the final verdicts of [start, end)."""
     query = {"from": _iso(start), "to": _iso(end)}
     found: list[dict[str, Any]] = _ask("GET", f"{_topic(url, topic)}/history", params=query)
     return found
@@ -70,7 +73,7 @@ def history(url: str, topic: str, start: datetime, end: datetime) -> list[dict[s
 def accept(url: str, instance: int, reason: str, *, disown: bool = False) -> Any:
     """Accept that a silent instance will never report; the reason stays visible beside its windows.
 
-    With `disown` what it has reported does not count, either: it was nobody.
+    With `disown` its reports do not count, either: it was no producer of yours.
     """
     said = {"reason": reason, "who": _me(), "disown": disown}
     return _ask("POST", f"{url.rstrip('/')}/v1/instances/{instance}/accept", json=said)
@@ -85,9 +88,9 @@ def accept_service(
     before: datetime | None = None,
     disown: bool = False,
 ) -> list[int]:
-    """The same of every silent instance of a service that was last heard of before a time; which.
+    """Accept every silent instance of a service that was last heard of before a time; returns the instances.
 
-    With `disown` of those, too, that have ended.
+    With `disown` also those that have ended.
     """
     said = {
         "service": service,
@@ -109,14 +112,14 @@ def accept_rejected(url: str, topic: str, load: int, reason: str) -> int:
 
 
 def replace_loads(url: str, topic: str, reason: str) -> list[int]:
-    """Count the loads that replaced lost ones; returns the lost loads."""
+    """Count the loads that replaced lost loads; returns the lost loads."""
     said = {"reason": reason, "who": _me()}
     loads: list[int] = _ask("POST", f"{_topic(url, topic)}/replace-loads", json=said)["loads"]
     return loads
 
 
 def _me() -> str:
-    """Who asks, for the auditor's history: it believes it."""
+    """USER@HOST of the operator for the auditor's history; the auditor does not check it."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):

@@ -1,12 +1,12 @@
-"""What became of the events one producer instance sent: pending, acknowledged or failed, as ranges.
+"""Outcomes of the events that one producer instance sent: pending, acknowledged or failed, as ranges.
 
-Pure bookkeeping; the producer says when an event was handed over, when a failure came back and when nothing
-was outstanding. The common case, an event in the window of the one before, is the producer's own: it adds one
-to `next_sequence` and the message's fingerprint to the run's.
+Pure bookkeeping; the producer reports when an event was handed over, when a failure came back and when
+nothing was outstanding. The common case, an event in the window of the event before, is the producer's own:
+it adds one to `next_sequence` and the message's fingerprint to the run's.
 
-An event is *pending* from the hand-over until its outcome is certain. There is no word for a success, so the
-outcome of everything sent before some moment is certain when nothing was outstanding at that moment, or when
-the longest time a delivery may take has passed since.
+An event is *pending* from the hand-over until its outcome is certain. A success is not reported. So the
+outcome of all events sent before some moment is certain when nothing was outstanding at that moment, or when
+the longest time that a delivery may take has passed since.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Windows = defaultdict[_Key, _Sent]
 
 @dataclass(slots=True)
 class TopicOutcomes:
-    """One topic's sequence, and the run of events in one window that is being sent just now."""
+    """One topic's next sequence, and the current run of events in one window."""
 
     topic: str
     next_sequence: int = 0
@@ -44,7 +44,7 @@ class TopicOutcomes:
     run_first: int = 0
     run_fingerprint: int = 0
     acknowledged: SequenceRanges = field(default_factory=SequenceRanges)
-    """Since the producer started, all windows together."""
+    """Sequences since the producer started, of all windows."""
     failed: SequenceRanges = field(default_factory=SequenceRanges)
 
 
@@ -57,15 +57,15 @@ class Outcomes:
         self._epochs: list[tuple[float, _Windows]] = []
         self._news: defaultdict[_Key, Outcome] = defaultdict(Outcome)
         self.open: set[_Key] = set()
-        """Windows of events that were handed over, until a report closes them."""
+        """Windows with events that were handed over, until a report closes them."""
         self._in_doubt: defaultdict[_Key, list[tuple[int, int]]] = defaultdict(list)
-        """Failed sequences and fingerprints that the epoch they were sent in still counts as sent."""
+        """Failed sequences and fingerprints, which the epoch in which they were sent still counts as sent."""
 
     def topic(self, topic: str) -> TopicOutcomes:
         return self.topics.setdefault(topic, TopicOutcomes(topic))
 
     def begin_run(self, state: TopicOutcomes, time_ms: int, most_ms: int) -> None:
-        """The topic's next event is of that time; those after it belong to the run up to `most_ms`."""
+        """Begin the run of the window of `time_ms`: the topic's next events, of times up to `most_ms`."""
         self._end_run(state)
         state.run_from = window_start(time_ms)
         state.run_until = min(state.run_from + WINDOW_MS, most_ms + 1)
@@ -80,17 +80,17 @@ class Outcomes:
         state.run_from = state.run_until = state.run_fingerprint = 0
 
     def fail(self, topic: str, time_ms: int, sequence: int, fingerprint: int) -> None:
-        """The event's delivery failed: it may be in the log or not."""
+        """Note that the event's delivery failed: it may be in the log or not."""
         key, state = (topic, window_start(time_ms)), self.topic(topic)
         self._news[key].add(sequence, fingerprint, failed=True)
         state.failed.add(sequence, sequence)
-        if sequence in state.acknowledged:  # that was told, or will be: take it back
+        if sequence in state.acknowledged:  # that was reported, or will be: take it back
             self._news[key].fingerprint -= fingerprint
         else:
             self._in_doubt[key].append((sequence, fingerprint))
 
     def cut(self, now: float) -> None:
-        """Everything sent so far was sent before `now`."""
+        """Put everything sent so far into an epoch that was sent before `now`."""
         for state in self.topics.values():
             self._end_run(state)
         if self._sent:
@@ -98,7 +98,7 @@ class Outcomes:
             self._sent = defaultdict(_Sent)
 
     def resolve(self, sent_before: float) -> None:
-        """What was cut off at or before that time has its outcome: what did not fail is acknowledged."""
+        """Settle the epochs cut at `sent_before` or earlier: what did not fail in them is acknowledged."""
         while self._epochs and self._epochs[0][0] <= sent_before:
             _, windows = self._epochs.pop(0)
             for key, sent in windows.items():
@@ -122,7 +122,7 @@ class Outcomes:
         return min(starts, default=FOR_EVER)
 
     def take_news(self) -> Untold:
-        """All that was learnt since the last call."""
+        """The outcomes that became certain since the last call."""
         news, self._news = self._news, defaultdict(Outcome)
         self.open.update(news)
         return {key: outcome for key, outcome in news.items() if outcome.is_news}

@@ -1,9 +1,10 @@
-"""AuditedProducer: sends events and says of every single one what became of it.
+"""AuditedProducer: sends events and reports the outcome of every single event.
 
-On confluent-kafka: acks=all and idempotent, so an acknowledged event is in the log once. Before the first
-event of a topic it publishes a hello and waits for it; then, every few seconds and at flush and close, a
-numbered report of what was acknowledged and what failed. Nothing is done per event for a success; librdkafka
-calls back for failures alone, and what was sent before a moment with nothing outstanding has an outcome.
+It uses confluent-kafka with acks=all and idempotence, so an acknowledged event is in the log once. Before a
+topic's first event it publishes a hello and waits for the acknowledgement. Then it publishes, every few
+seconds and at flush and close, a numbered report of what was acknowledged and what failed. A success costs
+nothing per event: librdkafka calls back for failures only, and all that was sent before a moment with nothing
+outstanding has an outcome.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ log = logging.getLogger("millrace.producer")
 DELIVERY_TIMEOUT_MS = 60_000
 REPORT_INTERVAL_S = 10.0
 ANY_PARTITION = -1
-"""By the key, or without one at random."""
+"""The key chooses the partition; without a key it is random."""
 _POLL_S = 0.1
 _FIXED = {"acks": "all", "enable.idempotence": True, "delivery.report.only.error": True}
 _SAME_AS = {"request.required.acks": "acks", "message.timeout.ms": "delivery.timeout.ms"}
@@ -73,7 +74,7 @@ class DeliveryFailed(MillraceError):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What became of one topic's events: sequence ranges of this instance, both ends included."""
+    """Outcomes of one topic's events: sequence ranges of this instance, both ends included."""
 
     topic: str
     acknowledged: Sequence[Range]
@@ -81,7 +82,7 @@ class Delivered:
 
 
 class _Encoders:
-    """The encoder of each schema that events are given with, looked up or registered once."""
+    """The encoder of each schema that events come with, looked up or registered once."""
 
     def __init__(self, registry: SchemaRegistryClient, subjects: Subjects) -> None:
         self._registry, self._subjects = registry, subjects
@@ -111,7 +112,7 @@ class _Encoders:
 
     @staticmethod
     def _check(schema: Mapping[str, Any]) -> None:
-        """MillraceError for a schema that `millrace schemas check` refuses, before anybody registers it."""
+        """MillraceError for a schema that `millrace schemas check` refuses, before it is registered."""
         name = str(schema.get("name", "")).rpartition(".")[2]
         if (problem := problem_of(schema, name)) is not None:
             raise MillraceError(f"schema {name or '?'} cannot be audited: {problem}")
@@ -126,12 +127,12 @@ class _Reports:
         self._names = names
         self._number = 0
         self._unsent: deque[Report] = deque()
-        self._said = NOTHING  # how far the last hello or report closes
-        self._key = new_key()  # of the next report; its seal is in what was said before
+        self._said = NOTHING  # the time up to which the last hello or report closes
+        self._key = new_key()  # for the next report; the last hello or report has its seal
 
     def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
         """Announce a topic; with None the hello closes no time."""
-        self._send_reports(give_up_at)  # a hello between a report and its seal would be nobody's
+        self._send_reports(give_up_at)  # a hello sent before them would break the chain of seals
         if closed_through is not None:
             self._said = closed_through
         promised = NOTHING if closed_through is None else closed_through
@@ -141,7 +142,7 @@ class _Reports:
         self.publisher.publish([message], give_up_at=give_up_at)
 
     def report(self, news: Untold, closed_through: int) -> None:
-        """Send the news, in a report for each portion, behind older reports that did not get through."""
+        """Send older reports that did not get through, then the news, one report for each portion."""
         while news or closed_through != self._said:
             told, news = portion(news)
             self._said = min(self._said, closable(closed_through, news)) if news else closed_through
@@ -171,18 +172,18 @@ class _Topic:
 
     outcomes: TopicOutcomes
     schema: str | Mapping[str, Any] | None
-    """As it was given to `send`."""
+    """The schema as it was given to `send`."""
     encoder: EventSchema
 
 
 class AuditedProducer:
     """One instance of a service on one server, producing to one cluster. Safe between threads; a context.
 
-    `config` goes to librdkafka; without settings of security in it the process's client file counts.
+    `config` goes to librdkafka; without settings of security in it, the process's client file applies.
     `lateness_ms` promises that no event is older when `send` is called; without it only `closed_through`
-    and `close` say that a time is over. `subjects` are words like those of `millrace load --subject`; without
-    them the variable MILLRACE_SUBJECTS says how subjects are named. Raises MillraceError in one line for an
-    unknown topic, an event that does not fit, no broker in reach.
+    and `close` end a time. `subjects` are words like those of `millrace load --subject`; without them the
+    variable MILLRACE_SUBJECTS decides how subjects are named. Raises MillraceError with a one-line text for
+    an unknown topic, an event that does not fit its schema, or no broker in reach.
     """
 
     def __init__(
@@ -214,9 +215,9 @@ class AuditedProducer:
         settings = _settings(bootstrap, config or {})
         self._timeout_s = settings["delivery.timeout.ms"] / 1000
         self._home = HomeProcess("AuditedProducer")
-        self._fatal = ""  # why librdkafka will never send anything again
+        self._fatal = ""  # librdkafka's error after which it never sends anything again
         self._failures: deque[Message] = deque()
-        # Called from poll, in whatever thread: appending takes no lock, so nothing can wait in a circle.
+        # Called from poll, in any thread: appending takes no lock, so there is no deadlock.
         self._producer = connected(Producer, {**settings, "on_delivery": self._on_failure})
         secured = {key: value for key, value in settings.items() if key.startswith(SECURITY_SETTINGS)}
         publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=self._timeout_s, settings=secured)
@@ -229,7 +230,7 @@ class AuditedProducer:
         self._promised = NOTHING
         self._advised = False
         self._waiting: list[int] = []  # times of the events that wait in `send`, not yet handed over
-        self._raised = 0  # how many failed events were raised
+        self._raised = 0  # number of failed events that were raised
         self._closed = False  # nothing is sent any more
         self._ended = False  # and the last report is there
         self._stop = threading.Event()
@@ -248,18 +249,18 @@ class AuditedProducer:
         partition: int = ANY_PARTITION,
         timeout_s: float = math.inf,
     ) -> int:
-        """Hand one event over; its sequence number. Without key and partition the partition is random.
+        """Hand one event over; returns its sequence. Without key and partition the partition is random.
 
         `schema` is a parsed Avro schema, which is registered under the topic's subject, or a subject whose
-        latest version is looked up once; None stands for the topic's subject. `event` has
-        its fields without the header; `time_ms` is the event's time, from 2000 on and at most a day ahead of
-        this machine's clock: others have no hour in the warehouse. The first event of a topic waits until
-        the hello is acknowledged, and every event for room in the queue; `timeout_s` bounds both together,
-        and without it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is
-        over, and at the first event WrongCluster when the brokers belong to another cluster. Whatever it
-        raises, nothing was sent, and an event that is refused leaves no gap in the numbers.
+        latest version is looked up once; None stands for the topic's subject. `event` has its fields without
+        the header. `time_ms` is the event's time, from 2000 on and at most a day ahead of this machine's
+        clock: other times have no hour in the warehouse. A topic's first event waits until the hello is
+        acknowledged, and every event waits for room in the queue. `timeout_s` bounds both together; without
+        it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is over, and at
+        the first event WrongCluster when the brokers belong to another cluster. After any error nothing was
+        sent, and a refused event leaves no gap in the numbers.
 
-        In a forked child of the process that made the producer it always raises: the threads that send and
+        In a forked child of the process that created the producer it always raises: the threads that send and
         report are the parent's.
         """
         if not self._home.is_here:  # first: a lock may have been copied while another thread held it
@@ -285,7 +286,7 @@ class AuditedProducer:
 
     @contextmanager
     def _held_open(self, time_ms: int) -> Iterator[None]:
-        """Keeps the clock from closing that time while its event waits to be handed over."""
+        """Keep the clock from closing that time while its event waits to be handed over."""
         with self._lock:
             self._waiting.append(time_ms)
         try:
@@ -302,7 +303,7 @@ class AuditedProducer:
         key: bytes | str | None,
         partition: int,
     ) -> int:
-        """Give the event to librdkafka; its sequence number. BufferError when the queue is full."""
+        """Give the event to librdkafka; returns its sequence. BufferError when the queue is full."""
         state, header = announced.outcomes, self._header
         try:
             with self._lock:
@@ -330,11 +331,11 @@ class AuditedProducer:
                 f"topic {state.topic}: not sent to {self._where}: {text_of(error)}"
             ) from error
         except TypeError:
-            _check_time(state.topic, time_ms)  # which says it in words
+            _check_time(state.topic, time_ms)  # its error explains a wrong type of time
             raise
 
     def _check_room(self, topic: str, time_ms: int) -> None:
-        """Under the lock: MillraceError when the event would open one window too many."""
+        """Raise MillraceError when the event would open more than MOST_OPEN_WINDOWS. Under the lock."""
         held = self._outcomes.open
         if len(held) >= MOST_OPEN_WINDOWS and (topic, window_start(time_ms)) not in held:
             raise MillraceError(
@@ -344,7 +345,7 @@ class AuditedProducer:
             )
 
     def _wait_for_room(self, topic: str, full_since: float, give_up_at: float) -> None:
-        """Wait a little for room in the queue, which has been full since then; NotSent when time is up."""
+        """Wait a little for room in the queue, full since `full_since`; NotSent when the time is over."""
         now = time.monotonic()
         if now > min(give_up_at, full_since + self._timeout_s):
             raise NotSent(
@@ -354,7 +355,7 @@ class AuditedProducer:
         self._serve(self._producer.poll, min(_POLL_S, max(give_up_at - now, 0)))
 
     def closed_through(self, time_ms: int) -> None:
-        """Promise that no event before that time will follow; the next report closes what lies before."""
+        """Promise that no event before that time will follow; the next report closes the time before it."""
         self._home.check()
         with self._lock:
             self._promised = max(self._promised, window_start(time_ms))
@@ -362,8 +363,8 @@ class AuditedProducer:
     def flush(self) -> None:
         """Wait until every event has its outcome, and report it.
 
-        Raises DeliveryFailed when events failed since the last flush, once the report is sent, and
-        MillraceError when the report cannot be sent (it will be sent again with the next one).
+        Raises DeliveryFailed, once the report is sent, when events failed since the last flush. Raises
+        MillraceError when the report cannot be sent (it is sent again before the next one).
         """
         self._home.check()
         self._settle()
@@ -371,10 +372,10 @@ class AuditedProducer:
         self._raise_failures()
 
     def close(self) -> None:
-        """Flush, report that nothing will follow for ever, and end; raises what `flush` raises.
+        """Flush, report that no event will ever follow, and end; raises the errors of `flush`.
 
-        When that report does not get through, closing again sends it again; a producer that never got it
-        through keeps its windows unknown. In a forked child it does nothing: the parent closes.
+        When that report does not get through, call `close` again to resend it; without the report the
+        producer's windows stay unknown. In a forked child it does nothing: the parent closes.
         """
         if not self._home.is_here:
             return
@@ -395,7 +396,7 @@ class AuditedProducer:
         self._raise_failures()
 
     def delivered(self) -> list[Delivered]:
-        """Per topic what is known by now; after `flush` or `close` that is everything sent."""
+        """The outcomes known by now for each topic; after `flush` or `close`, of everything sent."""
         with self._lock:
             return [
                 Delivered(state.topic, list(state.acknowledged - state.failed), list(state.failed))
@@ -411,13 +412,13 @@ class AuditedProducer:
             return
         try:
             self.close()
-        except MillraceError as second:  # the error that ended the block is the one to show
+        except MillraceError as second:  # the error that ended the block is raised
             log.warning("%s", second)
 
     # Before a topic's first event.
 
     def _use(self, topic: str, schema: str | Mapping[str, Any] | None, give_up_at: float) -> _Topic:
-        """The topic with that schema in use; the first time it is checked and announced."""
+        """The topic, with that schema in use; at first use the topic is checked and announced."""
         try:
             encoder = self._encoders.encoder(topic, schema, give_up_at - time.monotonic())
             with self._reporting(give_up_at):
@@ -437,7 +438,7 @@ class AuditedProducer:
 
     @contextmanager
     def _reporting(self, give_up_at: float) -> Iterator[None]:
-        """Holds the report lock, which a report holds until brokers that are away have taken it."""
+        """Hold the report lock; a report that waits for brokers that are away holds it, too."""
         left_s = min(max(give_up_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
         if not self._report_lock.acquire(timeout=left_s):
             raise MillraceError(f"a report waits for {self._where}")
@@ -448,7 +449,7 @@ class AuditedProducer:
 
     def _announce(self, topic: str, give_up_at: float) -> None:
         promised = None
-        if not self._topics:  # later there may be events of other topics that no report has told yet
+        if not self._topics:  # later, other topics may have events that are not reported yet
             with self._lock:
                 promised = self._clock_promise(NOTHING)
         self._reports.hello(topic, promised, give_up_at)
@@ -456,7 +457,7 @@ class AuditedProducer:
     # Outcomes and reports.
 
     def _serve(self, call: Callable[[float], int], seconds: float) -> int:
-        """Poll or flush, what the call returns; a fatal error of librdkafka's comes up here, once."""
+        """Poll or flush and return the call's result; note librdkafka's fatal error, which comes once."""
         try:
             return call(seconds)
         except KafkaException as error:
@@ -469,7 +470,7 @@ class AuditedProducer:
             self._failures.append(message)
 
     def _run(self) -> None:
-        """Serve failures, notice when nothing is outstanding, report at every interval; in a thread."""
+        """Serve failures, notice when nothing is outstanding, report at every interval. Runs in a thread."""
         due = time.monotonic() + self._interval_s
         while not self._stop.is_set():
             try:
@@ -482,12 +483,12 @@ class AuditedProducer:
                     self._report()
             except MillraceError as error:  # the next interval tries again
                 log.warning("%s", error)
-            except Exception:  # of a bug: without this thread no event would be reported
+            except Exception:  # a bug: without this thread no event would be reported
                 log.exception("the reports of instance %d failed, and are tried again", self.instance)
                 self._stop.wait(_POLL_S)
 
     def _advise(self) -> None:
-        """Say once what follows when nothing is ever said to be over."""
+        """Warn once that windows stay unknown while no time is ever closed."""
         if self._lateness_ms is None and self._promised == NOTHING and not self._advised:
             log.warning(
                 "instance %d (%s on %s) has closed no time: every window of %s stays unknown until it does;"
@@ -497,7 +498,7 @@ class AuditedProducer:
             self._advised = True
 
     def _resolve(self) -> None:
-        """Under the lock, so that nothing is sent meanwhile: settle what has an outcome for certain."""
+        """Settle all events with a certain outcome. Under the lock, so that nothing is sent meanwhile."""
         now = time.monotonic()
         self._outcomes.cut(now)
         nothing_outstanding = len(self._producer) == 0
@@ -520,17 +521,17 @@ class AuditedProducer:
             self._resolve()
 
     def _clock_promise(self, promised: int) -> int:
-        """Under the lock: the start of the window that the clock leaves open, if that is later.
+        """The start of the window that the clock leaves open, or `promised` if that is later. Under the lock.
 
-        Only whole windows are closed. A time within one would be taken back by the next event of the window,
-        because while it is pending the window is open from its start.
+        Only whole windows are closed. A time within a window would be taken back by the window's next event,
+        because while that is pending the window is open from its start.
         """
         if self._lateness_ms is None:
             return promised
         return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting))))
 
     def _report(self) -> None:
-        """Report the news, older reports that did not get through first; MillraceError when one does not."""
+        """Send older reports that did not get through, then the news; MillraceError when a report fails."""
         with self._report_lock:
             with self._lock:
                 self._resolve()
@@ -554,7 +555,7 @@ class AuditedProducer:
 
 
 def _check_time(topic: str, time_ms: int) -> int:
-    """The last time that an event may have now; MillraceError when `time_ms` is later, too early or none."""
+    """The latest time that an event may have now; MillraceError for a later, too early or wrong `time_ms`."""
     most_ms = now_ms() + MOST_AHEAD_MS
     if type(time_ms) is not int or not FIRST_EVENT_MS <= time_ms <= most_ms:
         raise MillraceError(
@@ -565,18 +566,18 @@ def _check_time(topic: str, time_ms: int) -> int:
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """librdkafka's settings: the caller's, less what the guarantees rest on."""
+    """Settings of librdkafka: the caller's, without the settings on which the guarantees rest, and these."""
     chosen = {_SAME_AS.get(key, key): value for key, value in config.items()}
     for key in (*_FIXED, "bootstrap.servers", "on_delivery"):
         if key in chosen:
             raise ConfigError(f"producer setting {key!r} cannot be changed: the audit rests on it")
     timeout = str(chosen.get("delivery.timeout.ms", DELIVERY_TIMEOUT_MS))
-    if not timeout.isdecimal() or int(timeout) == 0:  # to librdkafka 0 is for ever: then nothing is certain
+    if not timeout.isdecimal() or int(timeout) == 0:  # 0 is no limit to librdkafka: nothing is certain
         raise ConfigError(f"producer setting delivery.timeout.ms is {timeout!r}: give a time in ms above 0")
     return {
         "bootstrap.servers": bootstrap,
         "linger.ms": 5,
-        "allow.auto.create.topics": False,  # a misspelt topic is refused, not made
+        "allow.auto.create.topics": False,  # a misspelt topic is refused, not created
         "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
         **chosen,
         "delivery.timeout.ms": int(timeout),

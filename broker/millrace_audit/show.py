@@ -1,4 +1,4 @@
-"""A verdict for people: one line for each hour or window, then what is wrong and why."""
+"""Verdicts for the terminal: one line for each hour or window, then what is wrong and why."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def print_completeness(answer: Completeness, *, by_window: bool) -> None:
 
 
 def completeness_table(answer: Completeness, *, by_window: bool) -> Table:
-    """The counts of each hour or window; those that are seldom anything but 0 where one of them is not."""
+    """The counts of each hour or window; columns that are usually 0 appear only when one count is not."""
     rows = answer.windows if by_window else by_hour(answer.windows)
     figures = {
         "acknowledged": [row.acknowledged for row in rows],

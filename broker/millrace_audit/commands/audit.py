@@ -1,4 +1,4 @@
-"""`millrace audit`: asks the auditor, and says what an operator accepts."""
+"""`millrace audit`: asks the auditor, and sends it what an operator accepts."""
 
 from __future__ import annotations
 
@@ -45,22 +45,24 @@ from millrace_audit.show import print_bad, print_completeness
     "instance",
     type=int,
     metavar="INSTANCE",
-    help="Go on without the word of a silent producer instance; needs --reason.",
+    help="Go on without the reports of a silent producer instance; needs --reason.",
 )
-@click.option("--accept-service", "service", metavar="NAME", help="The same of all silent ones of a service.")
+@click.option(
+    "--accept-service", "service", metavar="NAME", help="The same for all silent instances of a service."
+)
 @click.option("--server", metavar="NAME", help="With --accept-service: only those on that server.")
 @click.option("--before", metavar="TIME", help="With --accept-service: only those last heard of before.")
 @click.option(
     "--disown",
     is_flag=True,
-    help="With one of both: what they have reported does not count, either. They were nobody.",
+    help="With either: the instances' reports do not count, either. They were no producers of yours.",
 )
 @click.option(
     "--accept-rejected",
     "load",
     type=click.IntRange(1),
     metavar="LOAD",
-    help="Give up the messages of TOPIC that a load could not decode; needs --reason.",
+    help="Give up on the messages of TOPIC that a load could not decode; needs --reason.",
 )
 @click.option(
     "--replace-loads",

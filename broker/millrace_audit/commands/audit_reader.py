@@ -21,14 +21,14 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     " --zookeeper 127.0.0.1:2181 --registry http://127.0.0.1:8081",
 )
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
-@click.option("--tier", metavar="NAME", help="What it stands for: its own name (the default), or `offline`.")
+@click.option("--tier", metavar="NAME", help="Tier of the cluster: its own name (the default), or `offline`.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @registry_option
 @zookeeper_option
 @click.option(
     "--new-cluster",
     is_flag=True,
-    help="The tier's cluster was replaced by this one: without it a reader refuses another cluster.",
+    help="The tier's cluster was replaced by this one. Without this option, another cluster is refused.",
 )
 @click.option(
     "--topics", default="", metavar="NAME,NAME", help="Topics to count; without it all but the audit topics."
@@ -38,7 +38,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     type=click.IntRange(min=10),
     default=1000,
     show_default=True,
-    help="How often it looks for new messages and publishes.",
+    help="Interval of looking for new messages and publishing counts.",
 )
 @click.option(
     "--metrics-listen",

@@ -44,7 +44,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     "--origins",
     metavar="NAME,NAME",
     required=True,
-    help="The clusters that are produced to: no window is final before each was heard of.",
+    help="The clusters that producers produce to: no window is final before each has reported.",
 )
 @click.option(
     "--carried",
@@ -57,7 +57,7 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     metavar="FILE",
     envvar=VARIABLE,
     default="",
-    help="What each topic asks for, in TOML; the auditor reads `proof` and `owner`.",
+    help="Settings of each topic, in TOML; the auditor reads `proof` and `owner`.",
 )
 @click.option(
     "--grace-s",
@@ -71,21 +71,21 @@ from millrace_audit.commands.options import hush_requests, names_of, registry_op
     type=click.IntRange(min=1),
     default=600,
     show_default=True,
-    help="How long an instance that has only said hello is awaited, and a silent one is not yet named so.",
+    help="How long an instance with only a hello is awaited, and a late one is not yet called silent.",
 )
 @click.option(
     "--fold-after-h",
     type=click.IntRange(min=1),
     default=24,
     show_default=True,
-    help="A complete window that has not changed for so many hours takes less room.",
+    help="A complete window that has not changed for this many hours takes less room.",
 )
 @click.option(
     "--keep-days",
     type=click.IntRange(min=1),
     default=90,
     show_default=True,
-    help="A window that has not changed for so many days is deleted.",
+    help="A window that has not changed for this many days is deleted.",
 )
 @door_options
 def auditor(
@@ -117,7 +117,7 @@ def auditor(
         access = AccessList(access_file) if access_file else None
         app = build_app(store, rules, worker, ClusterLook(bootstrap), access)
         server = WebServer(app, listen, "auditor", tls_of(certificate, key))
-        # What is there by now stays. A collection that looked through it again took 70 ms of a page.
+        # Objects that exist by now stay. Each collection that scanned them took 70 ms of a page's time.
         gc.freeze()
         stop = threading.Event()
         applying = server.start_beside("reader of the audit topics", lambda: worker.run(stop))

@@ -1,4 +1,4 @@
-"""What the processes of the audit are given alike, and how they log."""
+"""Options that the processes of the audit share, and their logging."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ zookeeper_option = click.option(
     envvar="MILLRACE_ZOOKEEPER",
     metavar="HOST:PORT",
     required=True,
-    help="The aggregate cluster's ZooKeeper: it keeps whose turn it is to count.",
+    help="The aggregate cluster's ZooKeeper, which keeps the readers' turns.",
 )
 
 

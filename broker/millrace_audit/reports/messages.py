@@ -260,7 +260,7 @@ class LoadCount:
     source: LoadNumber
     counts: SequenceCounts
     removed: SequenceCounts = field(default_factory=SequenceCounts)
-    """Of a later edition: messages of the edition before that it lacks; `counts` has those that it adds."""
+    """Messages that a later edition lacks of the edition before; `counts` has those that it adds."""
     ends: Sequence[LoadEnd] = field(default_factory=list)
     """Offsets up to which the topic is loaded with this load; empty when they are not reported."""
     hours: Sequence[HourRows] | None = None
