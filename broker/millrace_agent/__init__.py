@@ -1,7 +1,7 @@
 """`millrace agent`: takes events of services that are not Python, keeps them, and is their audited
 producer.
 
-An event that was taken is on this machine's disk until the brokers have acknowledged it, and every word
-of the producer instance is there before it is said. So whoever starts behind a killed agent sends the
-rest and ends the killed one's instance truthfully.
+A taken event is on this machine's disk until the brokers have acknowledged it. Every hello and report of the
+producer instance is there before it is published. So the agent that starts after a killed one sends the rest
+and ends the killed agent's instance truthfully.
 """

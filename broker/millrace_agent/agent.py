@@ -26,9 +26,9 @@ from millrace_registry.subjects import Strategy, Subjects
 log = logging.getLogger("millrace.agent")
 
 DRAIN_S = 2.0
-"""How long a stopped agent goes on sending: what is left then, its next process sends."""
+"""Time for which a stopped agent goes on sending; its next process sends the rest."""
 FULL = 0.9
-"""Above this part of the spool the agent is unhealthy."""
+"""Used part of the spool above which the agent is unhealthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,13 @@ class AgentConfig:
     lateness_ms: int
     report_interval_ms: int
     access_file: str
-    """Who may hand in events, by tokens; empty: everybody."""
+    """File of the tokens of clients that may use the agent; empty: every client may."""
     tls: TlsConfig | None
-    """Speak HTTPS with this certificate."""
+    """Certificate for HTTPS; None for HTTP."""
 
 
 class Agent:
-    """Recovers its spool and carries on when it is made; a context, whose end ends the instance if it can."""
+    """Recovers its spool and starts when it is created; a context, whose end ends the instance if it can."""
 
     def __init__(self, config: AgentConfig) -> None:
         for name in (config.server, config.service):
@@ -84,7 +84,7 @@ class Agent:
             numbers = AgentNumbers(self._spool, self._carrier, taken, self._follower.files)
             app = build_app(intake, self._spool, taken, numbers, self._problems, access)
             self._server = WebServer(app, config.listen, "agent", config.tls)
-            # Each offer to go on in HTTP/2, as Java's client makes with every request, is logged.
+            # uvicorn logs every offer to change to HTTP/2; Java's client makes one with each request.
             logging.getLogger("uvicorn.error").addFilter(RepeatedLines())
         except BaseException:
             self._spool.close()
@@ -120,7 +120,7 @@ class Agent:
 
 
 def _check_subjects(config: AgentConfig) -> None:
-    """ConfigError when a topic's subject would be named by its record: an event that comes names none."""
+    """ConfigError when a topic's subject would be named by its record: events that come name no record."""
     subjects = config.subjects
     named_by_record = [topic for topic, named in subjects.by_topic.items() if named == Strategy.RECORD]
     if subjects.strategy is Strategy.RECORD:

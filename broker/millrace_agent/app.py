@@ -6,11 +6,11 @@
     GET  /healthz                    503 with the reasons while events do not get on
     GET  /metrics                    for Prometheus
 
-With a list of tokens who asks shows one with the route's role; /healthz then tells a stranger no reasons.
+With a list of tokens a client shows a token with the route's role; /healthz shows no reasons without one.
 
-200 {"accepted": n}: all the events of the request are on this machine's disk. With any other answer none
-of them was taken: {"error": "one sentence"} with 4xx for a request that will never do, 503 for one to be
-sent again later.
+200 {"accepted": n}: all the events of the request are on this machine's disk. With any other answer none of
+them was taken: {"error": "one sentence"} with 4xx for a request that is wrong, 503 for a request to send
+again later.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from millrace_agent.spool import Event, Spool
 
 MAX_BODY_BYTES = 4 << 20
 MAX_REQUESTS = 64
-"""Requests with events at once: they hold at most this many bodies. One more is answered with 503."""
+"""Most requests with events at once, which bounds the bodies in memory. One more is answered with 503."""
 DECODERS = 2
-"""Threads that read events: what a request takes in memory while it is read, they take at most."""
+"""Threads that decode events: at most this many requests take the memory of decoding at once."""
 
 
 ROLES: Mapping[tuple[str, str], str] = {
@@ -47,7 +47,7 @@ ROLES: Mapping[tuple[str, str], str] = {
     ("GET", "/healthz"): "",
     ("GET", "/metrics"): "metrics",
 }
-"""Method and path -> the role that it takes, for the topic of the path; empty: open to everybody."""
+"""Method and path -> the role that it takes, for the topic of the path; empty: open to every client."""
 
 
 class _Busy(MillraceError):
@@ -59,7 +59,7 @@ class _WrongType(Refused):
 
 
 _STATUS: Mapping[type[Exception], int] = {_WrongType: 415, Unknown: 404, Refused: 400}
-"""All other errors are for a later time: 503."""
+"""Status of each error; all other errors are temporary: 503."""
 
 
 def build_app(
@@ -70,7 +70,7 @@ def build_app(
     problems: Callable[[], list[str]],
     access: AccessList | None = None,
 ) -> FastAPI:
-    """The application in front of a spool; with `access` it answers who has the route's role only."""
+    """The application in front of a spool; with `access` it answers only clients with the route's role."""
     app = FastAPI(
         title="Millrace agent",
         version=__version__,
@@ -96,7 +96,7 @@ def build_app(
         with spool.arriving():
             body = await read_body(request, MAX_BODY_BYTES)
             events = await asyncio.get_running_loop().run_in_executor(decoders, decode, body)
-            # Whoever hangs up meanwhile: the events are taken all the same.
+            # Even if the client hangs up meanwhile, the events are taken.
             await asyncio.shield(asyncio.wrap_future(spool.take(events)))
         return len(events)
 
@@ -138,7 +138,7 @@ def _say_errors_in_one_line(app: FastAPI, taken: Taken) -> None:
         else:
             taken.refused += 1
         headers = {"Retry-After": "1"} if status == 503 else {}
-        # The rest of a body that was not read to its end would be taken for the next request.
+        # Otherwise the rest of a body that was not read to its end would be taken for the next request.
         if status in (408, 413, 415):
             headers["Connection"] = "close"
         return JsonAnswer({"error": text}, status_code=status, headers=headers)

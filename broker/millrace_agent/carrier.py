@@ -1,14 +1,12 @@
-"""Carries events from the spool to the brokers, a chunk of each topic at a time, and reports what became
-of them.
+"""Carries events from the spool to the brokers, a chunk of each topic at a time, and reports their outcomes.
 
 A chunk and its sequences are in the spool before the first of its events is handed to the client library,
-and stay there until all of them have an outcome. So whatever a killed agent may have sent is known by
-sequence: the next one reports it as failed ("may be in the log or not") and sends the events again under
-its own instance.
+and stay there until all its events have an outcome. So the sequences that a killed agent may have sent are
+known: the next agent reports them as failed ("may be in the log or not") and sends the events again under its
+own instance.
 
-An idempotent client without a time limit: while brokers are away a chunk waits and is not repeated. An
-event that the brokers refuse is reported as failed and sent again later; nothing that was taken is ever
-dropped.
+The client is idempotent and has no time limit: while brokers are away a chunk waits and is not repeated. An
+event that the brokers refuse is reported as failed and sent again later; no taken event is ever dropped.
 """
 
 from __future__ import annotations
@@ -45,22 +43,22 @@ CHUNK_EVENTS, CHUNK_BYTES = 2000, 1 << 20
 MAX_CHUNKS = 64
 """Chunks of different topics that are at the client library at once."""
 MAX_AGAIN = 10_000
-"""Events of a topic that the brokers refuse; with more of them the topic waits."""
+"""Most refused events of a topic; with more, the topic takes no new events from the spool."""
 RETRY_S = (1.0, 60.0)
-"""First and longest wait before events that were refused are sent again; it doubles."""
+"""First and longest wait before a refused event is sent again; the wait doubles."""
 SAY_S = 5.0
-"""How long a hello or report may hold up the events before it is tried again later."""
+"""Longest time for which a hello or report may hold up the events before it is tried again later."""
 CLUSTER_WAIT_S = 1.0
-"""Timeout of each question to the brokers about which cluster they belong to."""
+"""Timeout of asking the brokers which cluster they belong to."""
 TOPICS_WAIT_S = 5.0
-"""How long the brokers may take to say whether there is a topic."""
+"""Timeout of asking the brokers whether a topic exists."""
 STALLED_S = 60.0
-"""A chunk that is not acknowledged for so long is trouble."""
+"""Time after which a chunk without an acknowledgement is reported as trouble."""
 _POLL_S = 0.05
 _SETTINGS: dict[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,
-    "delivery.timeout.ms": 0,  # for ever: what ran out of time would be sent twice
+    "delivery.timeout.ms": 0,  # no limit: an event whose time ran out would be sent twice
     "linger.ms": 2,
     "message.max.bytes": 1_100_000,
     "queue.buffering.max.messages": 2 * MAX_CHUNKS * CHUNK_EVENTS,
@@ -76,13 +74,13 @@ class _Sent:
     events: list[tuple[int, Event]]
     fingerprints: list[int]
     failed: dict[int, str] = field(default_factory=dict)
-    """By place in the chunk: why."""
+    """Place in the chunk -> the error."""
     outstanding: int = 0
     since: float = field(default_factory=time.monotonic)
 
 
 class _Retry(NamedTuple):
-    """When an event that was refused is sent again, and after which wait."""
+    """Time (monotonic) at which a refused event is sent again, and the wait until then."""
 
     at: float
     wait_s: float
@@ -90,7 +88,7 @@ class _Retry(NamedTuple):
 
 @dataclass(slots=True)
 class _Lane:
-    """A topic: how far it is read from the spool, what is on its way and what was refused."""
+    """A topic: its position in the spool, its chunk on the way and its refused events."""
 
     topic: str
     behind: int = 0
@@ -99,14 +97,14 @@ class _Lane:
     sent: _Sent | None = None
     has_news: bool = True
     again: dict[int, _Retry] = field(default_factory=dict)
-    """Events that were refused, by id."""
+    """Refused events, by id."""
     retries_next: bool = True
-    """Whether one of them goes before the next new ones: they take turns."""
+    """True if a refused event goes before the next new ones: they take turns."""
     trouble: str | None = None
 
 
 class Carrier:
-    """Sends what is in a spool as one new producer instance, and finishes what earlier ones left."""
+    """Sends a spool's events as one new producer instance, and ends the instances of earlier processes."""
 
     def __init__(
         self,
@@ -139,7 +137,7 @@ class Carrier:
         self._open: set[tuple[str, int]] = set()  # windows with events that were handed over, until closed
         self._chunks = 0
         self._fatal = self._may_send = False
-        self._failing: str | None = None  # why reports or the spool do not go on
+        self._failing: str | None = None  # the error that holds up reports or the spool
         self.acknowledged = self.failed = self.reports = 0
 
     @property
@@ -148,7 +146,7 @@ class Carrier:
 
     @property
     def troubles(self) -> list[str]:
-        """What keeps events from the brokers just now; for any thread."""
+        """Reasons why events do not reach the brokers just now; for any thread."""
         now, said = time.monotonic(), []
         if self._failing is not None:
             said.append(self._failing)
@@ -162,7 +160,7 @@ class Carrier:
         return said
 
     def run(self, stop: threading.Event, drain_s: float) -> None:
-        """Carry until `stop`, and on for at most that time until all is sent and the instance is ended.
+        """Carry until `stop`; then go on for up to `drain_s` until all is sent and the instance is ended.
 
         Raises WrongCluster when the first broker that answers belongs to another cluster, and SpoolCopied
         when another agent has gone on with a copy of the spool.
@@ -186,7 +184,7 @@ class Carrier:
         self._publisher.close()
 
     def _step(self, step: Callable[[], None]) -> None:
-        """One step; what stands in its way is said once and does not end the thread."""
+        """Take one step. An error is logged once and does not end the thread."""
         try:
             step()
             if step == self._report or step == self._end:
@@ -205,10 +203,10 @@ class Carrier:
         self._claim.check()
         self._may_send = True
 
-    # What earlier processes left.
+    # Chunks and instances of earlier processes.
 
     def _recover(self) -> None:
-        """What may have been sent is told as failed; its events wait to be sent again."""
+        """Note the chunks of earlier processes as failed; their events wait to be sent again."""
         left = {one.instance: one for one in self._spool.left_instances()}
         for chunk in self._spool.left_chunks():
             one = left[chunk.instance]
@@ -243,7 +241,7 @@ class Carrier:
         return sum(1 + outcome.range_count for outcome in untold.values()) > RANGES_PER_REPORT
 
     def _promise(self) -> int:
-        """No event before this time will follow: none that waits or is being taken is older."""
+        """The time before which no event will follow: no event that waits or is being taken is older."""
         clock = min(self._spool.arrived_by, self._caught_up())
         return min(window_start(int(clock * 1000) - self._lateness_ms), self._spool.open_from)
 
@@ -255,7 +253,7 @@ class Carrier:
 
     def _take_over(self) -> None:
         """Announce the waiting events and end earlier instances; SpoolCopied when another agent was first."""
-        # Announced first: else windows of events that wait here would be final for a moment.
+        # Announce first: otherwise the windows of waiting events would be final for a moment.
         self._open_lanes()
         for topic in self._lanes:
             self._mine.greet(topic, self._promise())
@@ -277,7 +275,7 @@ class Carrier:
     # Events.
 
     def _carry(self) -> None:
-        """Take outcomes, hand over what waits; returns after a moment."""
+        """Take outcomes and hand over waiting events; returns after a moment."""
         if self._chunks:
             self._producer.poll(_POLL_S)
         else:
@@ -302,7 +300,7 @@ class Carrier:
             self._lanes.setdefault(topic, _Lane(topic)).has_news = True
 
     def _next_events(self, lane: _Lane) -> list[tuple[int, Event]]:
-        """New events, or one that was refused, by itself: the brokers refuse the whole batch it is in."""
+        """New events, or one refused event alone, for the brokers refuse the whole batch that it is in."""
         most: Any = {"most": CHUNK_EVENTS, "most_bytes": CHUNK_BYTES}
         lane.retries_next = not lane.retries_next
         may_take_new = lane.has_news and len(lane.again) <= MAX_AGAIN
@@ -333,7 +331,7 @@ class Carrier:
         mine = self._mine
         mine.greet(lane.topic, self._promise())
         if min(event.time for _, event in events) < mine.closed_through:
-            mine.report(self._promise())  # which takes back that nothing of that time will follow
+            mine.report(self._promise())  # takes back the promise that no event of that time will follow
         self._open.update((lane.topic, window_start(event.time)) for _, event in events)
         ids = [number for number, _ in events]
         self._spool.hand_over(Chunk(lane.topic, mine.spooled.instance, lane.next_sequence, ids))
@@ -394,7 +392,7 @@ class Carrier:
 
     @staticmethod
     def _retry(before: _Retry | None, *, is_alone: bool) -> _Retry:
-        """At once for an event that was refused with others: it may be their fault."""
+        """The next try: at once for an event that was refused with others, for these may be the cause."""
         first, longest = RETRY_S
         wait_s = 0.0
         if is_alone:
@@ -403,7 +401,7 @@ class Carrier:
 
 
 def _message(event: Event, who: bytes, sequence: int) -> bytes:
-    """The bytes that the brokers get; `who` is what every header of the instance has in common."""
+    """The message of an event; `who` are the bytes that every header of the instance has in common."""
     out = bytearray(b"\0")
     out += event.schema_id.to_bytes(4, "big")
     write_varint(out, event.time)
@@ -414,13 +412,13 @@ def _message(event: Event, who: bytes, sequence: int) -> bytes:
 
 
 class BrokersTopics:
-    """Which topics the brokers have, for the intake."""
+    """The topics of the brokers, for the intake."""
 
     def __init__(self, bootstrap: str) -> None:
         self._publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=TOPICS_WAIT_S)
 
     def check(self, topic: str) -> None:
-        """Raises Unknown when there is no such topic, Unavailable when no broker answers."""
+        """Raise Unknown when the topic does not exist, Unavailable when no broker answers."""
         try:
             self._publisher.check_topics(topic)
         except UnknownTopic as error:

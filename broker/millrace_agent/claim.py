@@ -45,15 +45,15 @@ class Claim:
     ) -> None:
         """`left` are the instances of earlier processes that have not ended."""
         self._bootstrap, self._codec, self._spool = bootstrap, codec, spool
-        self._offset = spool.audit_offset  # of a message from before any copy went on
+        self._offset = spool.audit_offset  # of a message older than any copy's
         self._said: set[bytes] = set()
-        # Hello and first report of an instance hold its number, a report holds its key.
+        # An instance's hello and first report hold its number; a report holds its key.
         self._awaited = {bytes(_varint(mine.instance)): mine.instance}
         self._awaited |= {one.key: one.instance for one in left if one.hellos and not one.ended}
 
     @property
     def is_proven(self) -> bool:
-        """True once this process's own messages are the first, so that another agent finds them."""
+        """True once this process's own messages are found to be first, so that another agent finds them."""
         return not self._awaited
 
     def note(self, message: bytes) -> None:

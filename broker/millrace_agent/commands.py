@@ -25,21 +25,21 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to produce to.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @registry_option
-@click.option("--service", metavar="NAME", required=True, help="Whose events they are.")
-@click.option("--server", metavar="NAME", help="Where they happen; by default this machine's name.")
+@click.option("--service", metavar="NAME", required=True, help="Service that the events are of.")
+@click.option("--server", metavar="NAME", help="Server in the events; by default this machine's name.")
 @click.option(
     "--spool",
     metavar="DIR",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder of its own for what the brokers do not have yet.",
+    help="Folder of its own for events that the brokers do not have yet.",
 )
 @click.option(
     "--spool-bytes",
     type=click.IntRange(min=16 << 20),
     default=1 << 30,
     show_default=True,
-    help="Most that events may take there; beyond it requests are answered with 503.",
+    help="Most bytes of events in the spool; beyond it requests are answered with 503.",
 )
 @click.option(
     "--listen",
@@ -69,13 +69,13 @@ from millrace_registry.subjects import ENVIRONMENT, OPTION_HELP, Subjects
     type=click.IntRange(min=10),
     default=10_000,
     show_default=True,
-    help="How often it reports to the audit.",
+    help="Interval of reports to the audit.",
 )
 @click.option(
     "--adopt-copy",
     is_flag=True,
-    help="Do no more than let the next agent go on with a spool that was copied: it sends what waits there,"
-    " perhaps a second time.",
+    help="Only prepare a copied spool for the next agent, which then sends what waits there, perhaps a second"
+    " time.",
 )
 @door_options
 def agent(

@@ -1,9 +1,8 @@
 """Follows files that services write, an event in JSON on each line, and takes every whole line once.
 
-How far a file is taken is written in the transaction that takes its lines. A file is known by its inode
-and by the bytes before that position, so a rename loses nothing, also one while no agent runs: the
-renamed file is read to its end, then those that were renamed after it, then the new one. A file that was
-truncated begins anew.
+A file's position is written in the transaction that takes its lines. A file is known by its inode and by the
+bytes before that position, so a rename loses nothing, even while no agent runs: the renamed file is read to
+its end, then the files renamed after it, then the new one. A truncated file is read from its beginning.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from millrace_agent.spool import Event, FilePosition, Spool
 log = logging.getLogger("millrace.agent")
 
 BLOCK_BYTES = 4 << 20
-"""Read at once, and the longest line."""
+"""Bytes read at once; also the length of the longest line."""
 TAKE_BYTES = 1 << 20
-"""Events in one transaction."""
+"""Bytes of events after which a transaction takes no more lines."""
 TAIL_BYTES = 64
-"""By so many bytes before its position a file is known again."""
+"""Bytes before its position by which a file is recognized."""
 ROTATED_S = 2.0
-"""How long a renamed file is still watched: its writer may not have opened the new one yet."""
+"""Time for which a renamed file is still watched: its writer may not have opened the new file yet."""
 IDLE_S = 0.1
 RETRY_S = 1.0
 
 
 @dataclass(slots=True)
 class FollowedFile:
-    """One file: which inode is being read, and how far."""
+    """One followed file: the open file, its position and its state."""
 
     path: Path
     topic: str
@@ -49,7 +48,7 @@ class FollowedFile:
     in_long_line: bool = False
     rotated_at: float | None = None
     caught_up_at: float = 0.0
-    """Seconds since the epoch: every whole line from before that time is taken."""
+    """Seconds since the epoch: every whole line written before that time is taken."""
     unread_bytes: int = 0
     refused: int = 0
     trouble: str | None = None
@@ -63,7 +62,7 @@ class Follower:
         self.files = [FollowedFile(path.absolute(), topic) for path, topic in files.items()]
 
     def caught_up(self) -> float:
-        """Seconds since the epoch: no line from before that time is still to be taken."""
+        """Seconds since the epoch: every line written before that time is taken."""
         return min((time.time(), *(one.caught_up_at for one in self.files)))
 
     @property
@@ -114,24 +113,24 @@ class Follower:
             one.caught_up_at = began
         elif self._is_left(one):
             if block:
-                self._take(one, block)  # the last line, which nobody will end
+                self._take(one, block)  # the last line, which never got its end
             self._begin_next(one)
             return True
         return False
 
     @staticmethod
     def _is_left(one: FollowedFile) -> bool:
-        """True once the file has not grown for a while since it was renamed, also if it was quiet before."""
+        """True once the file has not grown for ROTATED_S after it was renamed, by its time of change, too."""
         assert one.file is not None
         if one.rotated_at is None:
             one.rotated_at = time.monotonic()
         watched_s = time.monotonic() - one.rotated_at
-        renamed_at = os.fstat(one.file.fileno()).st_ctime  # or later: whatever is written moves it, too
+        renamed_at = os.fstat(one.file.fileno()).st_ctime  # or later: writing moves it, too
         return max(watched_s, time.time() - renamed_at) >= ROTATED_S
 
     def _take(self, one: FollowedFile, block: bytes) -> None:
-        """Take the lines of a block and note the position behind it."""
-        read = self._intake.of_lines(one.topic)  # what is wrong with the topic is not the lines' fault
+        """Take the lines of a block and note the position behind them."""
+        read = self._intake.of_lines(one.topic)  # raises what is wrong with the topic, not with a line
         events: list[Event] = []
         refused: list[tuple[int, str]] = []
         in_long_line, done, size = one.in_long_line, 0, 0
@@ -163,7 +162,7 @@ class Follower:
 
     @staticmethod
     def _position(one: FollowedFile, taken: bytes) -> FilePosition:
-        """Where the file is once these bytes are taken, too."""
+        """The file's position once these bytes are taken, too."""
         assert one.file is not None
         status = os.fstat(one.file.fileno())
         offset, tail = one.offset + len(taken), (one.tail + taken)[-TAIL_BYTES:]
@@ -172,7 +171,7 @@ class Follower:
     # Which file.
 
     def _open(self, one: FollowedFile) -> bool:
-        """Go on in the file that was read before, whatever its name is now; False when there is no file."""
+        """Continue the file that was read before, whatever its name is now; False when there is no file."""
         known = self._spool.file_position(str(one.path))
         if known is not None:
             is_it = partial(_continues, offset=known.offset, tail=known.tail)
@@ -180,13 +179,15 @@ class Follower:
             if file is not None:
                 self._use(one, file, known.offset, known.tail)
                 return True
-            log.warning("file %s is another one than before: it is read from its beginning", one.path)
+            log.warning(
+                "file %s is not the file that was read before: it is read from its beginning", one.path
+            )
         return self._begin_next(one)
 
     def _begin_next(self, one: FollowedFile) -> bool:
         """Begin the file that was written after a renamed one, or the log; False when there is none yet.
 
-        It is noted at once: it is found if it is renamed before its first line.
+        Its position is noted at once, so that it is found again if it is renamed before its first line.
         """
         file = open_next(one.path, one.file)
         if file is not None:

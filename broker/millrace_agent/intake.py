@@ -1,5 +1,5 @@
-"""What services give the agent, read strictly: each event is encoded, or refused with its field and the
-reason.
+"""Strict reading of the events that services give the agent: each event is encoded, or refused with its
+field and the reason.
 
 An event in JSON is `{"time": ms, "key": text or null, "event": {fields without the header}}`; a request
 has one or a list of them, a line of a file has one. In Avro a request is one value of `batch_schema`.
@@ -32,15 +32,15 @@ from millrace_registry.directory import problem_of
 from millrace_registry.subjects import Subjects
 
 MAX_EVENT_BYTES = 1_000_000
-"""Key and body of an event: a topic of Apache Kafka takes messages of 1 MiB unless it is told otherwise."""
+"""Largest key and body of an event: by default, a topic of Apache Kafka takes messages of up to 1 MiB."""
 MAX_BATCH = 10_000
-"""Events in a request."""
+"""Most events in a request."""
 MAX_BATCH_BYTES = 8 << 20
-"""What they may take in the spool: fields that a request leaves out may have large defaults."""
+"""Most bytes of a request's events in the spool: fields that it leaves out may have large defaults."""
 SUBJECT_AGE_S = 60.0
-"""How long the latest schema of a subject is the latest one without another question."""
+"""Time for which the latest schema of a subject is used without asking the registry again."""
 AWAY_S = 10.0
-"""Brokers that did not answer are not asked again for so long: meanwhile nobody's events wait for them."""
+"""Time for which brokers that did not answer are not asked again, so that no events wait for them."""
 _REGISTRY_WAIT_S = 2.0
 _FIELDS = {"time", "key", "event"}
 _NO_HEADER: Mapping[str, Any] = EventHeader(0, "", "", 0, 0)._asdict()
@@ -49,26 +49,26 @@ _NO_HEADER_BYTES = len(EventHeader._fields)
 
 
 class Refused(MillraceError):
-    """The events are no good: the same ones will be refused again."""
+    """The events are wrong: the same events will be refused again."""
 
 
 class Unknown(Refused):
-    """There is no such topic, subject or schema."""
+    """The topic, subject or schema does not exist."""
 
 
 class Unavailable(MillraceError):
-    """Registry or brokers must be asked and do not answer; later they may."""
+    """The registry or the brokers must be asked and do not answer; later they may."""
 
 
 class Topics(Protocol):
-    """Which topics the brokers have."""
+    """The topics of the brokers."""
 
     def check(self, topic: str) -> None:
-        """Raises Unknown when there is no such topic, Unavailable when no broker answers."""
+        """Raise Unknown when the topic does not exist, Unavailable when no broker answers."""
 
 
 class Notes(Protocol):
-    """What was seen of topics and schemas, over restarts."""
+    """Topics and schemas that were seen before; they outlast restarts."""
 
     def topics(self) -> set[str]: ...
     def note_topic(self, topic: str) -> None: ...
@@ -87,7 +87,7 @@ class _Schema:
     checked_at: float = -math.inf
     avro_problem: str | None = None
     item: Any = field(default=None)
-    """Of an event in a request in Avro, parsed."""
+    """Parsed schema of an event in a request in Avro."""
 
 
 class Intake:
@@ -105,16 +105,16 @@ class Intake:
         self._subjects = subjects
         self._lock = threading.Lock()  # one question to the registry or the brokers at a time
         self._present = notes.topics()
-        self._unanswered: tuple[str, float] | None = None  # why brokers do not answer, and until when
+        self._unanswered: tuple[str, float] | None = None  # why brokers are not asked, and until when
         self._schemas = {name: _made(*known) for name, known in notes.schemas().items()}
 
     def from_json(self, topic: str, body: bytes) -> list[Event]:
-        """The events of a request; Refused names the first one that is no good, and nothing is taken then."""
+        """The events of a request; Refused names the first wrong event, and none is taken then."""
         given = _parse_json(body)
         return self._events(topic, self._latest(topic), given if isinstance(given, list) else [given])
 
     def of_lines(self, topic: str) -> Callable[[bytes], list[Event]]:
-        """Reads a line of a file, to a list of its event; Refused is the line's fault alone.
+        """A function that reads a file's line to a list of its event; it raises Refused for a wrong line.
 
         MillraceError here unless events of the topic can be encoded.
         """
@@ -122,7 +122,7 @@ class Intake:
         return lambda line: self._events(topic, schema, [_parse_json(line)])
 
     def from_avro(self, topic: str, schema_id: int, body: bytes) -> list[Event]:
-        """The same for a request in Avro, whose events were written with the registry's schema of that id."""
+        """The same for a request in Avro, whose events are written with the registry's schema of that id."""
         schema = self._by_id(topic, schema_id)
         if schema.avro_problem is not None:
             raise Refused(f"schema {schema_id} {schema.avro_problem}: send JSON")
@@ -131,7 +131,7 @@ class Intake:
             given = _read_array(source, body, schema.item)
         except Refused:
             raise
-        except Exception as error:  # fastavro chokes on what is no Avro in a dozen ways
+        except Exception as error:  # fastavro raises a dozen types of errors for what is no Avro
             raise Refused(
                 f"the body is no Avro array of events of schema {schema_id} ({type(error).__name__}:"
                 f" {_one_line(error)}): GET /v1/topics/{topic}/schema?schema_id={schema_id} has its schema"
@@ -164,7 +164,7 @@ class Intake:
                 raise Refused(f"{where}{_one_line(error)}") from None
         return events
 
-    # What registry and brokers have.
+    # Topics and schemas of the brokers and the registry.
 
     def _check_topic(self, topic: str) -> None:
         if topic in self._present:
@@ -213,7 +213,7 @@ class Intake:
 
     def _by_id(self, topic: str, schema_id: int) -> _Schema:
         self._check_topic(topic)
-        name = f"id {schema_id}"  # no subject: names with a space are nobody's topic
+        name = f"id {schema_id}"  # cannot be a subject: no topic's name has a space
         if (known := self._schemas.get(name)) is not None:
             return known
         with self._lock:
@@ -242,7 +242,7 @@ def _made(schema_id: int, schema: Any) -> _Schema:
     if made.avro_problem is None:
         try:
             made.item = fastavro.parse_schema(_batch_of(body)["items"])
-        except Exception as error:  # one of its fields has a type of the header's
+        except Exception as error:  # another field refers to a type that the header defines
             made.avro_problem = f"cannot be read without its header ({_one_line(error)})"
     return made
 
@@ -264,11 +264,11 @@ def _check_number(events: int) -> None:
 
 
 def _read_array(source: BytesIO, body: bytes, item: Any) -> list[Any]:
-    """The events of an Avro array, block by block: a few bytes each may be, so none of too many is read."""
+    """The events of an Avro array, by blocks; none of too many is read, since events may take a few bytes."""
     given: list[Any] = []
     while True:
         count, at = read_varint(body, source.tell())
-        if count < 0:  # the size of the block follows, for who passes over it
+        if count < 0:  # the size of the block follows, for readers that skip it
             count, at = -count, read_varint(body, at)[1]
         source.seek(at)
         if not count:
@@ -299,7 +299,7 @@ def _event(topic: str, schema: _Schema, given: Any, latest_ms: int) -> Event:
         key = key.encode() if isinstance(key, str) else key
     except MillraceError:
         raise
-    except Exception as error:  # no event of a stranger's may end the thread that reads it
+    except Exception as error:  # no event from outside may end the thread that reads it
         raise Refused(f"event: {type(error).__name__}: {_one_line(error)}") from None
     body = message[PREFIX_BYTES + _NO_HEADER_BYTES :]
     if len(body) + len(key or b"") > MAX_EVENT_BYTES:
@@ -320,7 +320,7 @@ def _parse_json(body: bytes) -> Any:
 
 
 def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:
-    """Why a few bytes of Avro could keep a reader busy for ever, or end it; None when they cannot."""
+    """Reason why a few bytes of Avro could keep a reader busy for ever, or end it; None if they cannot."""
     if isinstance(schema, list):
         return next(filter(None, (_unreadable(branch, above) for branch in schema)), None)
     if isinstance(schema, str):
@@ -341,7 +341,7 @@ def _unreadable(schema: Any, above: tuple[str, ...]) -> str | None:
 
 
 def _is_empty(schema: Any) -> bool:
-    """True if a value of the schema may take no byte; of a name it is taken to."""
+    """True if a value of the schema may take no byte; always True for a named type."""
     if isinstance(schema, list):
         return False
     if isinstance(schema, str):
@@ -355,5 +355,5 @@ def _is_empty(schema: Any) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    """What it says, whatever of an event it names: neither long nor with half of a surrogate pair."""
+    """The error's text, cut and escaped: it may quote a long event, or half of a surrogate pair."""
     return " ".join(str(error).split())[:300].encode(errors="backslashreplace").decode()

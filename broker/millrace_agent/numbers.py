@@ -1,4 +1,4 @@
-"""The agent's numbers for Prometheus, read when it asks; names and units."""
+"""The agent's metrics for Prometheus, read when it asks; names and units."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PREFIX = "millrace_agent_"
 
 @dataclass(slots=True)
 class Taken:
-    """What came over HTTP."""
+    """Events and requests that came over HTTP."""
 
     events: int = 0
     refused: int = 0
     """Requests answered with 4xx."""
     put_off: int = 0
-    """Requests answered with 503: nothing of them was taken, for the time being."""
+    """Requests answered with 503: none of their events was taken, the client may send them again."""
 
 
 class AgentNumbers(Collector):
@@ -43,9 +43,9 @@ class AgentNumbers(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, text, value in (
             ("spool_events", "Events on the disk that the brokers have not acknowledged", self._spool.events),
-            ("spool_bytes", "What they take", self._spool.bytes),
-            ("spool_limit_bytes", "What they may take: --spool-bytes", self._spool.limit_bytes),
-            ("troubles", "What keeps events from the brokers: /healthz says it", len(self._carrier.troubles)),
+            ("spool_bytes", "Bytes of these events", self._spool.bytes),
+            ("spool_limit_bytes", "Most bytes that they may take: --spool-bytes", self._spool.limit_bytes),
+            ("troubles", "Reasons why events do not reach the brokers", len(self._carrier.troubles)),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value)
         for name, text, value in (
@@ -59,7 +59,7 @@ class AgentNumbers(Collector):
         ):
             yield CounterMetricFamily(PREFIX + name, text, value)
         unread = GaugeMetricFamily(
-            PREFIX + "file_unread_bytes", "What of a followed file is not taken", labels=["topic", "path"]
+            PREFIX + "file_unread_bytes", "Bytes of a followed file not taken yet", labels=["topic", "path"]
         )
         refused = CounterMetricFamily(
             PREFIX + "file_refused_lines",

@@ -1,7 +1,7 @@
-"""A log and what rotation has made of it: one file under another name, and the one that was written after it.
+"""Finds the files of a rotated log: the file that was read, whatever its name is now, and the file after it.
 
-For whoever reads a file that grows. Rotated files are found by their names, FILE.1 or FILE-20260101;
-compressed ones are not read. Reads no lines.
+For readers of a file that grows. Rotated files are found by their names, FILE.1 or FILE-20260101; compressed
+files are not read. Reads no lines.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 
 _SUFFIX = re.compile(r"[.\-_]\d[\d.\-_T:]*")
-"""What rotation appends to a name: a number or a time."""
+"""Suffix that rotation appends to a name: a number or a time."""
 _DATE_DIGITS = 6
-"""A suffix of fewer digits counts the files, the newest first."""
+"""Digits of the shortest date; a suffix of fewer digits counts the files, the newest first."""
 
 
 def is_replaced(path: Path, file: io.FileIO) -> bool:
-    """True when the path names another file than the open one; while it names none, a rotation goes on."""
+    """True when the path names another file than the open one; False while it names none: it is rotated."""
     try:
         return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -31,9 +31,9 @@ def is_replaced(path: Path, file: io.FileIO) -> bool:
 def open_again(
     path: Path, device: int, inode: int, offset: int, is_it: Callable[[io.FileIO], bool]
 ) -> io.FileIO | None:
-    """The log, or the rotated file, that was read up to an offset; None where it is gone.
+    """Open the log or rotated file that was read up to an offset; None when it is gone.
 
-    `is_it` tells it from a later file of the same inode.
+    `is_it` tells the file from a later one of the same inode.
     """
     for other, seen in _generations(path):
         if (seen.st_dev, seen.st_ino) != (device, inode):
@@ -48,9 +48,9 @@ def open_again(
 
 
 def open_next(path: Path, file: io.FileIO | None) -> io.FileIO | None:
-    """The file that was written after an open one, or without one the log; None: not yet.
+    """Open the file written after `file`, or without `file` the log; None when there is no file yet.
 
-    Names move on while they are read, so what is opened must be what was seen.
+    Files may be renamed meanwhile, so the file that is opened must be the file that was seen.
     """
     while later := _later(path, file):
         with suppress(FileNotFoundError):
@@ -67,7 +67,7 @@ def _later(path: Path, file: io.FileIO | None) -> list[tuple[Path, os.stat_resul
     for index, (_, state) in enumerate(generations):
         if left is not None and os.path.samestat(state, left):
             return generations[index + 1 :]
-    return [  # the open one has no such name any more: it was deleted or compressed
+    return [  # the open file has no name of the log any more: it was deleted or compressed
         (other, state)
         for other, state in generations
         if other == path or (left is not None and state.st_mtime_ns > left.st_mtime_ns)
@@ -89,6 +89,6 @@ def _generations(path: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _order(suffix: str) -> tuple[int, str]:
-    """What sorts files of the same time, oldest first: .2 before .1, but -20260101 before -20260102."""
+    """Sort key of files of the same time, oldest first: .2 before .1, but -20260101 before -20260102."""
     number = suffix[1:]
     return (-int(number), "") if number.isdigit() and len(number) < _DATE_DIGITS else (0, suffix)

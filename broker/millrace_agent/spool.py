@@ -1,17 +1,17 @@
-"""What the agent has taken and the brokers have not acknowledged, and what its instances still have to
-say.
+"""The agent's spool: events that it has taken and the brokers have not acknowledged, and the state of its
+producer instances.
 
-One SQLite database in a folder that one process at a time holds. All changes run in one thread. Those
-that wait at the same time are one transaction and one fsync (group commit), and each of them happens
-whole or not at all. Knows neither HTTP nor Kafka.
+One SQLite database in a folder that one process at a time holds. All changes run in one thread. Changes that
+wait at the same time are one transaction and one fsync (group commit), and each of them happens whole or not
+at all. Knows neither HTTP nor Kafka.
 
     events     taken, and not known to be acknowledged
     chunks     events that are at the client library, or were about to be, and the sequences they have there
     instances  producer instances that have not ended: number and key of the next report, the last one's bytes
     hellos     topics that an instance has announced, or was about to, and the number of its next report then
-    untold     sequences with an outcome that no report has told
-    files      followed files, and how far each one is taken
-    topics, schemas   what brokers and registry had, for a start while they are away
+    untold     sequences with an outcome that is not reported
+    files      followed files, and the position up to which each is taken
+    topics, schemas   those that brokers and registry had, for a start while they are away
     spool      one row: the instance of the next process that announces a topic, and an offset on the audit
                topic: messages of an agent that has gone on with a copy lie behind it
 """
@@ -46,9 +46,9 @@ from millrace_audit.reports.seals import new_key, wrapped
 T = TypeVar("T")
 VERSION = 2
 ROW_BYTES = 100
-"""What an event takes besides its body, key and topic's name."""
+"""Bytes that an event takes besides its body, key and topic's name."""
 MAX_GROUP = 1000
-"""Changes in one transaction."""
+"""Most changes in one transaction."""
 
 _metadata = sa.MetaData()
 _bytes, _long = sa.LargeBinary, sa.BigInteger
@@ -62,7 +62,7 @@ EVENTS = sa.Table(
     sa.Column("key", _bytes),
     sa.Column("body", _bytes, nullable=False),
     sa.Index("events_of_topic", "topic", "id"),
-    sqlite_autoincrement=True,  # an id is never used again: readers go on behind the last one they had
+    sqlite_autoincrement=True,  # an id is never used again: readers go on behind the last id they read
 )
 CHUNKS = sa.Table(
     "chunks",
@@ -129,15 +129,15 @@ SPOOL = sa.Table(
 
 
 class SpoolFull(MillraceError):
-    """Nothing of it was taken: the events that wait take all the room they may."""
+    """No event was taken: the waiting events use all the room they may."""
 
 
 class SpoolFailed(MillraceError):
-    """Nothing of it was taken: the disk does not take it."""
+    """No event was taken: the disk fails."""
 
 
 class Event(NamedTuple):
-    """An event as it waits; `body` is its Avro body behind the header, which it gets when it is sent."""
+    """A waiting event; `body` is its Avro body behind the header. The header is added when it is sent."""
 
     topic: str
     schema_id: int
@@ -151,7 +151,7 @@ class Event(NamedTuple):
 
 
 class FilePosition(NamedTuple):
-    """How far a followed file is taken; `tail` is the end of what lies before `offset`."""
+    """Position up to which a followed file is taken; `tail` are the last bytes before `offset`."""
 
     path: str
     device: int
@@ -169,15 +169,15 @@ class SpooledInstance:
     server: str
     service: str
     number: int = 0
-    """Of the next report."""
+    """Number of the next report."""
     key: bytes = field(default_factory=new_key)
-    """Of the next report."""
+    """Key of the next report."""
     report: bytes | None = None
-    """The last report: until the next one is written it may not be at the brokers."""
+    """The last report; until the next report is written, the brokers may not have it."""
     ended: bool = False
-    """The last report says that nothing will follow."""
+    """True if the last report says that no event will follow."""
     hellos: dict[str, int] = field(default_factory=dict)
-    """The number of the next report when each topic was announced."""
+    """Number of the next report at the time when each topic was announced."""
     untold: Untold = field(default_factory=dict)
 
 
@@ -191,7 +191,7 @@ class Chunk(NamedTuple):
 
 
 class Spool:
-    """The spool of a folder. Safe between threads; what instances say is for one thread."""
+    """The spool of a folder. Safe between threads; the methods for instances are for one thread."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -206,7 +206,7 @@ class Spool:
         self.awake = threading.Event()
         """Set when there is something to send."""
         self.events = self.bytes = 0
-        """What waits. Changed in the thread of the changes alone."""
+        """Number and bytes of the waiting events. Changed only in the thread of the changes."""
         self.committed_groups = 0
         self._count()
         self._changes: queue.SimpleQueue[tuple[Callable[[sa.Connection], Any], Future[Any]] | None]
@@ -237,7 +237,7 @@ class Spool:
             self._news.update(connection.scalars(sa.select(EVENTS.c.topic).distinct()))
 
     def close(self) -> None:
-        """Make the changes that wait and let go of the folder."""
+        """Make the waiting changes and release the folder."""
         self._changes.put(None)
         self._thread.join()
         self._engine.dispose()
@@ -260,11 +260,11 @@ class Spool:
                 except queue.Empty:
                     break
             closing = None in group
-            # From here on nobody can take a change back.
+            # From here on no change can be cancelled.
             self._commit([one for one in group if one is not None and one[1].set_running_or_notify_cancel()])
 
     def _commit(self, group: Sequence[tuple[Callable[[sa.Connection], Any], Future[Any]]]) -> None:
-        """Make the changes of a group; each has its own outcome, but for a disk that takes none of them."""
+        """Make the changes of a group; each has its own outcome, unless the disk fails for all."""
         before = self.events, self.bytes
         done: list[tuple[Future[Any], Any]] = []
         try:
@@ -294,7 +294,7 @@ class Spool:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Keeps the clock where it is while a request is read, so that it closes no window of its events."""
+        """Hold `arrived_by` back while a request is read, so that no window of its events is closed."""
         token = object()
         with self._lock:
             self._arrivals[token] = time.time()
@@ -305,7 +305,7 @@ class Spool:
                 del self._arrivals[token]
 
     def take(self, events: Sequence[Event], position: FilePosition | None = None) -> Future[None]:
-        """Take all the events, and that a file is taken as far as them, or nothing.
+        """Take all the events and their file's position, or nothing.
 
         The future is done when they are on the disk. It raises SpoolFull or SpoolFailed.
         """
@@ -348,20 +348,20 @@ class Spool:
 
     @property
     def open_from(self) -> int:
-        """Start (ms) of the earliest window with an event that waits; FOR_EVER when none does."""
+        """Start (ms) of the earliest window with a waiting event; FOR_EVER when no event waits."""
         with self._lock:
             return min(self._windows, default=FOR_EVER)
 
     @property
     def arrived_by(self) -> float:
-        """Seconds since the epoch: every event that came before this time is taken or was refused."""
+        """Seconds since the epoch: every event that arrived before this time is taken or was refused."""
         with self._lock:
             return min((time.time(), *self._arrivals.values()))
 
     # Sending events.
 
     def take_news(self) -> set[str]:
-        """The topics that events have come for since the last call; all that have any the first time."""
+        """The topics with events that came since the last call; at the first call, all topics with events."""
         with self._lock:
             news, self._news = self._news, set()
         return news
@@ -369,7 +369,7 @@ class Spool:
     def waiting(
         self, topic: str, *, behind: int = 0, ids: Sequence[int] = (), most: int, most_bytes: int
     ) -> list[tuple[int, Event]]:
-        """The topic's next events behind an id, or those of the ids; at least one if there is any."""
+        """The topic's next events behind an id, or those with the ids; at least one event if there is any."""
         columns = EVENTS.c
         query = sa.select(*columns).where(columns.topic == topic).order_by(columns.id).limit(most)
         query = query.where(columns.id.in_(ids[:most]) if ids else columns.id > behind)
@@ -385,7 +385,7 @@ class Spool:
         return found
 
     def greet(self, instance: SpooledInstance, topic: str) -> None:
-        """An instance is about to announce a topic; with its first one the next process has another."""
+        """Note that an instance is about to announce a topic. Its first topic uses up `next_instance`."""
         hello = {"instance": instance.instance, "topic": topic, "number": instance.number}
         columns = ("instance", "cluster", "server", "service", "number", "key", "report", "ended")
         row = {column: getattr(instance, column) for column in columns}
@@ -401,14 +401,14 @@ class Spool:
         instance.hellos[topic] = instance.number
 
     def hand_over(self, chunk: Chunk) -> None:
-        """Events are about to be handed to the client library, with these sequences."""
+        """Note that a chunk's events are about to be handed to the client library."""
         row = {**chunk._asdict(), "ids": _text((number, number) for number in chunk.ids)}
         self._change(lambda connection: connection.execute(sa.insert(CHUNKS), row)).result()
 
     def settle(
         self, instance: SpooledInstance, topic: str, acknowledged: Mapping[int, Event], news: Untold
     ) -> None:
-        """The topic's chunk has its outcome: events that were acknowledged go, the others wait."""
+        """Note the outcome of the topic's chunk: acknowledged events are deleted, the others wait."""
         merged = _merged(instance.untold, news)
         ids = [{"gone": number} for number in acknowledged]
         windows = Counter(window_start(event.time) for event in acknowledged.values())
@@ -435,9 +435,9 @@ class Spool:
         rest: Untold,
         ended: bool,
     ) -> None:
-        """An instance is about to publish its next report, which tells of these topics and windows.
+        """Note that an instance is about to publish its next report, on the topics and windows `told`.
 
-        `rest` is what it does not tell of them.
+        `rest` are the outcomes of these windows that the report leaves to later ones.
         """
         rows = [{"of_topic": topic, "of_window": window} for topic, window in told]
         values = {"number": instance.number + 1, "key": next_key, "report": message, "ended": ended}
@@ -463,7 +463,7 @@ class Spool:
         instance.untold.update(rest)
 
     def end(self, instance: SpooledInstance) -> None:
-        """An instance has nothing left to say."""
+        """Forget an instance, whose last report is acknowledged."""
 
         def change(connection: sa.Connection) -> None:
             for table in (UNTOLD, HELLOS, INSTANCES):
@@ -472,7 +472,7 @@ class Spool:
         self._change(change).result()
 
     def adopt(self) -> None:
-        """Make a copy a spool of its own: what waits is sent by a new instance, the earlier ones are left."""
+        """Make a copy a spool of its own: a new instance sends what waits, the earlier ones are not ended."""
 
         def change(connection: sa.Connection) -> None:
             for table in (CHUNKS, UNTOLD, HELLOS, INSTANCES, SPOOL):
@@ -499,14 +499,14 @@ class Spool:
         return list(found.values())
 
     def left_chunks(self) -> list[Chunk]:
-        """Events of earlier processes that are in the log, or not, or come there yet."""
+        """Chunks of earlier processes: their events are in the log, or not, or may still arrive."""
         with self._engine.connect() as connection:
             return [
                 Chunk(row.topic, row.instance, row.first_sequence, [n for n, _ in _pairs(row.ids)])
                 for row in connection.execute(sa.select(CHUNKS))
             ]
 
-    # What was seen before.
+    # Files, topics and schemas that were seen before.
 
     def file_position(self, path: str) -> FilePosition | None:
         with self._engine.connect() as connection:
@@ -522,7 +522,7 @@ class Spool:
         self._change(lambda connection: connection.execute(insert, {"topic": topic})).result()
 
     def schemas(self) -> dict[str, tuple[int, Any]]:
-        """By the name under which `note_schema` was told: schema id and schema."""
+        """Schema id and schema by the name that was given to `note_schema`."""
         with self._engine.connect() as connection:
             rows = connection.execute(sa.select(SCHEMAS)).all()
         return {row.name: (row.schema_id, json.loads(row.schema)) for row in rows}
@@ -537,7 +537,7 @@ def _hold(folder: Path) -> Any:
     """A lock on the folder until the file is closed or the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # events of others lie here
+        folder.chmod(0o700)  # other users' events lie here
         held = open(folder / "lock", "w")  # noqa: SIM115  # for as long as the process lives
     except OSError as error:
         raise MillraceError(
@@ -574,7 +574,7 @@ def _prepare(engine: sa.Engine) -> None:
 
 
 def _merged(untold: Untold, news: Untold) -> Untold:
-    """The untold outcomes that change with the news, as they are then."""
+    """The untold outcomes that the news change, after the change."""
     merged: Untold = {}
     for key, new in news.items():
         old = untold.get(key, Outcome())

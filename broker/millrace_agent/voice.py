@@ -1,8 +1,8 @@
-"""What one producer instance says on `audit`: nothing that is not in the spool before.
+"""Hellos and reports of one producer instance on `audit`, each of which is in the spool first.
 
-An instance that was killed is finished from the spool by the next process. Its last report and the hellos
-behind it are said again, byte for byte or with the same seal, which changes nothing when they are there
-already. Then comes one more report that nothing will follow. Knows no events; for one thread.
+The next process ends a killed instance from the spool. It publishes the last report again, byte for byte, and
+the hellos behind it with the same seal; this changes nothing when they are there already. Then comes one more
+report: no event will follow. Knows no events; for one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millrace_audit.reports.seals import new_key, seal_of
 
 
 class Voice:
-    """Speaks for an instance; `publish` returns once a message is acknowledged, or raises MillraceError."""
+    """Publisher of an instance; `publish` returns once a message is acknowledged, or raises MillraceError."""
 
     def __init__(
         self,
@@ -32,16 +32,16 @@ class Voice:
         self._closed_through = NOTHING
         if spooled.report is not None:
             self._unsaid.append(spooled.report)
-        # A hello of an earlier number was acknowledged before the report that followed was written.
+        # Hellos before an earlier report were acknowledged before that report was written.
         self._unsaid += [topic for topic, number in spooled.hellos.items() if number == spooled.number]
 
     @property
     def closed_through(self) -> int:
-        """What it has promised last: no event before that time will follow."""
+        """The time of the last promise: no event before it will follow."""
         return self._closed_through
 
     def greet(self, topic: str, closed_through: int) -> None:
-        """Announce a topic, once; it is announced when this returns."""
+        """Announce a topic unless it is; on return the hello is acknowledged."""
         if topic not in self.spooled.hellos:
             self.say()
             if not self.spooled.hellos:
@@ -51,14 +51,14 @@ class Voice:
         self.say()
 
     def report(self, closed_through: int) -> None:
-        """Tell what no report has told, and how far time is closed; nothing when both are known."""
+        """Report new outcomes and the closed time; nothing when both are reported already."""
         self.say()
         while self.spooled.hellos and (self.spooled.untold or closed_through != self._closed_through):
             self._write_report(closed_through)
             self.say()
 
     def end(self) -> None:
-        """Say the last word."""
+        """Publish the last report, and take the instance out of the spool."""
         self.say()
         while self.spooled.hellos and not self.spooled.ended:
             self._write_report(FOR_EVER)
@@ -66,7 +66,7 @@ class Voice:
         self._spool.end(self.spooled)
 
     def say(self) -> None:
-        """Say what is written and not acknowledged."""
+        """Publish what is in the spool and not acknowledged."""
         while self._unsaid:
             word = self._unsaid[0]
             self._publish(self._hello(word) if isinstance(word, str) else word)
