@@ -1,6 +1,7 @@
-"""A web server's access log as PageView events, and a file of the lines that are none; publishes nothing.
+"""Reads a web server's access log as PageView events, and keeps the lines that are no events in a file.
 
 The event time is the time in the log, in UTC. A line's number decides to which of several parts it belongs.
+Publishes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from millrace_demo.log_lines import RawLine, read_lines
 log = logging.getLogger("millrace.access-log")
 
 REFUSED_BYTES = 64 << 20
-"""The largest file of refused lines; lines past it are counted only."""
+"""Largest size of the file of refused lines; further lines are counted only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """`1/2` and the like; MillraceError when it is not."""
+        """The part that a text such as `1/2` names; MillraceError for any other text."""
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise MillraceError(f"--part {text!r} is no part: write 1/2 and 2/2 for the two halves")
@@ -55,9 +56,9 @@ class Part:
 
 
 class RefusedLines:
-    """The lines that are no events: an object in JSON for each, with the reason, at the end of a file.
+    """The lines that are no events: an object in JSON for each, with the reason, appended to a file.
 
-    The file is made with the first. What cannot be written is counted, and a warning says so once.
+    The file is created with the first line. Lines that cannot be written are counted, with one warning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +74,7 @@ class RefusedLines:
         data = entry.encode()
         try:
             if self._file is None and not self._said:
-                # Appended to, an entry with one call: the two parts of a log may share the file.
+                # Append each entry with one call: the two parts of a log may share the file.
                 self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
                 self._left = REFUSED_BYTES - os.fstat(self._file).st_size
             if self._file is not None and len(data) <= self._left:
@@ -96,10 +97,10 @@ class RefusedLines:
 
 
 def parse_event(line: RawLine, log_format: LogFormat) -> LogEvent:
-    """The event of one line; BadLine when it is none that can be published."""
+    """The event of one line; BadLine when the line is no event that can be published."""
     if not line.whole:
         raise BadLine(f"it has {line.size:,} bytes, more than {len(line.text):,}")
-    # Bytes that are no UTF-8 stay readable, as Apache's own \xNN.
+    # Bytes that are no UTF-8 stay readable as \xNN, like Apache's own.
     time_ms, fields = log_format.parse(line.text.decode("utf-8", "backslashreplace"))
     if not FIRST_EVENT_MS <= time_ms <= now_ms() + MOST_AHEAD_MS:
         raise BadLine("its time is before the year 2000 or more than a day ahead of this machine's clock")
@@ -109,9 +110,9 @@ def parse_event(line: RawLine, log_format: LogFormat) -> LogEvent:
 def events_of(
     lines: Iterable[RawLine], part: Part, log_format: LogFormat, refused: RefusedLines | None = None
 ) -> Iterator[LogEvent]:
-    """The events of a part of the lines, in their order; empty lines are none.
+    """The events of a part of the lines, in their order; empty lines are skipped.
 
-    A line that is no event goes to `refused`; without it, it is a MillraceError.
+    A line that is no event goes to `refused`; without `refused` it is a MillraceError.
     """
     for line in lines:
         if not part.takes(line.number) or not line.text.strip():
@@ -125,7 +126,7 @@ def events_of(
 
 
 def read_log(path: Path) -> Iterator[LogEvent]:
-    """Every event of a log in one of the usual formats; MillraceError for a line that is none."""
+    """Every event of a log in one of the usual formats; MillraceError for a line that is no event."""
     log_format = LogFormat()
     for chunk in read_lines(path):
         try:

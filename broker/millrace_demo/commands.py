@@ -31,7 +31,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OURS = "the one that comes with Millrace"
 _secure = click.option(
-    "--secure", is_flag=True, help="With TLS, and a user of its own for every process; see docs/security.md."
+    "--secure", is_flag=True, help="Use TLS, and a user of its own for every process; see docs/security.md."
 )
 
 
@@ -105,16 +105,16 @@ def _echo(*lines: str) -> None:
     type=click.IntRange(min=1),
     default=200_000,
     show_default=True,
-    help="How many events to make up.",
+    help="Number of events to generate.",
 )
 @click.option(
     "--hours",
     type=click.IntRange(min=1),
     default=4,
     show_default=True,
-    help="Over how many past hours they spread.",
+    help="Number of past hours over which they are spread.",
 )
-@click.option("--access-log", type=_FILE, help="Publish a web server's log instead of made events.")
+@click.option("--access-log", type=_FILE, help="Publish a web server's log instead of generated events.")
 @click.option(
     "--fault", type=click.Choice(["drop", "duplicate"]), help="Let the mirror withhold or repeat a batch."
 )
@@ -122,23 +122,23 @@ def _echo(*lines: str) -> None:
     "--kafka",
     multiple=True,
     metavar="NAME=HOST:PORT",
-    help="A cluster that runs already, of Apache Kafka say, as datacenter NAME or as `offline`.",
+    help="A cluster that runs already, for example Apache Kafka, as datacenter NAME or as `offline`.",
 )
 @click.option(
     "--deployment",
     type=_FILE,
     default=shipped("deploy/local.toml"),
     show_default=_OURS,
-    help="What to run: a file of `millrace up`; its ports are not used.",
+    help="Deployment to run, a file of `millrace up`; its ports are not used.",
 )
 @click.option(
     "--replicas",
     type=click.IntRange(1, 5),
     default=1,
     show_default=True,
-    help="Of each partition; from 2 on a broker of each cluster is killed for good meanwhile, with its disk.",
+    help="Replicas of each partition; from 2 on each cluster loses a broker and its disk meanwhile.",
 )
-@click.option("--dags", type=_FOLDER, default=shipped("dags"), show_default=_OURS, help="Where the DAG is.")
+@click.option("--dags", type=_FOLDER, default=shipped("dags"), show_default=_OURS, help="Folder of the DAG.")
 @click.option(
     "--schemas", type=_FOLDER, default=shipped("schemas"), show_default=_OURS, help="The schemas to register."
 )
@@ -148,8 +148,8 @@ def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.
 
     The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. With --kafka
-    (once for each cluster) producers publish to that cluster and the mirrors read it, or write to it where it
-    is the offline one; the topics made there stay there.
+    (once for each cluster) producers publish to that cluster and the mirrors read it, or write to it if it is
+    the offline one; the topics created there stay there.
 
     Example: millrace demo --events 20000 --hours 2
     """
@@ -182,7 +182,7 @@ def _cluster(option: str) -> tuple[str, str]:
 
 
 def _new_folder(keep: Path | None) -> Path:
-    """An empty folder to work in; ConfigError when `keep` holds something that would be taken for our own."""
+    """An empty folder to work in; ConfigError when `keep` holds files, which would look like the demo's."""
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="millrace-demo-"))
     try:
@@ -198,7 +198,7 @@ def _new_folder(keep: Path | None) -> Path:
 
 
 def _where_logs_are(scratch: Path) -> str:
-    """The words that name the logs, if there are any; folders that stayed empty are removed."""
+    """The words that name the folder of the logs, if there are any; empty folders are removed."""
     logs = scratch / "logs"
     for folder in (logs, scratch):
         with suppress(OSError):
@@ -227,7 +227,7 @@ def _where_logs_are(scratch: Path) -> str:
     "log_format",
     metavar="FORMAT",
     show_default="the usual ones",
-    help="The text of Apache's LogFormat or nginx's log_format, where it is none of the usual ones.",
+    help="The text of Apache's LogFormat or nginx's log_format, if it is none of the usual formats.",
 )
 @click.option(
     "--part",
@@ -239,18 +239,18 @@ def _where_logs_are(scratch: Path) -> str:
 @click.option(
     "--follow",
     is_flag=True,
-    help="Go on with what is written to FILE, through rotations, until SIGTERM or Ctrl-C.",
+    help="Go on publishing the lines that are written to FILE, through rotations, until SIGTERM or Ctrl-C.",
 )
 @click.option(
     "--position",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --follow: remember here how far FILE is published, and go on from there.",
+    help="With --follow: file that keeps the position up to which FILE is published, to go on from there.",
 )
 @click.option(
     "--refused",
     type=click.Path(dir_okay=False, path_type=Path),
     show_default="FILE's name with .refused, in this folder",
-    help="Where lines that are no events are put, with the reason.",
+    help="File for the lines that are no events, with the reasons.",
 )
 @click.option("--server", default=socket.gethostname(), show_default="this host", help="Server's name.")
 @click.option("--service", default="web", show_default=True, help="Service's name.")
@@ -267,7 +267,7 @@ def publish_access_log(
 ) -> None:
     """Publish FILE, a web server's log, as events with the times of the log; `-` is standard input.
 
-    FILE may be compressed with gzip. Known are Apache's combined, common and vhost_combined formats and
+    FILE may be compressed with gzip. The usual formats are Apache's combined, common and vhost_combined and
     nginx's; values behind the user agent are left out. A line that is no event does not stop the others.
     """
     from millrace_demo.access_log import Part, RefusedLines

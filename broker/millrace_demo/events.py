@@ -1,6 +1,6 @@
-"""Made-up events for the demo: what a web site's servers in two datacenters would have published.
+"""Generated events for the demo, as a web site's servers in two datacenters would have published them.
 
-They cover what a log file does not: several audit windows in every hour, and steps back in time that make
+They have what a log file lacks: several audit windows in every hour, and steps back in time, which make
 batches straddle windows and hours. The same seed gives the same events.
 """
 
@@ -19,7 +19,7 @@ AGENTS = ("Mozilla/5.0 (X11; Linux x86_64)", "Mozilla/5.0 (Macintosh)", "curl/8.
 
 @dataclass(frozen=True, slots=True)
 class MadeEvent:
-    """One event before it has a header: where it goes, its event time (ms) and its fields."""
+    """One event before it has a header: its topic, its event time (ms) and its fields."""
 
     topic: str
     time_ms: int

@@ -1,8 +1,8 @@
-"""A broker whose mirror withholds or repeats one batch: what the proof must catch.
+"""A broker whose mirror withholds or repeats one batch, which the proof must catch.
 
 `python -m millrace_demo.faulty_broker drop|duplicate CONFIG.toml` runs the ordinary broker with one function
-of its mirror replaced, as a mistake in that function would. A repeated batch is also refused by the log, so
-that check is taken away too. Nothing of this is in the broker's own code.
+of its mirror replaced, as if that function had a bug. The log, too, would refuse a repeated batch, so its
+check is removed. Nothing of this is in the broker's own code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Runs = Callable[[MirrorPosition | None, MirrorPosition, FetchedPartition, Offset
 
 
 def once(fault: Callable[[Run, int], Run]) -> Runs:
-    """`runs_of`, with the fault at the topic's first batch of several records."""
+    """`runs_of` with the injected fault at the topic's first batch of several records."""
     done = False
 
     def faulty_runs_of(
@@ -53,24 +53,24 @@ def once(fault: Callable[[Run, int], Run]) -> Runs:
 
 
 def drop(run: Run, index: int) -> Run:
-    """The run without one batch; its position still says that it is there."""
+    """The run without one batch; its position still includes the batch."""
     return replace(run, batches=run.batches[:index] + run.batches[index + 1 :])
 
 
 def duplicate(run: Run, index: int) -> Run:
-    """The run with one batch twice; a copy of it, because the log stamps each where it lies in memory."""
+    """The run with one batch twice; the second is a copy, because the log stamps batches in memory."""
     copy = memoryview(bytearray(run.batches[index]))
     return replace(run, batches=(*run.batches[: index + 1], copy, *run.batches[index + 1 :]))
 
 
 def replace_function(module: ModuleType, name: str, by: Callable[..., object]) -> None:
-    """Put another function in the place of a module's own; AttributeError when it has none of that name."""
+    """Replace a function of a module; AttributeError when the module has none of that name."""
     getattr(module, name)
     setattr(module, name, by)
 
 
 def main() -> None:
-    """Run the broker of the file; only broker 1 is faulty, so that one batch is lost and not several."""
+    """Run the broker of the file; only broker 1 is faulty, so that only one batch is lost."""
     fault, file = sys.argv[1:]
     config = load(BrokerConfig, Path(file))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)

@@ -1,7 +1,7 @@
-"""`millrace init`: the files that a new event type, its DAG and a deployment begin with.
+"""`millrace init`: creates the first files of an event type, of its DAG and of a deployment.
 
-Every file is made only if it is not there; of files that are there only `millrace.toml` and `topics.toml` are
-changed, by one entry each, and only where that leaves them as they were otherwise.
+No existing file is overwritten. Only `millrace.toml` and `topics.toml` are changed, by one entry each, and
+only if nothing else in them changes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _folder_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     show_default="this one",
-    help="Where the files are made.",
+    help="Folder in which the files are made.",
 )
 
 
@@ -74,9 +74,9 @@ def init() -> None:
 def event(name: str, folder: Path) -> None:
     """Make the schema of event NAME and a producer of it; NAME is also its topic.
 
-    The schema is schemas/NAME.avsc, with the audit's header and two fields to replace. A deployment in
-    millrace.toml gets the topic, and its mirror where that names its topics; topics.toml gets it, too. Then
-    the next commands are printed.
+    The schema is schemas/NAME.avsc, with the audit's header and two fields to replace. The topic is added to
+    a deployment in millrace.toml, to its mirror if that lists topics, and to topics.toml. Then the next
+    commands are printed.
 
     Example: millrace init event OrderPlaced
     """
@@ -173,7 +173,7 @@ def _create(file: Path, text: str) -> None:
 
 
 def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
-    """Give the topic to every cluster that is produced to; those clusters, with a broker of each."""
+    """Add the topic to every cluster that producers produce to; returns them with a broker of each."""
     text = file.read_text()
     try:
         before = tomllib.loads(text)
@@ -199,7 +199,7 @@ def _add_to_deployment(file: Path, topic: str) -> Mapping[str, str]:
         }:
             lines[number] = line.replace("[", f'["{topic}", ', 1)
     changed = "".join(lines)
-    # What is read back must be what was meant: a file that somebody has written otherwise stays as it is.
+    # The changed text must have the topic everywhere: a file in another style stays as it is.
     after = tomllib.loads(changed)["clusters"]
     if all(topic in after[name].get("topics", {}) for name in origins):
         file.write_text(changed)

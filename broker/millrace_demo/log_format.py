@@ -1,9 +1,9 @@
-"""The formats of web servers' access logs: a line in, a PageView's time and fields out; reads no files.
+"""Formats of web servers' access logs, which turn a line into a PageView's time and fields. Reads no files.
 
-Without a format of its own a line is in the combined or common format, with a virtual host before it
-(Apache's vhost_combined) or more values behind it (nginx's "main" and what people add to it). Any other
-format is given as in LogFormat or log_format. No pattern here can read a character in two ways,
-so a line costs time in proportion to its length, whoever wrote it.
+By default a line is in the combined or common format, perhaps with a virtual host before it (Apache's
+vhost_combined) or more values behind it (nginx's "main" and additions to it). Any other format is given as in
+LogFormat or log_format. No pattern here can match a character in two ways, so any line costs time in
+proportion to its length.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _QUOTED = r'(?:[^"\\]|\\.)*'
 _REST = rf'(?: (?:"{_QUOTED}"|[^\s"]\S*))*(?: "{_QUOTED})?'
 _LOCAL_TIME = r"\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4}"
 # host identity user [time] "request" status bytes "referrer" "user agent", then words and quoted values.
-# A virtual host is told from a user of several words by the identity, which is `-` behind one.
-# Real logs hold lines that were cut in their last field: what is left of it is kept.
+# The identity, which is `-` behind a virtual host, tells a virtual host from a user of several words.
+# Real logs hold lines that were cut in their last field: the rest of that field is kept.
 _USUAL = re.compile(
     r"(?:\S+ (?=[^\s-]\S* - )|)(?P<client>\S+) \S+ \S+"
     rf' \[(?P<time>{_LOCAL_TIME})\] "(?P<request>{_QUOTED})" (?P<status>\d{{3}}) (?P<bytes>\d{{1,18}}|-)'
@@ -31,7 +31,7 @@ _USUAL = re.compile(
 )
 _ESCAPED = re.compile(r'\\(["\\])')
 
-# Patterns by field; what stands between quotes, or is a field of no PageView, is read up to the next literal.
+# Patterns by field. A quoted value, or one that is no field of a PageView, is read up to the next literal.
 _VALUES = {
     "time_local": _LOCAL_TIME,
     "time_bracketed": rf"\[{_LOCAL_TIME}\]",
@@ -57,15 +57,15 @@ _NGINX = {
 _APACHE_VALUE = re.compile(r"%[!\d,<>]*(?P<of>\{[^}]*\})?(?P<name>\^[A-Za-z]{2}|[A-Za-z])")
 _NGINX_VALUE = re.compile(r"\$(?:\{(?P<braced>\w+)\}|(?P<name>\w+))")
 MOST_VALUES = 64
-"""In one format."""
+"""Most values in one format."""
 
 
 class BadLine(ValueError):
-    """A line that is not in the format; the text says what is wrong with it."""
+    """A line that is not in the format; the text has the reason."""
 
 
 class LogFormat:
-    """One server's format; None for the usual ones. MillraceError for a text that is no format."""
+    """One server's format; without a text, the usual formats. MillraceError for a text that is no format."""
 
     def __init__(self, text: str | None = None) -> None:
         self._pattern = _USUAL if text is None else _pattern_of(text)
@@ -76,7 +76,7 @@ class LogFormat:
         )
 
     def parse(self, line: str) -> tuple[int, dict[str, Any]]:
-        """(time in ms, a PageView's fields without the header) of one line; BadLine when it is not one."""
+        """(time in ms, a PageView's fields without the header) of a line; BadLine when it cannot be read."""
         match = self._pattern.fullmatch(line)
         if match is None:
             raise BadLine(self._says)
@@ -143,7 +143,7 @@ def _pattern_of(text: str) -> re.Pattern[str]:
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
-    """Literals and values in their order: (text, False), or (field, True); "" is a field of no PageView."""
+    """Literals and values in order: (text, False) or (field, True); "" is a value that PageView lacks."""
     nginx = _NGINX_VALUE.search(text) is not None
     end = 0
     for match in (_NGINX_VALUE if nginx else _APACHE_VALUE).finditer(text):
@@ -160,7 +160,7 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _request(text: str) -> tuple[str, str, str]:
-    """Method, URL and protocol; what is no HTTP request (a scan's garbage) is all URL."""
+    """Method, URL and protocol; a text that is no HTTP request (a scan's garbage) is all URL."""
     parts = text.split(" ")
     if len(parts) < 2:
         return "", text, ""
@@ -174,7 +174,7 @@ def _absent(text: str | None) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    r"""The text with `\"` and `\\` as they were; `\xNN`, a byte that cannot be printed, stays as it is."""
+    r"""The text with `\"` and `\\` unescaped; `\xNN`, a byte that cannot be printed, stays as it is."""
     return _ESCAPED.sub(r"\1", text)
 
 

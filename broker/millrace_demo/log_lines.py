@@ -1,6 +1,6 @@
-"""Lines of a log as bytes: of a file, of gzip, of standard input, of a file that grows and is rotated.
+"""Lines of a log as bytes: from a file, gzip, standard input, or a file that grows and is rotated.
 
-A line that is longer than MAX_LINE_BYTES is handed on as its beginning, and no more of it is held. Knows no
+A line longer than MAX_LINE_BYTES is handed on as its beginning, and the rest of it is not held. Knows no
 format of lines, and publishes nothing.
 """
 
@@ -29,15 +29,15 @@ MAX_LINE_BYTES = 64 * 1024
 READ_BYTES = 256 * 1024
 POLL_S = 0.25
 SILENCE_S = 5.0
-"""How long a rotated file must be silent before the new one is read: its writer takes a moment to change."""
+"""Time without a write after which a rotated file is left for the new one: writers change files late."""
 BEGINNING_BYTES = 256
-"""How much of a file's beginning says, besides its inode, that it is the same file."""
+"""First bytes of a file by which, besides its inode, the file is recognized."""
 STDIN = Path("-")
 
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """One line without its end: its number in what is read, from 1, and at most MAX_LINE_BYTES of it."""
+    """One line without its end: its number in the source, from 1, and at most MAX_LINE_BYTES of it."""
 
     number: int
     text: bytes
@@ -50,7 +50,7 @@ class RawLine:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Up to where a followed file was read: which file it is, and the end of the last whole line."""
+    """Position in a followed file: the file's identity, and the end of the last whole line that was read."""
 
     device: int
     inode: int
@@ -61,7 +61,7 @@ class Position:
 
     @classmethod
     def load(cls, path: Path) -> Position | None:
-        """What `save` has written there; None where nothing was. MillraceError for anything else."""
+        """Read the position that `save` wrote; None if there is no file. MillraceError for anything else."""
         try:
             return cls(**json.loads(path.read_text()))
         except FileNotFoundError:
@@ -72,7 +72,7 @@ class Position:
             ) from error
 
     def save(self, path: Path) -> None:
-        """Replace the file by this position; after a crash it holds one of the two, whole."""
+        """Replace the file by this position; after a crash it holds the old or the new one, whole."""
         written = path.with_name(f".{path.name}.new")
         try:
             with written.open("w") as file:
@@ -86,18 +86,18 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Lines that arrived together. When they are dealt with, everything before `position` is."""
+    """Lines that arrived together. Once they are published, everything before `position` is."""
 
     lines: Sequence[RawLine]
     read: int = 0
-    """Bytes of the source so far, compressed ones where it is gzip."""
+    """Bytes of the source so far; of gzip, compressed bytes."""
     position: Position | None = None
     caught_up: bool = False
     """True when there is nothing more to read at this moment."""
 
 
 class LineSplitter:
-    """Bytes in, whole lines out; holds at most MAX_LINE_BYTES of the line that has not ended."""
+    """Splits bytes into whole lines; holds at most MAX_LINE_BYTES of the line that has not ended."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -106,14 +106,14 @@ class LineSplitter:
         self._begun = b""
 
     def receive(self, data: bytes) -> list[RawLine]:
-        """The lines that end in `data`, wherever the one before it was cut."""
+        """The lines that end in `data`; the first may have begun in the data before."""
         *ended, rest = data.split(b"\n")
         lines = [self._end(part) for part in ended]
         self._hold(rest)
         return lines
 
     def end(self) -> list[RawLine]:
-        """The last line where no line end follows it; none where nothing does."""
+        """The last line if it has no line end; empty if all lines have ended."""
         return [self._end(b"")] if self.pending else []
 
     def _end(self, part: bytes) -> RawLine:
@@ -130,9 +130,9 @@ class LineSplitter:
 
 
 def read_lines(path: Path) -> Iterator[Chunk]:
-    """All lines of a file, or of standard input for `-`, unzipped where they are gzip.
+    """All lines of a file, or of standard input for `-`, unzipped if they are gzip.
 
-    MillraceError when it cannot be read, also in its middle: the whole lines before that are handed on first.
+    MillraceError when the source cannot be read, or read on: the whole lines before that are handed on first.
     """
     splitter = LineSplitter()
     try:
@@ -158,10 +158,10 @@ def read_lines(path: Path) -> Iterator[Chunk]:
 
 
 class Follower:
-    """The lines of a file that grows, from `start` or its beginning, through rotations, until it is stopped.
+    """The lines of a file that grows, from `start` or its beginning, through rotations, without an end.
 
-    A file that was renamed is read to its end before the next one; one that is cut (copytruncate) is read
-    again from its beginning. Rotated files are found by their names: FILE.1, FILE-20260101.
+    A renamed file is read to its end before the next file; a truncated file (copytruncate) is read again from
+    its beginning. Rotated files are found by their names: FILE.1, FILE-20260101.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Follower:
         self._path, self._start, self._clock = path, start, clock
 
     def chunks(self) -> Iterator[Chunk]:
-        """For ever; an empty chunk every POLL_S while nothing arrives. MillraceError when a read fails."""
+        """Endless chunks; an empty one every POLL_S while nothing arrives. MillraceError if reading fails."""
         try:
             file, start = None, self._start
             if start is not None:
@@ -178,8 +178,8 @@ class Follower:
                 file = open_again(self._path, start.device, start.inode, start.offset, is_it)
             if file is None and start is not None:
                 log.warning(
-                    "the file of the position is no longer beside %s: that is read from its beginning, and"
-                    " lines between may be missing",
+                    "the file of the position is no longer beside %s: this file is read from its beginning,"
+                    " and lines between may be missing",
                     self._path,
                 )
                 start = None
@@ -199,7 +199,7 @@ class Follower:
             raise MillraceError(f"cannot read {self._path}: {error.strerror or error}") from error
 
     def _read(self, file: io.FileIO, start: Position | None) -> Iterator[Chunk]:
-        """The rest of one file, until another has its name and it has been silent for a while."""
+        """The rest of one file, until another file has its name and it was not written for SILENCE_S."""
         splitter = LineSplitter(start.line if start is not None else 0)
         offset, silent_since = start.offset if start is not None else 0, self._clock()
         file.seek(offset)
@@ -231,5 +231,5 @@ def _position(file: io.FileIO, offset: int, line: int) -> Position:
 
 
 def _begins_as(file: io.FileIO, position: Position) -> bool:
-    """True when the file begins as the position's did: an inode may be another file's by now."""
+    """True when the file begins like the position's file: an inode may be another file's by now."""
     return _position(file, position.offset, position.line).beginning == position.beginning

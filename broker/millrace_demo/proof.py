@@ -1,8 +1,8 @@
-"""The demo's proof: what the producers got acknowledged against what can be read back, message by message.
+"""The demo's proof: compares the acknowledged messages with the rows that can be read back, one by one.
 
 Compares sets of (topic, instance, sequence), never totals: a loss and a duplicate in the same hour must not
-cancel. Reads the Parquet files themselves, by the plainest way there is, so that a mistake in Millrace's own
-readers cannot hide one in its writers.
+cancel. Reads the Parquet files directly with pyarrow, so that a bug in Millrace's own readers cannot hide a
+bug in its writers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sequences = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What one producer instance got acknowledged for one topic: closed ranges of sequences."""
+    """Acknowledged events of one producer instance and topic: closed ranges of sequences."""
 
     topic: str
     server: str
@@ -69,7 +69,7 @@ class Proof:
 
 
 def compare(published: Iterable[Published], files: Mapping[str, Sequence[Path]]) -> Proof:
-    """Every acknowledged message against the rows of each topic's Parquet files."""
+    """Compare every acknowledged message with the rows of each topic's Parquet files."""
     by_topic: dict[str, list[Published]] = {topic: [] for topic in files}
     for entry in published:
         by_topic.setdefault(entry.topic, []).append(entry)

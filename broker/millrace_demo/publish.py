@@ -1,4 +1,4 @@
-"""Publishes the demo's events in every datacenter and says what was acknowledged."""
+"""Publishes the demo's events in every datacenter and returns what was acknowledged."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def register_schemas(endpoints: Endpoints, schemas: Path) -> None:
 def publish_made_events(
     count: int, span: Span, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
 ) -> list[Published]:
-    """`count` made events of the hours in `span`, spread over two servers in each datacenter.
+    """Publish `count` generated events of the hours in `span`, from two servers in each datacenter.
 
-    `halfway` is called while the others are still to be sent.
+    `halfway` is called when half of them are sent.
     """
     start_ms, hours = int(span[0].timestamp() * 1000), (span[1] - span[0]) // timedelta(hours=1)
     events = made_events(count, start_ms=start_ms, hours=hours, seed=count)
@@ -47,14 +47,14 @@ def publish_made_events(
 def publish_access_log(
     log: Path, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
 ) -> list[Published]:
-    """The lines of a web server's log, dealt out to the datacenters in turn; every line must be readable."""
+    """Publish the lines of a web server's log in the datacenters in turn; every line must be readable."""
     total = sum(1 for _ in read_log(log))
     events = (MadeEvent("PageView", event.time_ms, event.fields) for event in read_log(log))
     return _publish(_calling(halfway, events, total // 2), total, endpoints, ("web-1",), console)
 
 
 def _calling(function: Callable[[], None], events: Iterable[MadeEvent], before: int) -> Iterator[MadeEvent]:
-    """The events; the function is called before that one of them."""
+    """The events; the function is called before the event of the index `before`."""
     for index, event in enumerate(events):
         if index == before:
             function()
@@ -103,6 +103,6 @@ def _producer(endpoints: Endpoints, cluster: str, server: str) -> AuditedProduce
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar that is gone when it is full; none where the console is no terminal."""
+    """A progress bar that disappears when it is full; there is none if the console is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

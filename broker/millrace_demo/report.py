@@ -1,4 +1,4 @@
-"""Per hour and tier: the counts and the verdict, as a table for people."""
+"""Counts and verdicts by hour and tier, as a table for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace_audit.show import narrow_table, styled
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """One hour of one topic: what the audit says of it, and its rows in the published table."""
+    """One hour of one topic: the audit's answer, and the hour's rows in the published table."""
 
     topic: str
     audited: Window
@@ -24,7 +24,7 @@ class Hour:
 
     @property
     def complete(self) -> bool:
-        """True when the audit says so and the table has just the rows that were acknowledged."""
+        """True when the verdict is `complete` and the table has as many rows as were acknowledged."""
         return self.audited.verdict == "complete" and self.rows == self.audited.acknowledged
 
 

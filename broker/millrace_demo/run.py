@@ -1,7 +1,7 @@
-"""The demo from end to end: start, publish, run the DAG, compare, tell.
+"""The demo from end to end: start, publish, run the DAG, compare, report.
 
-Every step uses what a user would use: the supervised processes of `millrace up`, the producer, the DAG
-through Airflow, the auditor's answer. Only the proof at the end reads loads and tables by itself.
+Every step uses a user's means: the supervised processes of `millrace up`, the producer, the DAG through
+Airflow, the auditor's answer. Only the proof at the end reads loads and tables by itself.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, U
 
 FETCH_BYTES = 4 << 20
 END_S, END_TRIES = 60.0, 3
-"""What Airflow gets to end its jobs and itself, and how often it is told."""
+"""Time (s) that Airflow gets to end its jobs and itself, and the number of signals in that time."""
 BATCH_TOPIC = "SearchQuery"
 """The topic of `deploy/local.toml` that a task of the DAG mirrors."""
 WAIT_MINUTES = 3.0
-"""How long the DAG waits for the hours to be complete; a minute is plenty on an idle machine."""
+"""Time for which the DAG waits for complete hours; a minute is plenty on an idle machine."""
 WAIT_MINUTES_WITH_FAULT = 0.5
-"""With a fault they never will be."""
+"""The same with an injected fault, with which the hours are never complete."""
 JUDGED_S = 60.0
-"""How long the auditor may take to judge once more what was complete, for the tables' counts are news."""
+"""Time that the auditor gets to judge the complete windows again with the counts of the tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line asks for."""
+    """Options of `millrace demo`."""
 
     events: int
     hours: int
@@ -69,14 +69,14 @@ class DemoOptions:
     schemas: Path
     scratch: Path
     replicas: int
-    """From 2 on: of each partition in each cluster, which loses a broker and its disk meanwhile."""
+    """Replicas of each partition; from 2 on, each cluster loses a broker and its disk meanwhile."""
     secure: bool
-    """With TLS and logins, whatever the deployment's file says."""
+    """True for TLS and logins, whatever the deployment's file says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the last line says, and why it failed if it did."""
+    """Figures of the last line, and the reasons if the demo failed."""
 
     proof: Proof
     mirrored: int
@@ -96,7 +96,7 @@ class Outcome:
 
 
 def run_demo(options: DemoOptions, console: Console) -> Outcome:
-    """The whole path once in `options.scratch`; MillraceError when a step cannot be done at all."""
+    """Run the whole path once in `options.scratch`; MillraceError when a step cannot be done at all."""
     began = time.monotonic()
 
     def print_step(step: str) -> None:
@@ -138,12 +138,12 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
         if counted not in (None, expected):
             failures.append(f"DuckDB counts {counted} rows in the table of {topic}, pyiceberg {expected}")
     if options.fault and not failures:
-        failures = [f"nobody noticed the fault {options.fault!r}: see logs/{endpoints.aggregate}-1.log"]
+        failures = [f"the fault {options.fault!r} was not noticed: see logs/{endpoints.aggregate}-1.log"]
     return Outcome(proof=proof, mirrored=mirrored, hours=hours, failures=failures)
 
 
 def answers_of(auditor: str, topics: Sequence[str], span: Span, within_s: float) -> list[Completeness]:
-    """What the auditor says of each topic once no window is pending, or after `within_s`."""
+    """The auditor's answer for each topic, once no window is pending or after `within_s`."""
     end = time.monotonic() + within_s
     while True:
         answers = [completeness(auditor, topic, *span) for topic in topics]
@@ -154,7 +154,7 @@ def answers_of(auditor: str, topics: Sequence[str], span: Span, within_s: float)
 
 
 def _lose_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Supervisor) -> list[str]:
-    """Kill the first broker of each cluster started here, and delete its log directory; their names."""
+    """Kill the first broker of each cluster started here and delete its log; returns the brokers' names."""
     lost = [f"{name}-1" for name in endpoints.bootstraps if name not in options.kafka]
     for broker in lost:
         supervisor.lose(broker)
@@ -165,7 +165,7 @@ def _lose_brokers(options: DemoOptions, endpoints: Endpoints, supervisor: Superv
 def _publish(
     options: DemoOptions, endpoints: Endpoints, console: Console, halfway: Callable[[], None]
 ) -> tuple[list[Published], Span]:
-    """What was acknowledged, and the whole hours that it lies in: of the log, or the last ones."""
+    """Publish the log or generated events; returns the acknowledged events and the whole hours of them."""
     if options.access_log is not None:
         span = span_of_log(options.access_log)
         return publish_access_log(options.access_log, endpoints, console, halfway), span
@@ -196,7 +196,7 @@ def _failures(
 
 
 def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
-    """What the auditor names, one line for each kind, tier and instance."""
+    """Findings of the auditor, one line for each kind, tier and instance."""
     by_instance: dict[tuple[str, str, str, int, str], list[Sequence[int]]] = {}
     for answer in answers:
         for window in answer.windows:
@@ -211,7 +211,7 @@ def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
 
 @contextmanager
 def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor]]:
-    """The deployment on free ports in the scratch folder; stopped again in any case."""
+    """Run the deployment on free ports in the scratch folder; it is stopped in any case."""
     config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
     if options.replicas > 1:
         config = replace(config, clusters=with_replicas(config.clusters, options.replicas))
@@ -236,12 +236,12 @@ def _everything_up(options: DemoOptions) -> Iterator[tuple[Endpoints, Supervisor
 
 
 def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None) -> None:
-    """Create what topics a cluster that runs already does not have; MillraceError when one holds messages."""
+    """Create the topics that a running cluster lacks; MillraceError when a topic holds messages."""
     with ClusterClient(cluster.bootstrap, security=security) as client:
         existing = client.topics()
         for topic, partitions in cluster.topics.items():
             if topic not in existing:
-                # Apache Kafka goes by the events' own times, and those of a log file may be years back.
+                # Apache Kafka expires by the events' own times, and those of a log file may be years back.
                 client.create_topic(topic, partitions, {"retention.ms": "-1"})
         copies = (AUDIT_TOPIC, COUNTS_TOPIC) if cluster.mirror is not None else ()
         topics = (*cluster.topics, *cluster.audit_topics, *copies)
@@ -249,15 +249,15 @@ def _prepare(cluster: ClusterConfig, name: str, security: ClientSecurity | None)
             if client.list_offsets(topic, EARLIEST) != client.list_offsets(topic, LATEST):
                 raise MillraceError(
                     f"topic {topic} of {name} at {cluster.bootstrap} holds messages already, and the demo"
-                    " compares all there is with what it publishes: name another cluster, or delete the"
+                    " compares all messages with those that it publishes: name another cluster, or delete the"
                     f" topics {', '.join(topics)} there first"
                 )
 
 
 def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) -> UpConfig:
-    """The same deployment, every port free, in another folder, with a final verdict as soon as possible.
+    """The same deployment on free ports, in another folder, with final verdicts as soon as possible.
 
-    Clusters named in `kafka` are not started but found there.
+    Clusters named in `kafka` run already: they are not started, but found at its addresses.
     """
     if unknown := kafka.keys() - config.clusters.keys():
         raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no cluster of that name")
@@ -280,7 +280,7 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
 
 
 def with_replicas(clusters: Mapping[str, ClusterConfig], replicas: int) -> dict[str, ClusterConfig]:
-    """The same clusters; those that are started, with so many replicas and at least as many brokers."""
+    """The same clusters; those that are started have `replicas` replicas and at least as many brokers."""
     return {
         name: replace(
             cluster,
@@ -294,7 +294,7 @@ def with_replicas(clusters: Mapping[str, ClusterConfig], replicas: int) -> dict[
 
 
 def _filled_by_process(cluster: ClusterConfig, config: UpConfig) -> ClusterConfig:
-    """The cluster, without a batch mirror; an aggregate one with a partition for each of its origins'."""
+    """The cluster without a batch mirror; an aggregate cluster gets a partition for each of its origins'."""
     if (mirror := cluster.mirror) is None:
         return cluster
     mirrored = replace(mirror, topics=[*mirror.topics, *mirror.batch_topics], batch_topics=())
@@ -313,7 +313,7 @@ def _run_dag(
     span: Span,
     print_step: Callable[[str], None],
 ) -> str | None:
-    """Run the DAG once through Airflow, printing each task's end; None, or why it failed."""
+    """Run the DAG once through Airflow, printing each task's end; returns the reason if it failed."""
     log, last = options.scratch / "logs" / "airflow.log", ""
     with log.open("w") as errors, _airflow(options, endpoints, topics, span, errors) as airflow:
         assert airflow.stdout is not None
@@ -332,12 +332,12 @@ def _run_dag(
 def _airflow(
     options: DemoOptions, endpoints: Endpoints, topics: Sequence[str], span: Span, errors: IO[str]
 ) -> subprocess.Popen[str]:
-    """One run of the DAG as a process that ends with this one; it prints a line for each task."""
+    """Start one run of the DAG, a process that ends with this one and prints a line for each task."""
     command = [sys.executable, "-m", "millrace_demo.run_once", "warehouse_load"]
     command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
     command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
     wait_minutes = WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES
-    # The process that fills an Apache Kafka copies every topic; brokers leave one to a task.
+    # The mirror process of an Apache Kafka copies every topic; brokers leave BATCH_TOPIC to a task.
     by_task = None if endpoints.aggregate in options.kafka else BATCH_TOPIC
     file = options.scratch / "topics.toml"
     file.write_text("".join(f"[{topic}]\nmirror = {str(topic == by_task).lower()}\n" for topic in topics))
@@ -352,7 +352,7 @@ def _airflow(
 
 
 def _end(airflow: subprocess.Popen[str]) -> None:
-    """Let Airflow end its jobs, then itself; told again, because a task that begins may take the signal."""
+    """Let Airflow end its jobs, then itself. A task that begins may take the signal, so it is sent again."""
     for _ in range(END_TRIES):
         airflow.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -382,7 +382,7 @@ def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, obje
 
 
 def _count_records(endpoints: Endpoints, topic: str) -> int:
-    """Messages of a topic in the aggregate cluster, by reading every batch; control batches do not count."""
+    """Count a topic's messages in the aggregate cluster by reading every batch, without control batches."""
     total, bootstrap = 0, endpoints.bootstraps[endpoints.aggregate]
     with ClusterClient(bootstrap, security=endpoints.client("consumer")) as client:
         ends = client.list_offsets(topic, LATEST)

@@ -1,9 +1,9 @@
 """Runs one DAG once through Airflow itself, without a scheduler: `python -m millrace_demo.run_once DAG`.
 
-For the demo and for tests. Beside what `airflow dags test` does, Ctrl-C and SIGTERM end the run together with
-the jobs it started, and the last line says which task failed and why, with exit code 1. Airflow keeps its
-state in a database of its own under --airflow-home. One line per task goes to standard output, Airflow's logs
-to standard error.
+For the demo and for tests. It does more than `airflow dags test`: Ctrl-C and SIGTERM end the run together
+with its jobs, and the last line names the task that failed and the reason, with exit code 1. Airflow keeps
+its state in a database of its own under --airflow-home. One line per task goes to standard output, Airflow's
+logs to standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 hookimpl = HookimplMarker("airflow")
 JOB_STOP_S = 4.0
-"""How long a job may take to end by SIGTERM before it is killed: what it has not published does not count."""
+"""Time that a job gets to end by SIGTERM before it is killed; what it has not published does not count."""
 
 
 @click.command()
@@ -67,7 +67,7 @@ def _on_signals(end: Callable[[int, FrameType | None], NoReturn]) -> None:
 
 
 def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoReturn:
-    """End here: an exception raised in a handler Airflow would take for a task's failure, and go on."""
+    """End the process here: Airflow would take an exception for a task's failure, and go on."""
     try:
         for ignored in (signal.SIGINT, signal.SIGTERM):
             signal.signal(ignored, signal.SIG_IGN)
@@ -79,7 +79,7 @@ def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoRet
 
 
 def _kill(job: Job) -> None:
-    """End a job; one that is just beginning has two seconds to say which processes it is."""
+    """End a job; a job that is just beginning gets two seconds to note its processes."""
     deadline = time.monotonic() + 2.0
     while job.directory.is_dir() and time.monotonic() < deadline:
         try:
@@ -92,9 +92,9 @@ def _kill(job: Job) -> None:
 def run_dag(
     dag_id: str, dags_folder: Path, run_conf: dict[str, str], report: IO[str], on_task: Callable[[], None]
 ) -> list[str]:
-    """Run the DAG in a migrated database; `task: reason` of each task that failed, [] on success.
+    """Run the DAG in a migrated database; returns `task: reason` of each failed task, [] on success.
 
-    `on_task` is called as each task begins: the signals that a task takes for itself can be taken back.
+    `on_task` is called as each task begins, so that it can take back the handling of signals from the task.
     """
     from airflow.sdk.listener import get_listener_manager
     from airflow.utils.db import initdb
@@ -125,7 +125,7 @@ def _parse(dag_id: str, dags_folder: Path) -> DAG | str:
 
 
 def _keep_standard_output_for_us() -> IO[str]:
-    """Standard output for our lines only: whatever else is printed goes to standard error."""
+    """Return standard output for our own lines; everything else that is printed goes to standard error."""
     sys.stdout.flush()
     report = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -133,7 +133,7 @@ def _keep_standard_output_for_us() -> IO[str]:
 
 
 def _configure(dags_folder: Path, home: Path) -> None:
-    # Airflow reads these when it is first imported, so not before this line.
+    # Airflow reads these variables when it is first imported, so it must not be imported before this line.
     home.mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "AIRFLOW_HOME": str(home),
@@ -144,7 +144,7 @@ def _configure(dags_folder: Path, home: Path) -> None:
 
 
 class _Reporter:
-    """Prints one line for each task that ends; keeps the reasons of those that failed for good."""
+    """Prints one line for each task that ends; keeps the reasons of tasks that failed for good."""
 
     def __init__(self, report: IO[str], on_task: Callable[[], None]) -> None:
         self.failures: list[str] = []
@@ -154,7 +154,7 @@ class _Reporter:
     @hookimpl
     def on_task_instance_running(self, task_instance: Any) -> None:
         self._on_task()
-        # A deferred task runs twice; its time counts from the first.
+        # A deferred task runs twice; its time counts from the first run.
         self._began.setdefault(_name(task_instance), time.monotonic())
 
     @hookimpl
@@ -180,7 +180,7 @@ class _Reporter:
 
 
 def _name(task_instance: Any) -> str:
-    """The task's id, with what a mapped one calls itself."""
+    """The task's id; of a mapped task, with its own name or index."""
     index = task_instance.map_index
     if index is None or index < 0:
         return str(task_instance.task_id)

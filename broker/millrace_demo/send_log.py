@@ -23,14 +23,14 @@ from millrace_demo.log_lines import STDIN, Chunk, Follower, Position, read_lines
 
 SUBJECT = "PageView"
 LATENESS_MS = 300_000
-"""How old a line may be when it is written. An older one is published, too, and opens its window again."""
+"""Largest age of a line when it is written. An older line is published, too, and opens its window again."""
 SETTLE_S = 5.0
-"""How often a follower waits for the acknowledgements and saves its position."""
+"""Interval at which a follower waits for the acknowledgements and saves its position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where events go, and whose they are."""
+    """Topic and cluster of the events, and the server and service that they are of."""
 
     topic: str
     cluster: str
@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Which lines are read, and how."""
+    """The file and part of it to read, the format, and where refused lines and the position go."""
 
     file: Path
     part: Part
@@ -60,7 +60,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What became of a log."""
+    """Outcome of publishing a log."""
 
     topic: str
     cluster: str
@@ -84,7 +84,7 @@ class Sent:
 
 
 def send_log(reading: Reading, target: Target) -> Sent:
-    """Publish every event of the log; MillraceError when some may not be there, or it has none at all."""
+    """Publish every event of the log; MillraceError when events may be missing, or no line is an event."""
     producer = AuditedProducer(
         target.bootstrap,
         target.registry,
@@ -137,7 +137,7 @@ def _send_once(reading: Reading, producer: AuditedProducer, target: Target) -> N
 
 
 def _follow(reading: Reading, producer: AuditedProducer, topic: str) -> None:
-    """Publish until a signal comes. Nothing before the position that is saved lacks its acknowledgement."""
+    """Publish until a signal comes. Every event before the saved position is acknowledged."""
     stopped = threading.Event()
     stop_on_signals(stopped.set)
     reached, due = None, time.monotonic() + SETTLE_S

@@ -1,6 +1,6 @@
-"""The published tables as a stranger reads them: the catalog's row, Iceberg's metadata, no code of Millrace.
+"""Readers of the published tables without code of Millrace: by the catalog's row and Iceberg's metadata.
 
-The catalog of a local warehouse is a SQLite file; its row of a table names the metadata that is the table.
+The catalog of a local warehouse is a SQLite file; a table's row in it names the table's newest metadata.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def metadata_location(warehouse: Path, topic: str) -> str | None:
 
 
 def rows_by_hour(location: str) -> Counter[str]:
-    """The rows of a table by hour, `2015-05-17T10`, read by pyiceberg."""
+    """The number of a table's rows by hour, `2015-05-17T10`, read by pyiceberg."""
     scan = StaticTable.from_metadata(location).scan(selected_fields=("_time",))
     times = scan.to_arrow()["_time"].to_numpy()
     hours, counts = np.unique(np.datetime_as_string(times.astype("datetime64[h]")), return_counts=True)
@@ -37,9 +37,9 @@ def rows_by_hour(location: str) -> Counter[str]:
 
 
 def rows_by_duckdb(location: str) -> int | None:
-    """The rows of a table, counted by DuckDB with its iceberg extension alone; None where that is missing.
+    """The number of a table's rows, counted by DuckDB with its iceberg extension; None if that is missing.
 
-    Installed is what DuckDB finds by itself, or the PyPI packages `duckdb-extension-iceberg` and
+    The extension may be installed for DuckDB, or come from the PyPI packages `duckdb-extension-iceberg` and
     `duckdb-extension-avro` of the same version. Nothing is downloaded.
     """
     if importlib.util.find_spec("duckdb") is None:
@@ -57,7 +57,7 @@ def rows_by_duckdb(location: str) -> int | None:
 
 
 def _extension(name: str, version: str) -> str:
-    """The file of an extension from PyPI, if it is for this DuckDB; else the name that DuckDB looks up."""
+    """The file of an extension from PyPI, if it fits this DuckDB; else the name that DuckDB looks up."""
     spec = importlib.util.find_spec(f"duckdb_extension_{name}")
     if spec is None or spec.origin is None:
         return name

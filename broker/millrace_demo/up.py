@@ -1,7 +1,7 @@
 """Several clusters, a registry and an auditor on one machine, as supervised processes.
 
-Owns the order of starting and stopping, and the broker files it writes for each broker. The processes are
-the ordinary commands: whatever runs here runs as well by hand, on machines of its own.
+Owns the order of starting and stopping, and the file that it writes for each broker. The processes are the
+ordinary commands: each of them may as well be started by hand, on another machine.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 MAX_RESTARTS = 3
 RESTARTS_WITHIN_S = 60.0
-"""A child that ends more often in this time will not stay by being started once more."""
+"""A child that ends more than MAX_RESTARTS times in this time is not started again."""
 _MILLRACE = (sys.executable, "-m", "millrace.cli")
 _LISTEN = ("--listen", "{address}")
 AUTHORITY = "SSL_CERT_FILE"
-"""The variable of the authority that HTTP clients trust."""
+"""Variable with the file of the certificate authority that HTTP clients trust."""
 _OPERATOR = "millrace"
 _WAREHOUSE = "warehouse"
 _PRIVATE = 0o077
@@ -51,16 +51,16 @@ _PRIVATE = 0o077
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorConfig:
-    """What a cluster mirrors from its origins."""
+    """Topics that a cluster mirrors from its origins."""
 
     origins: Sequence[str]
     """Names of clusters in the same file."""
     topics: Sequence[str] = ()
-    """Pulled all the time by the brokers."""
+    """Topics that the brokers copy all the time."""
     batch_topics: Sequence[str] = ()
-    """Get target partitions; the Spark batch mirror fills them."""
+    """Topics for which only target partitions are created; the Spark batch mirror fills them."""
     by_mirrormaker: bool = False
-    """True where a MirrorMaker 2 of your own copies them, into a cluster that has a `bootstrap`."""
+    """True if a MirrorMaker 2 of your own copies the topics, into a cluster that has a `bootstrap`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class ClusterConfig:
     metrics: Sequence[str] = ()
     """HOST:PORT of each broker's metrics, in the brokers' order; empty: none."""
     bootstrap: str = ""
-    """Instead of `brokers`: HOST:PORT[,HOST:PORT...] of a cluster that runs already, of Apache Kafka for
-    example. Nothing of it is started or stopped."""
+    """Instead of `brokers`: HOST:PORT[,HOST:PORT...] of a cluster that runs already, for example an Apache
+    Kafka. It is neither started nor stopped."""
     replicas: int = 1
-    """Of each partition of a new topic; at most as many as there are `brokers`."""
+    """Replicas of each partition of a new topic; at most as many as there are `brokers`."""
     topics: Mapping[str, int] = field(default_factory=dict)
     """Topics to create at the start, with their number of partitions."""
     log: LogConfig = field(default_factory=LogConfig)
@@ -83,7 +83,7 @@ class ClusterConfig:
 
     @property
     def audit_topics(self) -> tuple[str, ...]:
-        """What producers and the auditing reader say here; only the aggregate cluster's is not mirrored."""
+        """Topics of the audit's records in this cluster; only the aggregate cluster's is not mirrored."""
         return (AUDIT_TOPIC, COUNTS_TOPIC) if self.mirror is None else (OFFLINE_AUDIT_TOPIC,)
 
 
@@ -96,40 +96,40 @@ class UpConfig:
     registry: str = "127.0.0.1:8081"
     auditor: str = "127.0.0.1:8082"
     security: str = ""
-    """A folder of `millrace security init`, which is made where it is missing: everything but ZooKeeper uses
-    TLS, every process logs in as a user of its own, and may do what it has to; registry and auditor ask for
-    a token. Empty: none of it."""
+    """A folder of `millrace security init`, created if it is missing. With it everything but ZooKeeper uses
+    TLS, every process logs in as a user of its own with the rights that it needs, and registry and auditor
+    ask for a token. Empty: no security."""
     zookeeper_heap_mb: int = HEAP_MB
     """Most memory of ZooKeeper's heap."""
     topics_file: str = ""
-    """File of topics (docs/configuration.md), for all that is started; empty: that of the environment."""
+    """File of topics (docs/configuration.md) for all processes; empty: the environment's."""
     warehouse: str = ""
     """Folder or URI of the warehouse whose loads are counted for the auditor; empty: none."""
     audit_interval_ms: int = 1000
-    """How often auditing readers report."""
+    """Interval at which auditing readers publish counts."""
     grace_s: int = 60
     """A window can be final this long after its end at the earliest."""
     clusters: Mapping[str, ClusterConfig]
-    """By name, in the order they start; the one with `mirror` is the aggregate cluster."""
+    """Clusters by name, in the order of their start; the cluster with `mirror` is the aggregate cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where everything that was started can be reached."""
+    """Addresses of everything that was started."""
 
     zookeeper: str
     registry_url: str
-    """With its token, if it asks for one, and the same of the auditor's: not to be shown."""
+    """URL with the token, if the registry asks for one; like the auditor's URL it must not be shown."""
     auditor_url: str
     bootstraps: Mapping[str, str]
     """HOST:PORT[,HOST:PORT] by cluster name."""
     aggregate: str
     """Name of the aggregate cluster."""
     security: SecurityFolder | None = None
-    """What clients connect with; None: plainly."""
+    """Folder of the clients' certificates and logins; None without security."""
 
     def client(self, user: str) -> ClientSecurity | None:
-        """How that user's processes connect; None: as the environment says."""
+        """Settings with which that user's processes connect; None: those of the environment."""
         return self.security.client(user) if self.security is not None else None
 
     @property
@@ -140,22 +140,22 @@ class Endpoints:
 
 @dataclass(slots=True)
 class _Supervised:
-    """A child, and how it is started again."""
+    """A child, and the command that starts it again."""
 
     child: Child
     command: Sequence[str]
     again: Sequence[str]
-    """Further words for the command to listen where it did: they may hold `{address}` and `{port}`."""
+    """Words that let the restarted command listen at the same address; may hold `{address}` and `{port}`."""
     environment: Mapping[str, str]
-    """More of it."""
+    """Additional variables of the environment."""
     ended_at: list[float] = field(default_factory=list)
 
 
 class Supervisor:
-    """Starts children one after the other, starts those that die again, stops all in reverse order."""
+    """Starts children one after the other, restarts those that die, stops all in reverse order."""
 
     def __init__(self, logs: Path, *, is_private: bool = False) -> None:
-        """Make the folder of the logs. What a private deployment's children make, nobody else may read."""
+        """Create the folder of the logs. With `is_private` only the user may read what the children write."""
         self._logs, self._umask = logs, _PRIVATE if is_private else -1
         self._children: list[_Supervised] = []
         try:
@@ -172,13 +172,13 @@ class Supervisor:
         again: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start a program that prints a ready line as the servers do, its output in <logs>/<name>.log."""
+        """Start a program that prints a ready line like the servers; its output goes to <logs>/<name>.log."""
         child = Child(name, command, self._logs / f"{name}.log", environment, umask=self._umask)
         self._children.append(_Supervised(child, command, again, environment or {}))
         return child
 
     def lose(self, name: str) -> None:
-        """Kill a child for good: it is not started again, and has not failed."""
+        """Kill a child for good: it is not restarted, and does not count as failed."""
         (lost,) = (supervised for supervised in self._children if supervised.child.name == name)
         self._children.remove(lost)
         lost.child.kill()
@@ -191,7 +191,7 @@ class Supervisor:
                 raise MillraceError(f"{_end_of(child)} (see {child.log})")
 
     def watch(self, notify: Callable[[str], None]) -> None:
-        """Start again what ends, and say so; MillraceError when a child ends again and again."""
+        """Restart children that end, and notify of it; MillraceError when a child ends again and again."""
         while True:
             for supervised in self._children:
                 if supervised.child.exit_code is not None:
@@ -214,7 +214,7 @@ class Supervisor:
         ended.child = Child(child.name, ended.command, child.log, ended.environment, umask=self._umask)
 
     def stop(self) -> None:
-        """Stop every child, last started first; none is left when this returns."""
+        """Stop every child, the last started first; none is left on return."""
         while self._children:
             self._children.pop().child.stop(STOP_TIMEOUT_S)
 
@@ -224,7 +224,7 @@ def _end_of(child: Child) -> str:
 
 
 class Deployment:
-    """Starts the parts of a deployment in order, each with the addresses of those before it.
+    """Starts the parts of a deployment in order, each with the addresses of the parts before it.
 
     `broker_command` replaces the command that runs the aggregate cluster's brokers (fault injection).
     """
@@ -240,7 +240,7 @@ class Deployment:
         self._registry = ""
 
     def start(self) -> Endpoints:
-        """Start everything and say where it is; the caller stops the supervisor in any case.
+        """Start everything and return the addresses; the caller stops the supervisor in any case.
 
         MillraceError when something does not come up.
         """
@@ -278,14 +278,14 @@ class Deployment:
     def _run(
         self, name: str, command: str, *options: str, again: Sequence[str] = (), user: str = ""
     ) -> Child:
-        """Start a command of ours; one that connects to brokers does so as `user`, and asks the registry."""
+        """Start a command of Millrace; with `user` it uses the brokers as that user, and the registry."""
         environment = {"MILLRACE_REGISTRY": self._url("registry", self._registry, name)} if user else {}
         if self._security and user:
             environment[VARIABLE] = str(self._security.client_file(user))
         return self._supervisor.start(name, [*_MILLRACE, command, *options], again, environment)
 
     def _guard(self, service: str) -> Sequence[str]:
-        """The options by which a service uses TLS and asks for tokens, which are made if they are missing."""
+        """The options with which a service uses TLS and asks for tokens; missing tokens are created."""
         if self._security is None:
             return ()
         access = make_tokens(self._security, service, roles_of(self._config)[service])
@@ -302,7 +302,7 @@ class Deployment:
         return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
 
     def _start_brokers(self, name: str, zookeeper: str) -> str:
-        """Start a cluster's brokers and wait for all; its bootstrap addresses."""
+        """Start a cluster's brokers and wait for all; returns its bootstrap addresses."""
         cluster = self._config.clusters[name]
         if self._security is not None:
             _create_users(self._security, zookeeper, name)
@@ -331,7 +331,7 @@ class Deployment:
         return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
 
     def _broker_settings(self, name: str, zookeeper: str) -> list[str]:
-        """The lines of a broker's file that all brokers of the cluster share."""
+        """The lines that the files of all the cluster's brokers share."""
         cluster = self._config.clusters[name]
         log = {key: -1 if value is None else value for key, value in asdict(cluster.log).items()}
         own = _toml(cluster=name, zookeeper=zookeeper, default_replicas=cluster.replicas)
@@ -339,7 +339,7 @@ class Deployment:
         return lines if cluster.mirror is None else [*lines, *self._origin_lines(cluster.mirror)]
 
     def _origin_lines(self, mirror: MirrorConfig) -> list[str]:
-        """A [mirror.NAME] for each origin."""
+        """A table [mirror.NAME] for each origin."""
         topics = _toml(topics=mirror.topics, batch_topics=mirror.batch_topics)
         lines: list[str] = []
         for origin in mirror.origins:
@@ -361,7 +361,7 @@ class Deployment:
         )
 
     def _adopt_copies(self, name: str, mirror: MirrorConfig, zookeeper: str) -> None:
-        """Have the cluster say that MirrorMaker 2 fills it."""
+        """Note for the cluster in ZooKeeper that MirrorMaker 2 fills it."""
         admin = self._security.client("admin") if self._security is not None else None
         with (
             closing(Session.connect(zookeeper)) as session,
@@ -370,7 +370,7 @@ class Deployment:
             adopt(session, name, client, mirror.origins)
 
     def _start_audit(self, zookeeper: str) -> str:
-        """Start the auditor and an auditing reader for each cluster and the warehouse; the auditor's URL."""
+        """Start the auditor and a reader for each cluster and the warehouse; returns the auditor's URL."""
         config, zookeeper_at = self._config, ("--zookeeper", zookeeper)
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *zookeeper_at]
         options += self._guard("auditor")
@@ -390,7 +390,7 @@ class Deployment:
 
 
 def roles_of(config: UpConfig) -> Mapping[str, Mapping[str, Sequence[str]]]:
-    """Service -> client -> roles of its token. The operator may do everything, a process what it has to."""
+    """Service -> client -> roles of its token. The operator may do everything, a process what it must."""
     counts = ("read", "register:Audit*")
     readers = [_reader_of(name) for name in (*config.clusters, _WAREHOUSE)]
     return {
@@ -409,9 +409,9 @@ def _reader_of(place: str) -> str:
 
 
 def make_tokens(security: SecurityFolder, service: str, roles: Mapping[str, Sequence[str]]) -> Path:
-    """Make the tokens of a service's clients and the file by which it knows them, where one is missing.
+    """Create the missing tokens of a service's clients, and the file by which the service knows them.
 
-    Returns that file. Without it no token counts, so all are made again.
+    Returns that file. If the file is missing no token is valid, so all are created again.
     """
     access = security.path / f"{service}-access.toml"
     is_new = not access.exists()
@@ -423,12 +423,12 @@ def make_tokens(security: SecurityFolder, service: str, roles: Mapping[str, Sequ
 
 
 def _token_file(security: SecurityFolder, service: str, client: str) -> Path:
-    """The operator's is named like the service."""
+    """The file of a client's token; the operator's file is named like the service."""
     return security.token_file(service if client == _OPERATOR else f"{service}-{client}")
 
 
 def _make_folder(path: Path, *, is_private: bool) -> None:
-    """Make a folder; a private one is its owner's alone, also where it was there before."""
+    """Create a folder; only its owner may use a private one, even if the folder existed before."""
     path.mkdir(parents=True, exist_ok=True)
     if is_private:
         path.chmod(0o700)
@@ -494,7 +494,7 @@ def _hosts(config: UpConfig) -> list[str]:
 
 
 def _create_users(security: SecurityFolder, zookeeper: str, cluster: str) -> None:
-    """Let the users of the folder log in to a cluster, which has no broker yet, and do what they have to."""
+    """Give the folder's users their logins and rights in a cluster, which has no broker yet."""
     session = Session.connect(zookeeper)
     try:
         install(session, cluster, security)
@@ -506,7 +506,7 @@ def _create_topics(bootstrap: str, cluster: ClusterConfig, security: SecurityFol
     admin = security.client("admin") if security is not None else None
     with ClusterClient(bootstrap, security=admin) as client:
         existing = client.topics()
-        # A mirrored audit topic is made by the mirror, one target partition for each origin partition.
+        # The mirror creates a mirrored audit topic, with one target partition for each origin partition.
         for topic, partitions in {**cluster.topics, **dict.fromkeys(cluster.audit_topics, 1)}.items():
             if topic not in existing:
                 settings = AUDIT_TOPIC_SETTINGS if topic in cluster.audit_topics else {}
