@@ -94,7 +94,7 @@ class Claim:
                 self._look_at(message.value)
             self._offset = header.next_offset
         if self._awaited and self._offset == offset:
-            raise MillraceError(f"{where} gives nothing at offset {offset}")
+            raise MillraceError(f"{where} returns no messages at offset {offset}")
 
     def _look_at(self, value: bytes) -> None:
         for sign in [sign for sign in self._awaited if sign in value]:

@@ -281,7 +281,7 @@ class Spool:
                         future.set_exception(error)
         except SQLAlchemyError as error:
             self.events, self.bytes = before
-            failed = SpoolFailed(f"the disk under {self.folder} takes nothing: {reason_of(error)}")
+            failed = SpoolFailed(f"the disk under {self.folder} cannot be written: {reason_of(error)}")
             for _, future in group:
                 if not future.done():
                     future.set_exception(failed)

@@ -127,11 +127,11 @@ class AuditPublisher:
         for failed in (error for error, _ in outcomes if error is not None):
             raise self._refused(failed)
         if len(outcomes) < len(messages):
-            raise MillraceError(f"{self.bootstrap} acknowledges nothing on {self.topic}")
+            raise MillraceError(f"{self.bootstrap} did not acknowledge all messages on {self.topic} in time")
         return max((int(sent.offset() or 0) for _, sent in outcomes), default=0)
 
     def _refused(self, error: BaseException | KafkaError) -> MillraceError:
-        return MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {text_of(error)}")
+        return MillraceError(f"{self.bootstrap} refuses messages on {self.topic}: {text_of(error)}")
 
     def close(self) -> None:
         """Give up on unacknowledged messages and wait up to a second for librdkafka to end."""
