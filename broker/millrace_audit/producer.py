@@ -566,7 +566,7 @@ def _check_time(topic: str, time_ms: int) -> int:
 
 
 def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of librdkafka: the caller's, without the settings on which the guarantees rest, and these."""
+    """Settings of librdkafka: the caller's and ours; ConfigError if the caller's would break the audit."""
     chosen = {_SAME_AS.get(key, key): value for key, value in config.items()}
     for key in (*_FIXED, "bootstrap.servers", "on_delivery"):
         if key in chosen:
