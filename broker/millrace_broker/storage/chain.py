@@ -1,10 +1,10 @@
-"""How batches stand one behind the other in a log file, and how to walk them.
+"""The chain of batches in a log file, and ways to walk along it.
 
 Reads a file by log positions; knows no segments. Judges, never repairs.
 
-A batch's base offset is its own position, so a batch identifies itself. The one exception is the filler
-behind a batch with more records than bytes: it takes that batch's next offset as its base and ends, by its
-last offset, where it ends in bytes.
+A batch's base offset is its own position, so a batch identifies itself. The one exception is the filler after
+a batch with more records than bytes: its base offset is the batch's next offset, and its last offset is that
+of its last byte.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from millrace.records.compression import Buffer
 from millrace.records.header import YOUNGEST
 
 NEVER = 1 << 63
-"""Younger than any timestamp."""
+"""A timestamp later than that of any record."""
 READ_AHEAD_BYTES = 64 << 10
 SMALL_BATCH_BYTES = 8 << 10
-"""Below this one large read serves several headers; above it 61 bytes per batch are cheaper."""
+"""One large read serves several headers of smaller batches; for larger ones 61 bytes per batch are
+cheaper."""
 WRONG_CRC = "wrong CRC"
 SEARCH_BYTES = 1 << 20
-"""A search for the next batch reads this much at once."""
+"""Bytes that a search for the next batch reads at once."""
 
 
 class _Descriptor(io.FileIO):
@@ -34,11 +35,11 @@ class _Descriptor(io.FileIO):
 
 
 class LogFile:
-    """A segment's file opened for reading; closes when the last slice that uses it is gone.
+    """A segment's file opened for reading; it closes when the last slice that uses it is gone.
 
-    Retention and topic deletion unlink the file and forget it: an answer that is still being sent keeps its
-    bytes, and the descriptor goes with the answer. It has no finalizer of its own, which a weak reference
-    could meet half-way in another thread: such a reference gives an open file or none.
+    Retention and topic deletion unlink the file and forget it. An answer that is still being sent keeps its
+    bytes, and the descriptor closes with the answer. The class has no finalizer of its own: a weak reference
+    in another thread then gives an open file or none, never one that is half-way closed.
     """
 
     def __init__(self, path: Path, base: int) -> None:
@@ -47,12 +48,12 @@ class LogFile:
         self.fileno = _Descriptor(path, "rb").fileno  # keeps it open
 
     def read_at(self, position: int, size: int) -> bytes:
-        """At most `size` bytes from a log position on; fewer where the file ends."""
+        """Return at most `size` bytes from a log position on; fewer where the file ends."""
         return os.pread(self.fileno(), size, position - self.base)
 
 
 class Chain:
-    """Where the next batch must begin, and with which base offset."""
+    """Position and base offset that the next batch of a file must have."""
 
     __slots__ = ("filler_base", "position")
 
@@ -62,7 +63,7 @@ class Chain:
         """Base offset of the filler that must come next, or None when any batch may."""
 
     def accepts(self, header: BatchHeader, limit: int) -> bool:
-        """True if the batch may stand here and ends at or before `limit`; its CRC is not looked at."""
+        """Return True if the batch may stand here and ends at or before `limit`; its CRC is not checked."""
         end = self.position + header.size
         if header.magic != MAGIC or header.size < HEADER_BYTES or end > limit:
             return False
@@ -77,7 +78,7 @@ class Chain:
 
 
 class HeaderReader:
-    """Reads batch headers of one file at rising positions with few system calls."""
+    """Reads the batch headers of one file at rising positions, with few system calls."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -86,7 +87,7 @@ class HeaderReader:
         self._next_read = HEADER_BYTES
 
     def header(self, position: int) -> BatchHeader | None:
-        """The header at a log position; None when the file ends before it does."""
+        """Return the header at a log position; None when the file ends before the header does."""
         index = position - self._start
         if not 0 <= index <= len(self._buffer) - HEADER_BYTES:
             self._buffer = self._file.read_at(position, self._next_read)
@@ -98,16 +99,19 @@ class HeaderReader:
 
 
 def header_at(file: LogFile, position: int, limit: int) -> BatchHeader | None:
-    """The header of the batch, no filler, that stands at a position and ends at or before `limit`."""
+    """Return the header of a batch, not a filler, that stands at a position and ends at or before `limit`.
+
+    None when no such batch stands there.
+    """
     header = HeaderReader(file).header(position)
     return header if header is not None and Chain(position).accepts(header, limit) else None
 
 
 class ChainBroken(Exception):
-    """No good batch stands at `position`.
+    """No valid batch stands at `position`.
 
-    `header` is what stands there instead, None where the file ends. `filler_base` is the base offset of the
-    filler that should stand there, None when it should be another batch.
+    `header` is the header found there instead, None where the file ends. `filler_base` is the base offset of
+    the filler that should stand there, None when it should be another batch.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class ChainBroken(Exception):
 
 
 def walk(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of every batch from a boundary up to `limit`; ChainBroken where none stands."""
+    """Yield (position, header) of each batch from a boundary to `limit`; ChainBroken where none stands."""
     chain, reader = Chain(start), HeaderReader(file)
     while chain.position < limit:
         position = chain.position
@@ -133,7 +137,7 @@ def walk(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHead
 def walk_batches(
     file: LogFile, start: int, limit: int, crc: Callable[[Buffer], int] = batch_crc
 ) -> Iterator[tuple[int, BatchHeader, bytes]]:
-    """As `walk`, with the whole batches; ChainBroken also where a batch fails its CRC."""
+    """Walk as `walk` does, with the whole batches; ChainBroken also where a batch fails its CRC."""
     for position, header in walk(file, start, limit):
         batch = read_batch(file, position, header, crc)
         if batch is None:
@@ -143,7 +147,7 @@ def walk_batches(
 
 
 def walk_past_damage(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    """As `walk`, but it goes on at the next intact batch behind a place where none stands."""
+    """Walk as `walk` does, but go on at the next intact batch after a place where none stands."""
     resumed: int | None = start
     while resumed is not None:
         try:
@@ -154,10 +158,10 @@ def walk_past_damage(file: LogFile, start: int, limit: int) -> Iterator[tuple[in
 
 
 def skip(file: LogFile, start: int, target: int, most: int, timestamp: int = NEVER) -> int:
-    """The boundary before the first batch that ends behind `target` or is as young as `timestamp`.
+    """Return the boundary before the first batch that ends after `target` or is as young as `timestamp`.
 
-    Or an earlier one, from the boundary `start` on. It looks at as much of a header as shows place, size and
-    time, and so takes a fourth of the time of `walk`. It stops before what does not show them, a filler or
+    The boundary may also be an earlier one, from the boundary `start` on. The function looks only at a
+    header's position, size and time, and so takes a fourth of the time of `walk`. It stops before a filler or
     damage, and after `most` batches.
     """
     data, first, size = b"", start, HEADER_BYTES
@@ -181,13 +185,13 @@ def skip(file: LogFile, start: int, target: int, most: int, timestamp: int = NEV
 def read_batch(
     file: LogFile, position: int, header: BatchHeader, crc: Callable[[Buffer], int] = batch_crc
 ) -> bytes | None:
-    """The whole batch if it is there and its CRC fits, else None."""
+    """Return the whole batch if it is there and its CRC fits, else None."""
     batch = file.read_at(position, header.size)
     return batch if len(batch) == header.size and crc(batch) == header.crc else None
 
 
 def next_batch(file: LogFile, start: int, limit: int) -> int | None:
-    """Position of the first intact, self-identifying batch at or after `start`; None if there is none."""
+    """Return the position of the first intact, self-identifying batch at or after `start`, else None."""
     for low in range(start, limit, SEARCH_BYTES):
         data = file.read_at(low, SEARCH_BYTES + HEADER_BYTES)
         for position in _stated_positions(data, low, min(low + SEARCH_BYTES, limit)):
@@ -199,7 +203,7 @@ def next_batch(file: LogFile, start: int, limit: int) -> int | None:
 
 
 def _stated_positions(data: bytes, low: int, high: int) -> Iterator[int]:
-    """Where in [low, high) eight bytes state their own position, as a base offset does.
+    """Yield each position in [low, high) whose eight bytes state the position itself, as a base offset does.
 
     `data` was read from `low` on.
     """

@@ -1,7 +1,7 @@
-"""The checkpoint: what is known to be on disk, so that recovery reads only what came after.
+"""The checkpoint: a record of what is on the disk, so that recovery reads only what came after it.
 
-Owns one small file per partition. Written every few seconds and at a clean close, never at every flush; an
-older one is as right as a newer one, only recovery takes longer.
+Owns one small file per partition. It is written every few seconds and at a clean close, never at every flush.
+An older checkpoint is as right as a newer one, only recovery takes longer.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ class Checkpoint:
     state: LogState
     """Every position up to its end is on disk; `messages` is 0."""
     start: int
-    """Base of the first segment: a file above it that is missing is a loss, a file below it a leftover."""
+    """Base of the first segment. A missing file above it is a loss, a file below it a leftover."""
     start_offset: int
-    """Offset after the last record that was given up; `start` when it is unknown."""
+    """Offset after the last record that was given up; `start` when unknown."""
     segments: tuple[SegmentFacts, ...]
     landmarks: Mapping[int, Landmarks]
-    """Of the segments, by base, whose landmarks are in no file of their own; those below the state's end."""
+    """Landmarks that are in no file of their own, by their segment's base; only those below the state's
+    end."""
     producers: list[Any] | int
-    """What `ProducerStates.save` gave: the producers, or a position."""
+    """Result of `ProducerStates.save`: the producers, or a position."""
     epochs: tuple[tuple[int, int], ...]
-    """(epoch of a leader, where its first batch begins), both rising."""
+    """Pairs of a leader's epoch and the position of its first batch, both rising."""
     committed: LogState | None = None
-    """What is known to be committed, of a log with replicas; None: all that is flushed."""
+    """The committed part of a log with replicas, as far as known; None: all that is flushed."""
 
     @property
     def flushed(self) -> int:
@@ -70,7 +71,7 @@ class Checkpoint:
                 if (landmarks := segment.landmarks) is not None
             },
             producers=producers,
-            # Of an empty log the last leader's: retention took its batches.
+            # An empty log keeps the last leader's epoch: retention took its batches.
             epochs=tuple(start for start in epochs.starts if start[1] < state.end or is_empty),
             committed=None if committed is None else committed._replace(messages=0),
         )
@@ -99,7 +100,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, directory: Path) -> Checkpoint | None:
-        """The directory's checkpoint, None when there is none; sealed.Unreadable when it is damaged."""
+        """Return the directory's checkpoint, None without one; sealed.Unreadable when it is damaged."""
         fields = sealed.read(directory / FILE_NAME)
         if fields is None:
             return None
@@ -111,7 +112,7 @@ class Checkpoint:
             )
         if version == 1:  # which said the size of each segment's largest batch, too
             segments = [(base, max_timestamp, end) for base, max_timestamp, _, end in segments]
-        # Version 1 had no landmarks, 2 had others: new ones are built when a look-up needs them.
+        # Version 1 had no landmarks, version 2 had others: they are rebuilt when a look-up needs them.
         landmarks = fields["landmarks"] if version == VERSION else []
         committed = fields.get("committed")
         # A release without epochs stamped -1, which counts as 0.

@@ -1,4 +1,4 @@
-"""Whether the replicas of a partition have the same files, as far as each of them knows it to be committed.
+"""Comparison of the replicas of a partition, file by file, up to the lowest end known to be committed.
 
 Reads files and checkpoints; opens no log, so it works beside running brokers.
 """
@@ -18,17 +18,17 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first byte that two replicas do not share, and where it stands in the file of each."""
+    """The first byte in which two replicas differ, and its place in the file of each."""
 
     position: int
     reason: str
     files: tuple[tuple[Path, int], tuple[Path, int]]
-    """(file, byte in it) of the first replica and of the other one."""
+    """(file, byte in it) of the first replica and of the other replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was compared of one partition: from where its last replica begins to the lowest committed end."""
+    """Result for one partition: the positions compared, from the latest start to the lowest committed end."""
 
     partition: str
     replicas: tuple[Path, ...]
@@ -42,7 +42,10 @@ class Comparison:
 
 
 def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
-    """Every partition that lies in two or more of these log directories; MillraceError when there is none."""
+    """Compare every partition that lies in two or more of these log directories.
+
+    MillraceError when there is none.
+    """
     replicas: dict[str, list[Path]] = {}
     for directory in dict.fromkeys(directory.resolve() for directory in directories):
         for partition in partition_directories(directory):
@@ -55,7 +58,7 @@ def compare(directories: Sequence[Path]) -> Iterator[Comparison]:
 
 
 def compare_partition(name: str, directories: Sequence[Path]) -> Comparison:
-    """Compare replicas byte by byte and file by file; MillraceError for one without a checkpoint."""
+    """Compare replicas byte by byte and file by file; MillraceError for a replica without a checkpoint."""
     copies = [_Replica(directory) for directory in directories]
     start, end = max(copy.start for copy in copies), min(copy.committed for copy in copies)
     found = (_difference(copies[0], other, start, end) for other in copies[1:])
@@ -65,7 +68,7 @@ def compare_partition(name: str, directories: Sequence[Path]) -> Comparison:
 
 
 class _Replica:
-    """The files of one replica, as they were when it was looked at."""
+    """The files of one replica, as they were when the comparison began."""
 
     def __init__(self, directory: Path) -> None:
         checkpoint = read_checkpoint(directory)
@@ -79,12 +82,12 @@ class _Replica:
         self.start = max(self.bases[0], checkpoint.start)
 
     def file_at(self, position: int) -> tuple[Path, int]:
-        """The file that a position belongs to, and which of its bytes that is."""
+        """Return the file that holds a position, and the index of the byte in it."""
         index = max((i for i, base in enumerate(self.bases) if base <= position), default=0)
         return self._paths[index], position - self.bases[index]
 
     def read(self, position: int, size: int) -> bytes:
-        """What stands there: up to `size` bytes of one file, none where a byte is missing."""
+        """Return up to `size` bytes of one file from a position on; none where a byte is missing."""
         path, at = self.file_at(position)
         following = [base for base in self.bases if base > position]
         try:
@@ -98,8 +101,10 @@ class _Replica:
 
 
 def _difference(one: _Replica, other: _Replica, start: int, end: int) -> Difference | None:
-    """Where two replicas differ first between these positions; a file of one begins where one of the other
-    does."""
+    """Return the first difference of two replicas between these positions, None if they are equal.
+
+    Each file of one replica must begin where a file of the other begins.
+    """
 
     def difference(position: int, reason: str) -> Difference:
         return Difference(position, reason, (one.file_at(position), other.file_at(position)))

@@ -1,7 +1,7 @@
-"""What a follower checks of its leader's bytes before they become part of its log.
+"""The checks of a follower on its leader's bytes before they become part of its log.
 
-Everything: that each batch stands where it says, follows the one before it, is intact, and is of an epoch
-that a leader of this one can have. For the thread that receives; knows no log.
+Each batch must stand where it says, follow the batch before it, be intact, and have an epoch that this
+leader's log can hold. Called by the thread that receives; knows no log.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from millrace_broker.storage.chain import Chain
 def whole_entries(
     data: memoryview, position: int, last_epoch: int, leader_epoch: int
 ) -> tuple[list[BatchHeader], int]:
-    """The headers of the whole batches that `data` begins with, and their bytes; the rest may be cut off.
+    """Return the headers of the whole batches that `data` begins with, and the size of these batches.
 
-    A batch that must have a filler counts with it only. `last_epoch` is that of the batch before `position`.
-    CorruptMessage when what is there cannot follow.
+    The rest may be cut off. A batch that needs a filler counts only together with it. `last_epoch` is the
+    epoch of the batch before `position`. Raises CorruptMessage when the bytes cannot follow.
     """
     headers: list[BatchHeader] = []
     entries = size = 0

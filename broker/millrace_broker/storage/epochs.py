@@ -1,8 +1,8 @@
-"""Which leader wrote which bytes of a log, and where two logs part.
+"""The leader epochs of a log: the leader that wrote each byte, and the place where two logs diverge.
 
-Each batch carries the epoch of the leader that appended it. A log's epochs never fall, so a list of where
-each begins says everything. An epoch has one leader, and followers take its bytes in order. So two logs that
-have bytes of one epoch are equal up to the nearer of its two ends.
+Each batch carries the epoch of the leader that appended it. Epochs never fall within a log, so a list of
+their start positions describes them all. An epoch has one leader, and followers take its bytes in order. So
+two logs that have bytes of one epoch are equal up to the nearer of its two ends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _epoch, _start = itemgetter(0), itemgetter(1)
 
 
 class EpochEnd(NamedTuple):
-    """The largest epoch not above one that was asked for, and where its bytes end."""
+    """The largest epoch that is not above a requested epoch, and the end of its bytes."""
 
     epoch: int
     end: int
 
 
 class EpochMap:
-    """Where each epoch of one log begins, in order. One thread changes it at a time, any may look."""
+    """Start position of each epoch of one log, in order. One thread at a time changes it; any may read."""
 
     __slots__ = ("last", "starts")
 
@@ -39,9 +39,11 @@ class EpochMap:
             self.note(epoch, start)
 
     def note(self, epoch: int, position: int) -> None:
-        """A batch of `epoch` was appended at `position`; ValueError when an epoch or a position falls.
+        """Note that a batch of `epoch` was appended at `position`; ValueError when an epoch or a position
+        falls.
 
-        An epoch that begins where the last one does takes its place: retention has dropped all of that.
+        An epoch that begins where the last epoch does replaces it: retention has deleted all batches of that
+        epoch.
         """
         if epoch == self.last:
             return
@@ -51,7 +53,7 @@ class EpochMap:
         self._replace((*self.starts, (epoch, position)))
 
     def end_of(self, epoch: int, log_end: int) -> EpochEnd:
-        """The largest epoch here that is not above `epoch`, and its end; (NO_EPOCH, 0) when all are above."""
+        """Return the largest epoch here that is not above `epoch`, and its end; (NO_EPOCH, 0) without one."""
         starts = self.starts
         index = bisect_right(starts, epoch, key=_epoch)
         if index == 0:
@@ -60,7 +62,7 @@ class EpochMap:
         return EpochEnd(starts[index - 1][0], end)
 
     def parting(self, epoch: int, position: int, log_end: int) -> EpochEnd | None:
-        """Return where this log leaves that of a reader at `position`, after a batch of `epoch`.
+        """Return where this log diverges from that of a reader at `position`, after a batch of `epoch`.
 
         None when the batch is in this log, or was until retention deleted it. None also for a reader that
         does not know the epoch.
@@ -74,11 +76,11 @@ class EpochMap:
         return None if here.epoch == epoch and position <= here.end else here
 
     def cut(self, position: int) -> None:
-        """Forget the epochs that begin at `position` or behind it."""
+        """Forget the epochs that begin at or after `position`."""
         self._replace(self.starts[: bisect_left(self.starts, position, key=_start)])
 
     def drop_below(self, position: int) -> None:
-        """Forget what ends at `position` or before it: the log begins there now."""
+        """Forget the epochs that end at or before `position`: the log begins there now."""
         gone = bisect_right(self.starts, position, key=_start) - 1
         if gone >= 0:
             self._replace(((self.starts[gone][0], position), *self.starts[gone + 1 :]))

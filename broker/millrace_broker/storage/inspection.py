@@ -1,7 +1,7 @@
-"""Looking at a partition's files from outside: every batch in them, and every place where none stands.
+"""Inspection of a partition's files from outside: every batch in them, and every place without a valid one.
 
-Reads files and the checkpoint; opens no log, so it works beside a running broker and never recovers or
-cuts anything. CRCs are computed by crcmod, not by the library that the broker checks and writes them with.
+Reads files and the checkpoint; opens no log, so it works beside a running broker and never recovers or cuts
+anything. CRCs are computed by crcmod, not by the library with which the broker checks and writes them.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Damage:
     flushed: bool
     """False for bytes above the checkpoint: still being written, or cut off by the next recovery."""
     lost_offsets: tuple[int, int] | None = None
-    """First and last offset of the messages that were there, as far as can be told."""
+    """First and last offset of the lost messages, as far as they can be determined."""
     filler_base: int | None = None
-    """Set when a filler stood here: the base offset that its replacement must have."""
+    """Base offset that the replacement of a damaged filler must have; None if no filler stood here."""
 
 
 Finding: TypeAlias = Entry | Damage
 
 
 def partition_directories(path: Path) -> list[Path]:
-    """The partitions in a log directory, or the directory itself when it is one."""
+    """Return the partitions in a log directory, or the directory itself when it is a partition."""
     if not path.is_dir():
         raise MillraceError(f"{path} is not a directory: name a broker's log_dir or one partition in it")
     if segment_paths(path) or (path / FILE_NAME).exists():
@@ -68,7 +68,7 @@ def partition_directories(path: Path) -> list[Path]:
 
 
 def read_checkpoint(directory: Path) -> Checkpoint | None:
-    """The partition's checkpoint; None when it is missing or unreadable."""
+    """Return the partition's checkpoint; None when it is missing or unreadable."""
     try:
         return Checkpoint.read(directory)
     except sealed.Unreadable:
@@ -76,13 +76,13 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def inspect_partition(directory: Path) -> Iterator[Finding]:
-    """Everything in a partition's files, in order of position."""
+    """Yield every batch and every damage in a partition's files, in order of position."""
     checkpoint = read_checkpoint(directory)
     paths = segment_paths(directory)
     if checkpoint is None and any(path.stat().st_size for path in paths):
         reason = "missing or unreadable; the next start of the broker reads the whole log and writes it anew"
         yield Damage(directory / FILE_NAME, 0, 0, reason, flushed=True)
-    # Without a checkpoint anything may have been on the disk once.
+    # Without a checkpoint anything may once have been on the disk.
     flushed = (1 << 63) - 1 if checkpoint is None else checkpoint.flushed
     end = None
     for path, successor in zip(paths, [*paths[1:], None], strict=True):
@@ -115,7 +115,7 @@ def _inspect_segment(path: Path, base: int, end: int, flushed: int) -> Iterator[
                 yield _entry(path, position, header, batch)
             return
         except ChainBroken as error:
-            # Up to the next batch, or up to where the flushed part ends: another batch begins there.
+            # Up to the next batch, or up to the end of the flushed part: another batch begins there.
             limit = flushed if error.position < flushed < end else end
             start = next_batch(file, error.position + 1, limit) or limit
             yield _damage(path, error, start, flushed)
@@ -127,7 +127,8 @@ def _damage(path: Path, broken: ChainBroken, end: int, flushed: int) -> Damage:
     lost = None
     if filler_base is None and not is_control:
         fits = header is not None and header.base_offset == position and header.size == end - position
-        # The offsets of a damaged batch: as its header says if that fits its place, else every position.
+        # The offsets of a damaged batch: those of its header if the header fits its place, else every
+        # position.
         last = max(position, min(header.last_offset, end - 1)) if header is not None and fits else end - 1
         lost = position, last
     return Damage(path, position, end - position, broken.reason, position < flushed, lost, filler_base)
@@ -159,5 +160,5 @@ def _crc_function() -> Callable[[bytes], int]:
 
 
 def crcmod_crc(batch: Buffer) -> int:
-    """CRC-32C of a batch by the independent implementation."""
+    """Return the CRC-32C of a batch, computed by the independent implementation."""
     return _crc_function()(bytes(memoryview(batch)[CRC_START:]))

@@ -1,16 +1,16 @@
-"""Landmarks: the few batch boundaries of a segment that are known, so that any look-up in it is short.
+"""Landmarks: a few known batch boundaries of a segment, so that any look-up in it is short.
 
 One is noted about every MiB as the log is appended to, nothing per message. A look-up is a bisection of the
-landmarks and a walk along the headers behind one; a reader who goes on at a landmark needs no walk. The
-segment being appended to has its landmarks in memory and in the checkpoint; a closed one has them in a file
-beside it:
+landmarks and a walk along the headers after one; a reader that goes on at a landmark needs no walk. The
+segment that is being appended to has its landmarks in memory and in the checkpoint; a closed segment has them
+in a file beside it:
 
     <base>.landmarks := sealed JSON {version, base, size,
         landmarks: [position, max timestamp before it, next offset before it, position, ...]}
 
-The log can be read without them: where they are missing, damaged or of other bytes, they are rebuilt from
-the headers. A landmark is never believed: the batch at its position states that position, or the landmark is
-taken for missing. Knows positions, not segments.
+The log can be read without them: missing or damaged landmarks, or those of another segment, are rebuilt from
+the headers. A landmark is always checked: the batch at its position must state that position, or the landmark
+counts as missing. Knows positions, not segments.
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ from millrace_broker.storage import chain, sealed
 from millrace_broker.storage.chain import ChainBroken, LogFile
 
 SPAN_BYTES = 1 << 20
-"""From one landmark to the next at most, unless a single batch is larger."""
+"""Distance from one landmark to the next at most, unless a single batch is larger."""
 LEAST_BATCH_BYTES = 256
-"""A smaller batch counts for as much: at most 4,096 batches lie between two landmarks. A look-up takes 0.3 us
-for the header of each."""
+"""Size for which a smaller batch counts, so that at most 4,096 batches lie between two landmarks. A look-up
+takes 0.3 us for the header of each."""
 WALKED_HEADERS = 2 * (SPAN_BYTES // LEAST_BATCH_BYTES + 1)
 """Headers between two landmarks at most, as each batch may have a filler."""
 VERSION = 2
 
 
 class LandmarksMissing(StorageError):
-    """The place cannot be found in a short walk: the segment's landmarks have to be built first."""
+    """A place cannot be found in a short walk: the segment's landmarks have to be built first."""
 
 
 @dataclass(slots=True)
 class Landmarks:
-    """The landmarks of one segment, in order. One thread adds, any may look."""
+    """The landmarks of one segment, in order. One thread adds, any may read."""
 
     values: array[int] = field(default_factory=lambda: array("q"))
-    """Of each: where a batch begins that is no filler; the largest timestamp before it, -1 without any; and
-    the offset behind the last batch before it that is no filler, its own position where that is not known.
-    In one array, so that no thread sees half of a change."""
+    """Three numbers for each landmark: the position of a batch that is no filler; the largest timestamp
+    before it, -1 without any; and the next offset of the last batch before it that is no filler, or the
+    landmark's own position where that offset is unknown. All are in one array, so that no thread sees half of
+    a change."""
     room: int = field(default=0, compare=False)
-    """Bytes that still go before the next one; 0 at first, so the first batch that is noted gets one."""
+    """Bytes that still fit before the next landmark; 0 at first, so the first noted batch gets one."""
     next_offset: int | None = field(default=None, compare=False)
-    """Behind the last batch that was noted, None when what stands before the next one is not known."""
+    """Next offset of the last batch that was noted; None when the batches before the next one are unknown."""
 
     def note(self, position: int, size: int, max_timestamp: int, next_offset: int) -> None:
-        """A batch that is no filler stands at `position`; `max_timestamp` is the largest before it.
+        """Note a batch at `position` that is no filler; `max_timestamp` is the largest before it.
 
         `size` is that of the batch and its filler.
         """
@@ -67,16 +68,16 @@ class Landmarks:
         self.next_offset = next_offset
 
     def passed(self, room: int, next_offset: int) -> None:
-        """Batches that were within `room` went by without one of them being noted; so much is left of it."""
+        """Pass over batches that needed no landmark; `room` is what is left before the next one."""
         self.room, self.next_offset = room, next_offset
 
     def note_header(self, header: BatchHeader, max_timestamp: int) -> None:
-        """As `note`, of a batch in the log."""
+        """Note a batch in the log, as `note` does."""
         size = header.size + filler_size(header)
         self.note(header.base_offset, size, max_timestamp, header.next_offset)
 
     def continued(self) -> Landmarks:
-        """None yet, to note those that come next; `extend` adds them once they count."""
+        """Return empty landmarks that continue these; `extend` adds them once their batches are written."""
         return Landmarks(array("q"), self.room, self.next_offset)
 
     def extend(self, noted: Landmarks) -> None:
@@ -87,32 +88,33 @@ class Landmarks:
         return Landmarks(self.values[: 3 * self._count_before(end)])
 
     def begin_with(self, built: Landmarks, end: int) -> None:
-        """Take those below `end` from `built`, while the log may go on adding others behind them."""
+        """Replace the landmarks below `end` by `built`; the log may append others at the same time."""
         self.values[: 3 * self._count_before(end)] = built.values
 
     def before_offset(self, offset: int, base: int) -> int:
-        """The last boundary known with no batch before it that holds the offset or a later one.
+        """Return the last known boundary such that no batch before it holds the offset or a later one.
 
-        It may lie behind the offset: then the batch there is the first that does. `base` begins the segment.
+        It may lie after the offset: then the batch there is the first that holds the offset or a later one.
+        `base` is where the segment begins.
         """
-        values = self.values[:]  # as they are now: another thread may put others in their places
+        values = self.values[:]  # as they are now: another thread may replace them
         count = bisect_right(values[2::3], offset)
         return values[3 * count - 3] if count > 0 else base
 
     def before_timestamp(self, timestamp: int, base: int) -> int:
-        """The last boundary known with no record before it that is as young as `timestamp`."""
+        """Return the last known boundary such that no record before it is as young as `timestamp`."""
         values = self.values[:]
         count = bisect_left(values[1::3], timestamp)
         return values[3 * count - 3] if count > 0 else base
 
     def max_timestamp_before(self, end: int, base: int) -> tuple[int, int]:
-        """The last boundary known at or before `end`, and the largest timestamp before it; -1 for none."""
+        """Return the last known boundary at or before `end`, and the largest timestamp before it, else -1."""
         values = self.values[:]
         count = bisect_right(values[::3], end)
         return (values[3 * count - 3], values[3 * count - 2]) if count > 0 else (base, -1)
 
     def last_before(self, end: int) -> int:
-        """The last landmark at or before a position, -1 without any."""
+        """Return the last landmark at or before a position, -1 without one."""
         values = self.values[:]
         count = bisect_right(values[::3], end)
         return values[3 * count - 3] if count > 0 else -1
@@ -126,13 +128,13 @@ def landmarks_path(segment_path: Path) -> Path:
 
 
 def write_landmarks(segment_path: Path, size: int, landmarks: Landmarks) -> None:
-    """Replace the landmarks' file of a segment that has `size` bytes for good."""
+    """Replace the landmarks' file of a segment whose final size is `size`."""
     fields = {**_file_of(segment_path, size), "landmarks": landmarks.values.tolist()}
     sealed.write(landmarks_path(segment_path), fields)
 
 
 def read_landmarks(segment_path: Path, size: int) -> Landmarks:
-    """The landmarks in a segment's file; none when it is missing, damaged or of another segment."""
+    """Return the landmarks in a segment's file; none when it is missing, damaged or of another segment."""
     try:
         fields = sealed.read(landmarks_path(segment_path)) or {}
     except sealed.Unreadable:
@@ -146,11 +148,11 @@ def _file_of(segment_path: Path, size: int) -> dict[str, int]:
 
 
 def build_landmarks(file: LogFile, end: int) -> Landmarks:
-    """The landmarks of a segment up to `end`, from the header of each batch; damage is passed over."""
+    """Return the landmarks of a segment up to `end`, from the header of each batch; damage is skipped."""
     landmarks, max_timestamp, intact_end = Landmarks(), -1, file.base
     for position, header in chain.walk_past_damage(file, file.base, end):
         if position != intact_end:
-            landmarks.next_offset = None  # the offsets of what is damaged are not to be passed over
+            landmarks.next_offset = None  # a look-up must not skip the damaged offsets
         intact_end = position + header.size
         if header.base_offset == position:
             landmarks.note_header(header, max_timestamp)
@@ -160,11 +162,11 @@ def build_landmarks(file: LogFile, end: int) -> Landmarks:
 
 
 def locate(landmarks: Landmarks, file: LogFile, offset: int, limit: int, boundary: int = 0) -> int:
-    """Position of the segment's batch that holds `offset`, else of the next one, else `limit`.
+    """Return the position of the segment's batch that holds `offset`, else of the next one, else `limit`.
 
     `limit` is a boundary: the end of the segment or of its flushed part. `boundary` may be another one, with
-    no batch before it that holds the offset. Behind a damaged batch only the next landmark leads on, or an
-    offset that is the position of an intact batch. Raises CorruptMessage, and LandmarksMissing.
+    no batch before it that holds the offset. After a damaged batch, reading resumes at the next landmark, or
+    at `offset` if an intact batch starts exactly there. Raises CorruptMessage, and LandmarksMissing.
     """
     mark = landmarks.before_offset(offset, file.base)
     start = chain.skip(file, max(mark, boundary), offset, WALKED_HEADERS)
@@ -181,9 +183,9 @@ def locate(landmarks: Landmarks, file: LogFile, offset: int, limit: int, boundar
 
 
 def short_walk(file: LogFile, start: int, limit: int, mark: int) -> Iterator[tuple[int, BatchHeader]]:
-    """`walk` from the landmark `mark` or behind it as far as to the next one.
+    """Walk as `walk` does, from `start`, at or after the landmark `mark`, up to the next landmark.
 
-    Raises LandmarksMissing when there is no next one, or no batch at the landmark: it may be none.
+    Raises LandmarksMissing when there is no next landmark, or no batch at `mark`: it may be wrong.
     """
     try:
         for count, item in enumerate(chain.walk(file, start, limit)):

@@ -1,4 +1,5 @@
-"""The directory of all logs of one broker: locked, of one broker for ever, a sub-directory per partition.
+"""The directory of all logs of one broker: locked, owned by one broker for good, one sub-directory per
+partition.
 
     <log_dir>/lock                                    held by the broker that uses the directory
     <log_dir>/owner.json                              {"cluster_id": "millrace-dc1-<32 hex>", "broker_id": 1,
@@ -9,16 +10,16 @@
                                                        partition that was moved away; never served
     <log_dir>/....deleted                             being removed
 
-A partition is opened, and so recovered, when it is first asked for: only the cluster knows which directories
-are still in use, and one that cannot be recovered must not keep the others from being served. What is set
+A partition is opened, and so recovered, at its first use. Only the cluster knows which directories are still
+in use, and a log that cannot be recovered must not keep the others from being served. A log that was set
 aside is kept as long as the broker's own retention would have kept its messages, then deleted.
 
-The first broker that uses the directory owns it. Any other is refused: it would not find its own logs, begin
-them anew and set those that are there aside. So would the owner itself behind a wiped ZooKeeper.
+The first broker that uses the directory owns it. Any other broker is refused: it would not find its own logs,
+create empty ones and set the existing logs aside. So would the owner itself after ZooKeeper was wiped.
 
 The directory's id is drawn once, and is stated in the broker's record in ZooKeeper. A broker that lost its
-disk comes back with its number and another directory, so the empty one is not taken for the lost one. The
-generation tells the directory from an older copy of it (`millrace_broker.partitions.generation`).
+disk comes back with its number and another directory, so the empty directory is not taken for the lost one.
+The generation tells the directory from an older copy of it (`millrace_broker.partitions.generation`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = logging.getLogger("millrace.storage.log_directory")
 LOCK_NAME = "lock"
 OWNER_NAME = "owner.json"
 CLOSING_THREADS = 8
-"""Each log that is closed waits for its checkpoint's syncs."""
+"""Threads that close logs. Each waits for the syncs of a log's checkpoint."""
 _FOREIGN_NAME = re.compile(r".+\.foreign-(?P<time>\d+)")
 _PARTITION_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<topic_id>[0-9a-f]{32})")
 
@@ -59,7 +60,7 @@ def partition_name(topic: str, partition: int, topic_id: UUID) -> str:
 
 
 def parse_partition_name(name: str) -> tuple[str, int, UUID] | None:
-    """(topic, partition, topic id) of a directory's name; None when it is no partition's."""
+    """Return (topic, partition, topic id) of a directory's name; None when it is not a partition's."""
     match = _PARTITION_NAME.fullmatch(name)
     return (match["topic"], int(match["partition"]), UUID(match["topic_id"])) if match else None
 
@@ -92,11 +93,11 @@ class Owner:
     cluster_id: str
     broker_id: int
     directory: str = ""
-    """The directory's id; "" in a directory of a version that drew no ids."""
+    """The directory's id; "" if a version without ids created the directory."""
     generation: int = 0
-    """0 in a directory of a version that did not count."""
+    """Number that the broker counts up; 0 if a version without generations created the directory."""
     zookeeper_restored: bool = False
-    """True from when ZooKeeper was found restored until every replica here has reported what it has."""
+    """True after ZooKeeper was found restored, until every replica here has reported its log."""
 
 
 def read_owner(log_dir: Path, cluster_id: str, broker_id: int) -> Owner | None:
@@ -131,7 +132,7 @@ def write_owner(log_dir: Path, owner: Owner) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory and those above it that are missing; their names survive a power cut."""
+    """Make a directory and its missing parents; their names survive a power cut."""
     if not path.is_dir():
         _make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -155,9 +156,9 @@ class LogDirectory:
         self._lock_fd = lock_fd
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._ids: dict[TopicPartition, set[UUID]] = {}
-        """The topic ids there is a directory for: usually one."""
+        """Topic ids of each partition's directories: usually one."""
         self._aside: dict[Path, int] = {}
-        """When what is set aside was, in ms."""
+        """Time at which each log was set aside, in ms."""
         self._producer_limit = ProducerLimit(max_producer_ids)
         self._lock = threading.RLock()
 
@@ -169,7 +170,7 @@ class LogDirectory:
         clock: Callable[[], float],
         max_producer_ids: int = MAX_PRODUCER_IDS,
     ) -> LogDirectory:
-        """The log directory, created if need be; MillraceError when another broker holds its lock."""
+        """Open or create the log directory; MillraceError when another broker holds its lock."""
         try:
             _make_directory(path)
         except OSError as error:
@@ -184,7 +185,7 @@ class LogDirectory:
         return directory
 
     def _look(self) -> None:
-        """Note what is there, once: with thousands of partitions it takes too long to do for each."""
+        """Note the directories once: with thousands of partitions it takes too long to do so for each."""
         for path in self.path.iterdir():
             if (parsed := parse_partition_name(path.name)) is not None:
                 self._ids.setdefault(parsed[:2], set()).add(parsed[2])
@@ -193,7 +194,7 @@ class LogDirectory:
 
     @property
     def on_disk(self) -> list[tuple[str, int, UUID]]:
-        """(topic, partition, topic id) of every partition there is a directory for."""
+        """(topic, partition, topic id) of every partition that has a directory."""
         return [(*partition, topic_id) for partition, ids in self._ids.items() for topic_id in ids]
 
     def partition(
@@ -205,11 +206,11 @@ class LogDirectory:
         *,
         is_replica: bool = False,
     ) -> PartitionLog:
-        """The partition's log, opened or created; another topic's log of the same name is set aside.
+        """Return the partition's log, opened or created; another topic's log of the same name is set aside.
 
-        Several threads may open different partitions at once; nobody else may open or delete this one.
-        Recovery takes as long as reading what was written in the seconds before a crash. Raises
-        StorageError when the disk refuses it now, MillraceError when the log lost bytes that were on it.
+        Several threads may open different partitions at once; no other thread may open or delete this one.
+        Recovery takes as long as reading what was written in the seconds before a crash. Raises StorageError
+        when the disk refuses it now, MillraceError when the log lost bytes that were on the disk.
         """
         key = (topic, partition)
         directory = self.path / partition_name(topic, partition, topic_id)
@@ -238,7 +239,7 @@ class LogDirectory:
         return opened
 
     def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
-        """Put away the log of a topic that no longer exists, before anything is opened in its place."""
+        """Set aside the log of a topic that no longer exists, before another log is opened in its place."""
         self._set_aside(topic, partition, topic_id, "belongs to a topic that no longer exists")
 
     def set_unreadable_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
@@ -253,7 +254,7 @@ class LogDirectory:
             opened.close()
 
     def set_open_aside(self, topic: str, partition: int, why: str) -> None:
-        """Close an open log and put it away. `why` follows its name in the broker's log. For a thread."""
+        """Close an open log and set it aside. `why` follows its name in the broker's log. For a thread."""
         self.shut(topic, partition)
         with self._lock:
             topic_ids = list(self._ids.get((topic, partition), ()))
@@ -264,21 +265,21 @@ class LogDirectory:
         path, now = self.path / partition_name(topic, partition, topic_id), int(self.clock() * 1000)
         aside = path.with_name(f"{path.name}.foreign-{now}")
         with self._lock:
-            with contextlib.suppress(FileNotFoundError):  # a full disk kept it from being made
+            with contextlib.suppress(FileNotFoundError):  # a full disk prevented its creation
                 path.rename(aside)
                 self._aside[aside] = now
                 log.warning("%s %s; set aside as %s", path, why, aside.name)
             self._ids[topic, partition].discard(topic_id)
 
     def delete_expired(self) -> None:
-        """Delete what was set aside longer ago than the broker's retention; for a thread."""
+        """Delete the logs that were set aside longer ago than the broker's retention; for a thread."""
         if self.config.retention_ms is None:
             return
         kept_since = self.clock() * 1000 - self.config.retention_ms
         for path in [path for path, since in list(self._aside.items()) if since < kept_since]:
             log.info("deleting %s: set aside longer ago than retention", path)
             try:
-                with contextlib.suppress(FileNotFoundError):  # somebody was faster
+                with contextlib.suppress(FileNotFoundError):  # already deleted by hand
                     remove_directory(path)
             except OSError as error:
                 log.error("cannot delete %s: %s", path, error.strerror)
@@ -286,7 +287,7 @@ class LogDirectory:
                 self._aside.pop(path, None)
 
     def delete(self, topic: str, partition: int) -> None:
-        """Delete an open partition and its files; nothing happens when it is not open. For a thread."""
+        """Delete an open partition and its files; do nothing when it is not open. For a thread."""
         with self._lock:
             opened = self._logs.pop((topic, partition), None)
             if opened is not None:
@@ -295,7 +296,7 @@ class LogDirectory:
             opened.delete()
 
     def close(self) -> None:
-        """Close every log cleanly, side by side, and give up the lock; nobody may open one any more."""
+        """Close every log cleanly, in parallel, and give up the lock; no log may be opened any more."""
         with ThreadPoolExecutor(CLOSING_THREADS, thread_name_prefix="close") as threads:
             closing = [threads.submit(opened.close) for opened in self._logs.values()]
         self._logs.clear()

@@ -1,7 +1,7 @@
-"""Where a log starts after records were deleted: a small file beside the checkpoint.
+"""The start of a log after records were deleted: a small file beside the checkpoint.
 
-The checkpoint says so, too. Either is enough: the later start counts, so that records which were deleted do
-not come back when one of the two is lost, damaged or an old copy.
+The checkpoint states the start, too. Either is enough: the later start counts, so that deleted records do not
+come back when one of the two is lost, damaged or an old copy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FILE_NAME = "start"
 
 
 def write_start(directory: Path, offset: int) -> None:
-    """Note the offset of the first record that is kept; when this returns, it survives a power cut."""
+    """Write the offset of the first record that is kept; when this returns, it survives a power cut."""
     sealed.write(directory / FILE_NAME, {"start_offset": offset})
     sync_directory(directory)
 
 
 def read_start(directory: Path) -> int:
-    """The offset that was noted; 0 when none was, or what was noted is damaged."""
+    """Return the offset that was written; 0 without a file, or when it is damaged."""
     try:
         fields = sealed.read(directory / FILE_NAME)
     except sealed.Unreadable as error:
@@ -34,5 +34,5 @@ def read_start(directory: Path) -> int:
 
 
 def remove_start(directory: Path) -> None:
-    """Forget what was noted; the caller syncs the directory."""
+    """Delete the file; the caller syncs the directory."""
     (directory / FILE_NAME).unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 Knows bytes and offsets. Does not know topics, who leads, sockets or Kafka's API numbers.
 
-Three snapshots say what there is, each a part of the one before: as appended, as flushed and as visible.
-Readers see the visible one; where its records end is the high watermark of Kafka's clients. Appends and
+Three snapshots describe the log, each a part of the one before: as appended, as flushed and as visible.
+Readers see the visible one; the end of its records is the high watermark of Kafka's clients. Appends and
 changes of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
 
     the loop        lead, append, append_mirrored, append_copied, read,    (one thread; waits for no sync)
@@ -12,11 +12,12 @@ changes of the segment list hold the lock; reads take the snapshots and hold not
     any thread      apply_retention, delete_records, look-ups by time, build_landmarks, cut, begin_anew,
                     close, delete, and every property
 
-Of a log with one replica all that is flushed becomes visible. Of one with several it is what is committed,
-which others decide: then the log of a follower is copied from its leader's, file by file, and may be cut.
+In a log with one replica all flushed bytes become visible. In a log with several, only the committed bytes
+do, and the replication decides which those are. A follower's log is copied from its leader's, file by file,
+and may be cut.
 
-`read` looks at headers, and at a whole batch if it is older than this process: of what is not in the page
-cache it waits for the disk, for at most one walk between two landmarks.
+`read` looks at headers, and at a whole batch if it is older than this process. For bytes that are not in the
+page cache it waits for the disk, for at most one walk between two landmarks.
 
     state = log.flush()     # in a thread: everything appended before the call is on the disk
     log.publish(state)      # in the loop: consumers see it from here on
@@ -72,12 +73,13 @@ log = logging.getLogger("millrace.storage.partition_log")
 
 CHECKPOINT_INTERVAL_S = 5.0
 ROOM_AGAIN_S = 10.0
-"""A disk counts as full until it has refused nothing for so long: small appends may fit all the time."""
+"""Seconds without a refusal after which a full disk has room again: small appends may fit all the time."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Why a file could not be opened for the moment. A sync that fails so may have lost what it was to write."""
+"""Errors by which a file cannot be opened for the moment. A sync that fails with one may have lost its
+bytes."""
 _START_NOT_WRITTEN = "where the log starts could not be written down"
 IDLE_SECONDS = 60.0
-"""A log that took nothing for so long keeps no file open: most of many partitions are idle."""
+"""Seconds without an append after which a log keeps no file open: most of many partitions are idle."""
 
 
 class PartitionLog:
@@ -93,11 +95,11 @@ class PartitionLog:
         *,
         is_replica: bool = False,
     ) -> None:
-        """The partition in `directory`, created or recovered; everything it then shows is on the disk.
+        """Open the partition in `directory`, created or recovered; everything it then shows is on the disk.
 
-        `producer_limit` is what all logs of a broker share. `is_replica`: there are other replicas, so at
-        first it shows only what is known to be committed. Raises StorageError when the directory cannot be
-        used now, MillraceError when it lost bytes that were on the disk.
+        All logs of a broker share `producer_limit`. `is_replica`: the partition has other replicas, so at
+        first the log shows only what is known to be committed. Raises StorageError when the directory cannot
+        be used now, MillraceError when it lost bytes that were on the disk.
         """
         self.directory = directory
         self.config = config
@@ -111,33 +113,34 @@ class PartitionLog:
         self._take_over(recovered)
         self._visible = recovered.committed if is_replica else recovered.state
         self.refusal: str | None = None
-        """Why this log takes no more writes until it is opened again; None while it does."""
+        """Why this log takes no more writes until it is opened again; None while it takes them."""
         self.flush_refusal: str | None = None
-        """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
+        """Why nothing more becomes visible until the log is opened again; then it takes no writes either."""
         self.expires_by_time = True
         """False while the clock cannot be trusted: then no segment is too old."""
         self._closed = self._directory_changed = False
         self._refused_at: float | None = None
-        """When the disk last refused a write, while it is not known to take all of them again."""
+        """Time of the disk's last refusal of a write; None once the disk is known to take all writes."""
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
-        """Held while descriptors are in use by a flush, so that nobody closes them under it."""
+        """Held while a flush uses descriptors, so that no other thread closes them."""
         self._checkpoint_lock = threading.Lock()
-        """Held while a checkpoint is written or what it says of files changes; taken before the others."""
+        """Held while a checkpoint is written or the files it lists change; taken before the other locks."""
         self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
         self._checkpoint_base = 0
-        """Base of the last segment when a checkpoint was last tried."""
+        """Base of the last segment at the last attempt to write a checkpoint."""
         if recovered.checkpointed != self.end:
             self._write_checkpoint(recovered.state, self._files)
 
     def _recover(self) -> Recovered:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Else a power cut may take it with all that is flushed. Who made it may have died before this.
+            # Else a power cut may remove it with all that is flushed. The process that made it may have died
+            # before this.
             sync_directory(self.directory.parent)
             return recover(self.directory, self._producers, self._clock(), self._sync)
         except BaseException as error:
-            self._producers.clear()  # else they count for ever, and again with each try to open the log
+            self._producers.clear()  # else they count for ever, and twice after the next try
             if isinstance(error, OSError):
                 raise StorageError(f"cannot open the log in {self.directory}: {error}") from error
             raise
@@ -145,14 +148,14 @@ class PartitionLog:
     def _take_over(self, recovered: Recovered) -> None:
         self._files = recovered.files
         self.epochs = recovered.epochs
-        """Which leader wrote which of its bytes, as appended."""
+        """The leader epoch of each of its bytes, as appended."""
         self._epoch = max(0, recovered.epochs.last)
         self._appended = recovered.state
         self._flushed = self._flushed_whole = recovered.state
-        """As of the last flush, published or not; and as far as it is whole: recovery cuts nothing below a
-        checkpoint, so a checkpoint says no more than that."""
+        """State as of the last flush, published or not; and its last whole append. Recovery cuts nothing
+        below a checkpoint, so a checkpoint covers only whole appends."""
         self._copying: Scan | None = None
-        """What was copied from a leader since this log led last or was opened."""
+        """Scan of the bytes copied from a leader since this log last led or was opened; None without any."""
         self._reader = Reader(self.directory, recovered.state.end)
 
     @property
@@ -162,7 +165,8 @@ class PartitionLog:
 
     @property
     def high_watermark(self) -> int:
-        """Offset after the last visible data record: flushed, and of several replicas committed.
+        """Offset after the last visible data record. Visible is what is flushed and, with several replicas,
+        committed.
 
         It never goes back, not even across restarts.
         """
@@ -183,7 +187,7 @@ class PartitionLog:
 
     @property
     def whole(self) -> LogState:
-        """The log up to the last append that is there as a whole; a copy may have a part of one more."""
+        """The log up to the last append that is there as a whole; a copy may hold part of the next one."""
         return self._appended if self._copying is None else self._copying.kept
 
     @property
@@ -197,7 +201,7 @@ class PartitionLog:
 
     @property
     def committed(self) -> int:
-        """Everything below this position is known to be committed; that is what readers see."""
+        """Everything below this position is known to be committed; readers see exactly that."""
         return self._visible.end
 
     @property
@@ -211,7 +215,7 @@ class PartitionLog:
 
     @property
     def mirror_position(self) -> MirrorPosition | None:
-        """How far this partition mirrors its origin, as appended; None for an ordinary one."""
+        """The position up to which this partition mirrors its origin, as appended; None for no mirror."""
         return self._appended.mirror
 
     @property
@@ -224,12 +228,12 @@ class PartitionLog:
         return len(self._files.segments), self._appended.messages
 
     def active_producers(self) -> list[tuple[int, ProducerState]]:
-        """Every idempotent producer that is remembered, by its id, with its last batches."""
+        """Return every remembered idempotent producer with its id and its last batches."""
         return self._producers.remembered()
 
     @property
     def lacks_room(self) -> bool:
-        """True from an append that the disk refused until one that it takes, or until the log is led anew."""
+        """True after the disk refused an append, until it takes one or `lead` is called."""
         return self._refused_at is not None and self.refusal is None
 
     @property
@@ -243,7 +247,7 @@ class PartitionLog:
             self._refused_at = None
 
     def append(self, batches: Sequence[Buffer], principals: Sequence[str]) -> list[int | BrokerError]:
-        """Append validated batches in order and return their base offsets; one write per segment they go to.
+        """Append validated batches in order and return their base offsets; one write per segment.
 
         `principals` names the sender of each batch. Base offsets are stamped into the given buffers; a
         read-only one is copied. A retry of an idempotent producer is answered with its first base offset.
@@ -279,7 +283,7 @@ class PartitionLog:
             return results
 
     def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
-        """Note produced batches that the partition refused before an append, for a reason that passes."""
+        """Note produced batches that the partition refused before an append, for a temporary reason."""
         with self._lock:
             self._producers.note_refused(batches, principals, why)
 
@@ -292,12 +296,13 @@ class PartitionLog:
         *,
         reset: bool = False,
     ) -> int:
-        """Append origin batches and the position behind them as one write, if they continue the recorded one.
+        """Append origin batches and the position after them as one write, if they continue the recorded
+        position.
 
         `expected`: the recorded next origin offset, None when nothing is recorded. `batches`: whole data
-        batches with right CRCs. Without any only the position moves (all in between was left out); with
-        `reset` anywhere. Returns the log's end. Raises PositionMismatch, PolicyViolation, InvalidRequest,
-        InvalidRecord or StorageError; then nothing was written.
+        batches with right CRCs. Without any, only the position moves, as all messages in between were left
+        out; with `reset` it may move anywhere. Returns the log's end. Raises PositionMismatch,
+        PolicyViolation, InvalidRequest, InvalidRecord or StorageError; then nothing was written.
         """
         with self._lock:
             if self.refusal is not None:
@@ -310,8 +315,8 @@ class PartitionLog:
             staging = self._stage()
             timestamp = int(self._clock() * 1000)
             if self._active.size == 0:
-                # Every segment of a mirrored partition says at its start what it is and how far it was:
-                # retention may then delete all others, and a torn first append is not taken for data.
+                # Every segment of a mirrored partition begins with its position: retention may then delete
+                # all other segments, and a torn first append is not taken for data.
                 nothing = replace(position, cursor=Cursor(position.start), batches=0, records=0, dropped=0)
                 staging.place_position(recorded or nothing, timestamp)
             for batch in batches:
@@ -335,7 +340,7 @@ class PartitionLog:
         )
 
     def _write(self, staging: Staging) -> None:
-        """Write what was staged and make it count; StorageError when not a byte of it stayed."""
+        """Write the staged batches and make them count; StorageError when no byte of them stayed."""
         if not staging.buffers:
             return
         try:
@@ -347,12 +352,12 @@ class PartitionLog:
             self._appended = state
         except StorageError:
             raise
-        except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it
+        except Exception as error:  # a bug: the file may hold more than is known here; a restart reads it
             self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
             raise
 
     def _write_to(self, active: Segment, buffers: Sequence[Buffer], size: int) -> None:
-        """Write to the last file; StorageError when not a byte of it stayed."""
+        """Write to the last file; StorageError when no byte of it stayed."""
         now = self._clock()
         try:
             active.append(buffers, size, now)
@@ -376,7 +381,7 @@ class PartitionLog:
         self._files = replace(self._files, segments=(*self._files.segments, segment))
 
     def _log_no_room(self, reason: str) -> None:
-        """Log once that the disk refuses, until `_write` has logged the end: producers try without end."""
+        """Log a refusal once, until `_write_to` has logged its end: producers retry without end."""
         if self._refused_at is None:
             log.error("%s", reason)
         self._refused_at = self._clock()
@@ -384,9 +389,10 @@ class PartitionLog:
     # A replica's log
 
     def read_raw(self, position: int, max_bytes: int) -> tuple[int, FileSlice | None]:
-        """Bytes as appended from a batch's position on, and where the file begins that holds them.
+        """Return where the file that holds `position` begins, and its bytes as appended from `position` on.
 
-        At least one batch with its filler, whatever `max_bytes`; the last may be cut off. None at the end.
+        `position` is that of a batch. The slice holds at least this batch with its filler, whatever
+        `max_bytes`, and its last batch may be cut off. The slice is None at the log's end.
         """
         files = self._files
         if position < files.segments[0].base:  # retention has just deleted it
@@ -410,11 +416,11 @@ class PartitionLog:
         return segment.base, FileSlice(file, position - segment.base, length)
 
     def append_copied(self, headers: Sequence[BatchHeader], batches: memoryview, segment: int) -> None:
-        """Append what stands behind this log's end in the leader's: whole batches of one of its files.
+        """Append the whole batches that come next in the leader's log, from one of its files.
 
-        `headers` are those of `batches`, which were checked to follow what is here. `segment` is where the
-        leader's file begins: one begins there here, too. Raises StorageError; then nothing was written, or
-        the log takes nothing more.
+        `headers` are those of `batches`, which were checked to follow this log's end. `segment` is where the
+        leader's file begins; this log begins one there, too. Raises StorageError; then nothing was written,
+        or the log takes no more writes.
         """
         with self._lock:
             if self.refusal is not None:
@@ -431,17 +437,17 @@ class PartitionLog:
                     end = start + header.size
                     copying.note(active, header, batches[start:end], before + start)
                     start = end
-            except Exception as error:  # a mistake: the file holds what is not known here; a restart reads it
+            except Exception as error:  # a bug: the file holds more than is known here; a restart reads it
                 log.exception("a mistake while copying to %s", self.directory)
                 self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
                 raise StorageError(self.refusal) from error
             self._appended = copying.state
 
     def cut(self, position: int) -> None:
-        """Cut everything behind a batch boundary that is not below what is committed, durably; for a thread.
+        """Cut everything after a batch boundary durably; for a thread. What is committed is never cut.
 
-        Nobody may append or read meanwhile. What is kept is recovered as after a crash, so less may be kept:
-        of a mirrored log up to its last position, of any log up to its last whole append.
+        No other thread may append or read meanwhile. The rest is recovered as after a crash, so less may be
+        kept: of a mirrored log up to its last position, of any log up to its last whole append.
         """
         with self._checkpoint_lock, self._flush_lock, self._lock:
             if self.flush_refusal is not None:
@@ -462,7 +468,7 @@ class PartitionLog:
             self._recover_again()
 
     def begin_anew(self, position: int) -> None:
-        """Drop everything and begin, empty, at a position; for a thread. Nobody may use it meanwhile."""
+        """Drop everything and begin, empty, at a position; for a thread. No other thread may use the log."""
         with self._checkpoint_lock, self._flush_lock, self._lock:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
@@ -475,8 +481,9 @@ class PartitionLog:
                 path = segment_path(self.directory, position)
                 path.write_bytes(b"")
                 sync_directory(self.directory)
-                remove_start(self.directory)  # of what is dropped; until then the old checkpoint says it
-                # A crash before this finds a file behind a gap, and after it files below the start.
+                remove_start(self.directory)  # the start of the dropped log, also in the old checkpoint
+                # A crash before this leaves a file after a gap, and a crash after it leaves files below the
+                # start.
                 empty = Files((Segment.open(path, SegmentFacts(position), Landmarks()),), position)
                 Checkpoint.of(state, empty, [], EpochMap(), state).write(self.directory)
                 self._checkpointed = position
@@ -490,9 +497,9 @@ class PartitionLog:
             self._recover_again()
 
     def _lower_checkpoint(self, position: int) -> None:
-        """Have the checkpoint claim no more than is committed: what is cut below one would be a loss.
+        """Have the checkpoint claim no more than is committed: a cut below it would count as a loss.
 
-        It knows the epochs up to `position`. StorageError when it cannot be written: nothing has changed.
+        It keeps the epochs up to `position`. StorageError when it cannot be written: nothing has changed.
         """
         if self._checkpointed > self._visible.end:
             epochs = EpochMap(self.epochs.starts)
@@ -505,15 +512,15 @@ class PartitionLog:
         self._producers.clear()
         try:
             self._take_over(self._recover())
-        except Exception as error:  # what is known here is not what is on the disk
+        except Exception as error:  # the state in memory differs from the disk
             self.refusal = self.flush_refusal = f"{self.directory} cannot be used until a restart: {error}"
             raise StorageError(self.refusal) from error
 
     def flush(self) -> LogState:
-        """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.
+        """Bring everything appended so far to the disk; for a thread that may wait. One flush runs at a time.
 
         Raises StorageError. If the disk refused, the log takes no more writes until it is opened again, and
-        `flush_refusal` says so: after a failed fdatasync nobody can tell what is on the disk. Else, short of
+        `flush_refusal` says so: after a failed fdatasync the state of the disk is unknown. Else, short of
         descriptors or memory, the flush may be tried again.
         """
         with self._flush_lock:
@@ -526,7 +533,7 @@ class PartitionLog:
             changed, self._directory_changed = self._directory_changed, False
             is_syncing = False
             try:
-                # What needs a descriptor comes before the first fdatasync: if none is left, nothing is lost.
+                # Open descriptors before the first fdatasync: if none is left, nothing is lost.
                 descriptors = [segment.append_fd() for segment in unsynced]
                 if changed:
                     sync_directory(self.directory)
@@ -542,7 +549,7 @@ class PartitionLog:
                 log.error("%s", reason)
                 raise StorageError(reason) from error
             self._flushed = state
-            if whole.end <= state.end:  # else more is being copied at this moment, which the next flush takes
+            if whole.end <= state.end:  # else a copy is under way, which the next flush takes
                 self._flushed_whole = whole
             for segment in segments[:-1]:
                 if segment.end <= state.end:
@@ -550,7 +557,7 @@ class PartitionLog:
             return state
 
     def write_due_checkpoint(self) -> None:
-        """Write the checkpoint if it is due; for the thread that flushed, after the outcome was posted."""
+        """Write the checkpoint if it is due; for the flush thread, after it has posted its outcome."""
         state = self._flushed_whole
         if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
             return  # whoever holds the lock writes one, or waits for a flush and finds it due later
@@ -561,7 +568,7 @@ class PartitionLog:
             self._checkpoint_lock.release()
 
     def publish(self, state: LogState) -> bool:
-        """Show consumers what is flushed, of several replicas committed; True when there is more to read."""
+        """Show consumers what is flushed (with several replicas, committed); True if that is new records."""
         with self._lock:
             before = self._visible
             if state.end <= before.end:
@@ -572,21 +579,22 @@ class PartitionLog:
             return state.high_watermark > before.high_watermark
 
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
-        """Whole batches from the one that holds `offset`, or the next one; None when none is visible yet.
+        """Return whole batches from the one that holds `offset`, or the next one; None when none is visible
+        yet.
 
-        At least one batch whatever `max_bytes`; the last may be cut off, unless the slice ends at a landmark.
-        It never reaches into another segment nor past the last visible data batch. Of what was on the disk
-        before this log was opened the first batch's CRC is checked, and that each batch stands where it must.
-        The rest is sent unseen: clients check CRCs themselves. Raises OffsetOutOfRange, CorruptMessage when
-        the first batch is damaged, LandmarksMissing when `build_landmarks` has to run first, or StorageError.
-        For one thread at a time.
+        The slice holds at least one batch whatever `max_bytes`; its last may be cut off, unless it ends at a
+        landmark. It never reaches into another segment nor past the last visible data batch. For bytes that
+        were on the disk before this log was opened, the first batch's CRC is checked, and that each batch
+        stands where it must. The rest is sent unread: clients check CRCs themselves. Raises OffsetOutOfRange,
+        CorruptMessage when the first batch is damaged, LandmarksMissing when `build_landmarks` has to run
+        first, or StorageError. For one thread at a time.
         """
         if self._closed:
             raise StorageError(f"{self.directory} is closed")
         return self._reader.read(self._visible, self._files, self._appended.end, offset, max_bytes)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first visible record that is not older than `timestamp`, or None.
+        """Return (offset, timestamp) of the first visible record not older than `timestamp`, or None.
 
         For a thread: reads headers from one landmark to the next, one batch, and may build landmarks.
         """
@@ -594,24 +602,25 @@ class PartitionLog:
         return first_with_timestamp(files.segments, timestamp, self._visible.end, files.start_offset)
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first visible record with the largest timestamp; None without records.
+        """Return (offset, timestamp) of the first visible record with the largest timestamp; None without
+        one.
 
-        For a thread: reads what two look-ups by time read, and of more segments only where their times go up
-        and down.
+        For a thread: reads as much as two look-ups by time. It reads more segments only where their times
+        rise and fall.
         """
         files = self._files
         return first_with_max_timestamp(files.segments, self._visible.end, files.start_offset)
 
     def build_landmarks(self) -> None:
-        """Build what `read` lacked when it raised LandmarksMissing; for a thread: reads whole segments."""
+        """Build the landmarks that `read` lacked at LandmarksMissing; for a thread: reads whole segments."""
         self._reader.build_landmarks()
 
     def delete_records(self, before: int) -> int:
-        """Give up every record before an offset, -1 for all; where the log then starts. For a thread.
+        """Give up every record before an offset, -1 for all; return the log's new start. For a thread.
 
-        When it returns the new start survives a power cut, and the loss of the checkpoint; retention deletes
-        files that hold nothing else. Raises OffsetOutOfRange for an offset that no consumer could read on
-        from, and StorageError.
+        When it returns, the new start survives a power cut and the loss of the checkpoint; retention deletes
+        files that hold nothing else. Raises OffsetOutOfRange for an offset from which no consumer could read
+        on, and StorageError.
         """
         with self._checkpoint_lock:
             with self._lock:
@@ -633,7 +642,7 @@ class PartitionLog:
             return self.log_start_offset
 
     def count_anew(self, wrong: Sequence[TimeRange]) -> None:
-        """Let a segment's age begin now if its last append was in one of these ranges of a wrong clock."""
+        """Let a segment's age begin now if its last append lies in one of these ranges of a wrong clock."""
         now = self._clock()
         for segment in self._files.segments:
             if any(since <= segment.last_append <= until for since, until in wrong):
@@ -643,8 +652,9 @@ class PartitionLog:
     def apply_retention(self, leader_start: int | None = None) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. For a thread.
 
-        With `leader_start` it is a follower's log, and keeps what the leader's, which begins there, keeps.
-        Writes the checkpoint, too, when no flush came to do it: what is flushed must not stay above it.
+        With `leader_start` the log is a follower's. It then keeps what the leader's log keeps, which begins
+        there. Also writes the checkpoint if it is due: flushed bytes must not stay above it when no flush
+        comes.
         """
         now = self._clock()
         config = self.config if self.expires_by_time else replace(self.config, retention_ms=None)
@@ -660,14 +670,14 @@ class PartitionLog:
                 if is_led and is_over and active.facts.next_offset >= 0:
                     self._roll_for_retention(now)
                 files, visible, flushed = self._files, self._visible, self._flushed_whole
-            # A copy may know of more that is committed than it has flushed, which its checkpoint cannot tell.
+            # A copy may know more committed bytes than it has flushed; its checkpoint cannot state that.
             kept = min(visible, flushed, key=lambda state: state.end)
             if leader_start is None:
                 count = files.expired_count(config, now, kept)
             else:
                 count = sum(1 for one in files.segments[:-1] if one.end <= min(leader_start, kept.end))
-            # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
-            # begins above its end for a loss. On a full disk it may fail until something was deleted.
+            # The checkpoint first: recovery deletes a file below its start, and takes a log that begins above
+            # its end for a loss. On a full disk the write may fail until something was deleted.
             if count > 0 or self._checkpoint_is_due(flushed):
                 self._write_checkpoint(flushed, files.without_first(count))
             victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]
@@ -696,7 +706,8 @@ class PartitionLog:
             log.error("retention cannot begin a new segment: %s", error)
 
     def _checkpoint_is_due(self, state: LogState) -> bool:
-        """True after a while, and behind each new segment: a full disk keeps what no checkpoint covers."""
+        """Return True after a while, and after each new segment: a full disk keeps files without a
+        checkpoint."""
         elapsed = self._clock() - self._checkpoint_at
         is_time = not 0 <= elapsed < CHECKPOINT_INTERVAL_S or self._active.base > self._checkpoint_base
         return state.end > self._checkpointed and is_time
@@ -704,7 +715,7 @@ class PartitionLog:
     def _write_checkpoint(
         self, state: LogState, files: Files, epochs: EpochMap | None = None, *, closing: bool = False
     ) -> bool:
-        """False, and a line in the log, where it could not be written. `epochs`: else those of the log."""
+        """Write the checkpoint; log an error and return False if that fails. `epochs`: else the log's own."""
         self._checkpoint_at, self._checkpoint_base = self._clock(), files.segments[-1].base
         try:
             for segment in files.segments[:-1]:
@@ -753,7 +764,7 @@ class PartitionLog:
 
 
 def _cut_file(segment: Segment, position: int, *, keep: bool) -> None:
-    """Cut what the file holds from `position` on, or remove it; what is left of it is on the disk."""
+    """Cut the file at `position`, or remove it unless `keep`; the rest of the file is then on the disk."""
     landmarks_path(segment.path).unlink(missing_ok=True)
     if not keep:
         segment.path.unlink()

@@ -1,4 +1,5 @@
-"""Places for producer ids, shared out by principal: which id gives its place up for a new one.
+"""Limited places for producer ids, shared out by principal; chooses the id that yields its place to a new
+one.
 
 places = Places(1000)
 if (oldest := places.in_the_way("User:web")) is not None: ...   # forget it, or refuse the new id
@@ -22,7 +23,7 @@ class Places(Generic[Key]):
     def __init__(self, count: int) -> None:
         self._count = count
         self._all: OrderedDict[Key, float] = OrderedDict()
-        """When each id was last seen, the longest silent first."""
+        """Time at which each id was last seen; the longest silent id first."""
         self._of: dict[Principal, OrderedDict[Key, float]] = {}
         """The same for each principal."""
 
@@ -39,7 +40,7 @@ class Places(Generic[Key]):
             ids.move_to_end(key)
 
     def seen_at(self, key: Key) -> float:
-        """When an id that has a place was last seen."""
+        """Return when an id that has a place was last seen."""
         return self._all[key]
 
     def drop(self, key: Key, principal: Principal) -> None:
@@ -63,5 +64,5 @@ class Places(Generic[Key]):
 
     @property
     def surplus(self) -> Key | None:
-        """The longest silent id while there are more than places."""
+        """The longest silent id while there are more ids than places, else None."""
         return next(iter(self._all)) if len(self._all) > self._count else None

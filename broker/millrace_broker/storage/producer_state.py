@@ -1,4 +1,4 @@
-"""What a partition remembers of idempotent producers: enough to answer a retry instead of storing it twice.
+"""A partition's memory of idempotent producers: enough to answer a retry instead of storing it twice.
 
 The rules are Kafka's: the last five batches per producer are remembered; a batch equal to one of them is a
 duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
@@ -6,21 +6,21 @@ not known (new, silent for a day, or forgotten for a newer one) may start anywhe
 
 Two rules are not Kafka's. Places are limited and shared out by principal (`places.py`): a new id takes the
 place of one that was silent for `RETRIED_S`, of its own principal where that holds half of the places. While
-there is no such id, the new one is refused: no id is forgotten for it that may still retry.
+there is no such id, the new id is refused: an id that may still retry is never forgotten for it.
 
-Behind a batch that was refused for a reason that passes, such as a full disk, those that the producer had in
-flight do not follow the last one either. They are refused for the same reason until the first one comes
-again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again what it has in
-flight to all partitions, so that it may be stored twice.
+After a batch that was refused for a temporary reason, such as a full disk, the batches that the producer has
+in flight do not follow its last stored batch either. They are refused for the same reason until the first one
+comes again. OUT_OF_ORDER_SEQUENCE_NUMBER would have librdkafka begin a new epoch and send again what it has
+in flight to all partitions, so that it may be stored twice.
 
-While they are few they are written into the checkpoint, else into a file of their own:
+While producers are few they are written into the checkpoint, else into a file of their own:
 
     <partition>/producers := sealed JSON {version, end, producers}    as of a flush up to position `end`
 
-The checkpoint is written every few seconds, and thousands of producers are 750 KB of it and 30 ms. The file
-is written when a segment was rolled since, when 64 MiB were, and at the close; what came behind it recovery
-reads from the headers again. `Checkpoint.producers` then says from where on: behind that position stands the
-first batch of a producer that the file does not tell of.
+The checkpoint is written every few seconds, and thousands of producers would take 750 KB of it and 30 ms. The
+file is written when a segment was rolled since, when 64 MiB were appended since, and at the close. Recovery
+reads later batches from the headers again. `Checkpoint.producers` then states the position to read from: the
+first batch of a producer that the file does not cover comes at or after it.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ FILE_NAME = "producers"
 VERSION = 1
 FEW_PRODUCERS = 100
 READ_AGAIN_BYTES = 64 << 20
-"""Most bytes behind the file. Recovery takes 0.3 s for their headers if each batch is one message of 200
-bytes."""
+"""Most bytes of the log after the file's end. Recovery takes 0.3 s for their headers if each batch is one
+message of 200 bytes."""
 
 
 class SentBatch(NamedTuple):
-    """One remembered batch; `end` is the log position that must be flushed before it is safe."""
+    """One remembered batch; once the log is flushed up to `end`, the batch is safe."""
 
     base_sequence: int
     base_offset: int
@@ -131,23 +131,23 @@ class ProducerStates:
         self._clock = clock
         self._limit = limit
         self._states: Staged = {}
-        """The longest silent first."""
+        """All producers that are remembered, the longest silent first."""
         self._places = Places[int](limit.of_partition)
         self._refused: dict[int, RefusedBatch] = {}
-        """Producer id -> its batch; in memory only."""
+        """Producer id -> its first refused batch; in memory only."""
         self._refusal_logged_at = -math.inf
         self._newest_end = -1
-        """Log position behind the newest batch of any producer."""
+        """Log position after the newest batch of any producer."""
         self._file_end = -1
-        """Up to where the file tells of everything; -1 when nothing relies on the file."""
+        """Log position up to which the file covers every batch; -1 when nothing relies on the file."""
         self._read_from = -1
-        """The same, or further: no producer's batch lies between."""
+        """The same position, or a later one: no producer's batch lies between."""
 
     def __len__(self) -> int:
         return len(self._states)
 
     def remembered(self) -> list[tuple[int, ProducerState]]:
-        """Every producer, the longest silent first."""
+        """Return every producer, the longest silent first."""
         with self._limit.lock:
             return list(self._states.items())
 
@@ -204,7 +204,7 @@ class ProducerStates:
             )
 
     def note_refused(self, batches: Sequence[Buffer], principals: Sequence[str], why: BrokerError) -> None:
-        """Note batches that were refused, for a reason that passes, before any part of them was written."""
+        """Note batches that were refused, for a temporary reason, before any part of them was written."""
         with self._limit.lock:
             for batch, principal in zip(batches, principals, strict=True):
                 self._note_refused(BatchHeader.of(batch), principal, why)
@@ -230,7 +230,7 @@ class ProducerStates:
         self._limit.refused.drop((self, producer_id), self._refused.pop(producer_id).principal)
 
     def admit(self, header: BatchHeader, principal: str, staged: Staged) -> None:
-        """Give the producer of a batch that is staged next a place, or keep its place; `abandon` undoes it.
+        """Give the producer of a batch about to be staged a place, or keep its place; `abandon` undoes it.
 
         Raises TooManyProducers for a new producer while only producers that may still retry could make room.
         """
@@ -251,7 +251,7 @@ class ProducerStates:
             self._put(producer_id, principal, now)
 
     def _make_room(self, principal: str, now: float) -> None:
-        """Forget the longest silent producer where the new one needs its place, on the broker and here."""
+        """Forget the longest silent producer if the new one needs its place, on the broker and here."""
         if (oldest := self._limit.places.in_the_way(principal)) is not None:
             (states, other), seen_at = oldest
             self._check_is_stale(seen_at, now, principal, "the broker")
@@ -262,7 +262,7 @@ class ProducerStates:
             self.forget(other)
 
     def _check_is_stale(self, seen_at: float, now: float, principal: str, where: str) -> None:
-        # A time far ahead is that of a clock which was set back: it must not keep its place for as long.
+        # A time far ahead comes from a clock that was set back: it must not keep its place until then.
         if abs(now - seen_at) >= RETRIED_S + SEEN_AGAIN_S:
             return
         error = TooManyProducers(
@@ -275,7 +275,7 @@ class ProducerStates:
         raise error
 
     def abandon(self, staged: Staged) -> None:
-        """Take places back as they were: what was staged is not written."""
+        """Restore the places as they were: the staged batches are not written."""
         with self._limit.lock:
             for producer_id, state in staged.items():
                 before = self._states.get(producer_id)
@@ -332,7 +332,7 @@ class ProducerStates:
             self._restore(header.producer_id, staged[header.producer_id])
 
     def _restore(self, producer_id: int, state: ProducerState) -> None:
-        """Remember a producer of which the log or a checkpoint tells: it has a place in any case."""
+        """Remember a producer from the log or a checkpoint: it gets a place in any case."""
         with self._limit.lock:
             before = self._states.get(producer_id)
             if before is not None and before.principal is not None:
@@ -355,18 +355,18 @@ class ProducerStates:
         with self._limit.lock:
             for producer_id in list(self._states):
                 self.forget(producer_id)
-        # What the file tells of may be cut: it is written anew before a checkpoint relies on it.
+        # The file may cover batches that are cut: it is rewritten before a checkpoint relies on it.
         self._newest_end = self._file_end = self._read_from = -1
 
     def close(self) -> None:
-        """Forget everything: the log is not used any more."""
+        """Forget everything: the log is no longer used."""
         self.clear()
         with self._limit.lock:
             for producer_id in list(self._refused):
                 self._drop_refused(producer_id)
 
     def save(self, flushed: int, rolled_at: int, *, closing: bool) -> list[Any] | int:
-        """What the checkpoint has to say of the producers; writes the file if that is due.
+        """Return the checkpoint's entry for the producers; write their file first if that is due.
 
         `rolled_at` is where the last segment begins. For one thread at a time.
         """
@@ -383,9 +383,9 @@ class ProducerStates:
         return self._read_from
 
     def load(self, saved: list[Any] | int, flushed: int) -> int | None:
-        """Take over what `save` gave; from where on headers are to be read again.
+        """Restore what `save` returned; return the position from which headers must be read again.
 
-        None when the file is not what the checkpoint relies on: then the whole log is to be read.
+        None when the file is not the one that the checkpoint relies on: then the whole log must be read.
         """
         if isinstance(saved, list):
             self._take_over(saved, flushed)
@@ -397,26 +397,26 @@ class ProducerStates:
         if fields is None or fields["version"] != VERSION:
             return None
         self._take_over(fields["producers"], flushed)
-        if fields["end"] > flushed:  # no checkpoint relies on it yet, and what it tells of may be cut
+        if fields["end"] > flushed:  # no checkpoint relies on it yet, and its batches may be cut
             return flushed
         self._file_end, self._read_from = fields["end"], max(saved, fields["end"])
         return self._read_from
 
     def _to_json(self, flushed: int) -> list[Any]:
-        """Every producer as plain lists, without the batches that end above `flushed`.
+        """Return every producer as plain lists, without the batches that end above `flushed`.
 
-        A batch above it may not survive a power cut; remembering it would answer its retry as a duplicate
-        and lose it. If it does survive, recovery finds its header.
+        A batch above it may not survive a power cut; if it were remembered, its retry would be answered as a
+        duplicate and lost. If it does survive, recovery finds its header.
         """
         states = []
-        for producer_id, state in self.remembered():  # not between the two halves of a commit
+        for producer_id, state in self.remembered():  # under the lock: never in the middle of a commit
             batches = [list(sent) for sent in state.batches if sent.end <= flushed]
             if batches:
                 states.append([producer_id, state.epoch, state.seen_at, batches])
         return states
 
     def _take_over(self, states: Iterable[Any], end: int) -> None:
-        """Take what `_to_json` gave, without the batches that end above `end`: they are read again."""
+        """Restore what `_to_json` returned, without the batches that end above `end`: they are read again."""
         for producer_id, epoch, seen_at, batches in states:
             sent = tuple(SentBatch(*batch) for batch in batches if batch[-1] <= end)
             if sent:
@@ -424,5 +424,5 @@ class ProducerStates:
 
 
 def _follows(sequence: int, other: int) -> bool:
-    """True if `sequence` follows `other`; sequences wrap to zero after MAX_SEQUENCE."""
+    """Return True if `sequence` follows `other`; sequences wrap to zero after MAX_SEQUENCE."""
     return 0 < (sequence - other) & MAX_SEQUENCE <= MAX_SEQUENCE // 2

@@ -1,8 +1,8 @@
-"""The read side of a partition's log: from an offset to bytes a socket can be given, from a time to a record.
+"""The read side of a partition's log: from an offset to bytes for a socket, from a time to a record.
 
-Works on snapshots and holds no lock. One thread reads at a time; a look-up by time is for another thread:
-it may decompress a batch and build the landmarks of a segment that has none. Keeps between reads: where
-sequential readers go on, the files read last with their landmarks, and which damage was already reported.
+Works on snapshots and holds no lock. One thread reads at a time; a look-up by time is for another thread: it
+may decompress a batch and build the landmarks of a segment that has none. Between reads it keeps the places
+where sequential readers go on, the files read last with their landmarks, and the damage already reported.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ T = TypeVar("T")
 
 WARM_FILES = 3
 MAX_REPORTED = 100
-"""Most different kinds of damage and failures that are logged of one log: after them nothing is new."""
+"""Most distinct failures and kinds of damage that are logged of one log. Later ones are not logged."""
 RECENT_POSITIONS = 32
-"""Most readers of one log that go on where they were."""
+"""Most readers of one log that can go on where they stopped."""
 LOOKED_INTO_BYTES = 16 << 20
 LOOKED_INTO_RECORDS = 10_000
-"""A batch with more records, or with larger ones uncompressed, is not looked into: either takes 10 ms."""
+"""Limits of a batch whose records are read. A batch with more records, or more bytes uncompressed, is not:
+either takes 10 ms."""
 
 
 class RecentPositions:
-    """Where readers have been: positions of batches, by an offset that was found there.
+    """Batch positions where readers have been, by an offset that was found there.
 
     No batch before such a position holds that offset or a later one.
     """
@@ -46,16 +47,17 @@ class RecentPositions:
         self._positions: dict[int, int] = {}
 
     def before(self, offset: int) -> int:
-        """The last position noted with no batch before it that holds `offset` or a later one; 0 without any.
+        """Return the last noted position with no batch before it that holds `offset` or a later one; 0
+        without any.
 
-        At or behind the offset it is where the offset is found.
+        If it is at or after the offset, the offset is found there.
         """
-        positions = self._positions.copy()  # another thread may note one
+        positions = self._positions.copy()  # a copy: another thread may note one
         nearest = max((noted for noted in positions if noted <= offset), default=None)
         return 0 if nearest is None else positions[nearest]
 
     def note(self, offset: int, position: int) -> None:
-        """Remember that whoever asks for `offset` finds it at `position`."""
+        """Remember that `offset` is found at `position`."""
         self._positions.pop(offset, None)
         if len(self._positions) >= RECENT_POSITIONS:
             del self._positions[next(iter(self._positions))]
@@ -71,7 +73,7 @@ class Reader:
     """Finds slices in a log's files."""
 
     def __init__(self, directory: Path, recovered_end: int) -> None:
-        """`recovered_end`: what lies below was on the disk before this process opened the log."""
+        """Bytes below `recovered_end` were on the disk before this process opened the log."""
         self.recent = RecentPositions()
         self._directory = directory
         self._recovered_end = recovered_end
@@ -79,14 +81,14 @@ class Reader:
         self._opened: dict[Segment, _Opened] = {}
         """The files read last; others close with the last slice that uses them."""
         self._without_landmarks: set[Segment] = set()
-        """Those in which a look-up has failed for want of landmarks."""
+        """Segments in which a look-up has failed for want of landmarks."""
 
     def read(
         self, visible: LogState, files: Files, end: int, offset: int, max_bytes: int
     ) -> FileSlice | None:
-        """What `PartitionLog.read` says, for one pair of snapshots; `end` is the log's, flushed or not."""
+        """Read as `PartitionLog.read` does, for one pair of snapshots; `end` is the log's, flushed or not."""
         if offset >= visible.high_watermark:
-            # Up to the log's end an offset is good, it is only early: a producer may have heard of it.
+            # Up to the log's end an offset is valid, only early: a producer may know it already.
             if offset > end:
                 raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
             return None
@@ -121,18 +123,18 @@ class Reader:
         first = self._first_header(file, position, limit)
         length = max(first.size, min(max_bytes, limit - position))
         if length < limit - position:
-            # Whoever goes on at a landmark needs no walk to get there.
+            # A reader that goes on at a landmark needs no walk to get there.
             mark = landmarks.last_before(position + length)
             length = mark - position if mark >= position + first.size else length
         if position < self._recovered_end:
             length = _unbroken(file, position, length, limit)
         self.recent.note(offset, position)
-        if filler_size(first) == 0:  # nor behind a slice of one batch, which may be a large one
+        if filler_size(first) == 0:  # after one, perhaps large, batch the next read needs no walk either
             self.recent.note(first.next_offset, position + first.size)
         return FileSlice(file, position - segment.base, length)
 
     def _locate(self, segment: Segment, offset: int, limit: int) -> int:
-        """Position of the batch that holds the offset, else of the next one, else `limit`, a boundary."""
+        """Return the position of the batch that holds the offset, else of the next one, else `limit`."""
         recent = self.recent.before(offset)
         if recent > limit:
             recent = 0
@@ -150,7 +152,7 @@ class Reader:
             raise CorruptMessage(f"{error} in {segment.path}") from None
 
     def build_landmarks(self) -> None:
-        """Build what look-ups lacked; for a thread, as it reads every header of these segments."""
+        """Build the landmarks that look-ups lacked; for a thread: it reads every header of the segments."""
         for segment in list(self._without_landmarks):
             with contextlib.suppress(FileNotFoundError):  # retention took it
                 segment.build_landmarks()
@@ -158,7 +160,7 @@ class Reader:
             self._without_landmarks.discard(segment)
 
     def _open(self, segment: Segment) -> _Opened:
-        """The segment's read side: one of those used last, or newly opened in the place of the oldest."""
+        """Return the segment's read side: one of the last used, or a new one that replaces the oldest."""
         opened = self._opened.get(segment)
         if opened is None:
             opened = _Opened(segment.open_reader(), segment.known_landmarks())
@@ -167,14 +169,14 @@ class Reader:
         return opened
 
     def forget(self) -> None:
-        """Let go of the files, from any thread: what was deleted frees its space, idle ones are closed.
+        """Drop the files, from any thread: deleted files free their space, idle ones are closed.
 
-        Called every few seconds: whoever reads on opens a file again, which costs less than keeping count.
+        Called every few seconds: the next read opens a file again, which costs less than keeping count.
         """
         self._opened = {}
 
     def _first_header(self, file: LogFile, position: int, limit: int) -> BatchHeader:
-        """The header of the batch a slice begins with; CorruptMessage when it is damaged."""
+        """Return the header of a slice's first batch; CorruptMessage when that batch is damaged."""
         header = header_at(file, position, limit)
         if header is None:
             raise CorruptMessage(f"a damaged batch at position {position} in {file.name}")
@@ -184,9 +186,11 @@ class Reader:
 
 
 def _unbroken(file: LogFile, position: int, length: int, limit: int) -> int:
-    """How much of a slice is batches that stand where they must, one behind the other; the first one does.
+    """Return the size of the slice's leading part in which each batch stands where it must, after the one
+    before.
 
-    The CRCs do not cover where a batch stands and how long it is, so clients cannot check that.
+    The first batch is known to. CRCs cover neither a batch's position nor its length, so clients cannot check
+    them.
     """
     end = position + length
     last: tuple[int, BatchHeader] | None = None
@@ -197,7 +201,7 @@ def _unbroken(file: LogFile, position: int, length: int, limit: int) -> int:
                 return length
             last = at, header
     except ChainBroken as error:
-        # A wrong length shows only behind its batch.
+        # A wrong length shows only after its batch.
         if last is None or read_batch(file, *last) is not None:
             return error.position - position
     assert last is not None, "a slice begins with a batch"
@@ -207,11 +211,11 @@ def _unbroken(file: LogFile, position: int, length: int, limit: int) -> int:
 def first_with_timestamp(
     segments: Sequence[Segment], timestamp: int, limit: int, start: int = 0
 ) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record of `start` to `limit` that is not older than `timestamp`.
+    """Return (offset, timestamp) of the first record in `start` to `limit` not older than `timestamp`.
 
-    The first batch whose header states such a time has it. Where its records cannot be read here or none is
-    as young, the batch stands for them: its base offset and largest timestamp. Raises CorruptMessage at a
-    damaged batch.
+    It is in the first batch whose header states such a time. If the batch's records cannot be read here or
+    none is as young, the batch stands for them with its base offset and largest timestamp. Raises
+    CorruptMessage at a damaged batch.
     """
     for segment in segments:
         if segment.facts.max_timestamp < timestamp or 0 <= segment.facts.next_offset <= start:
@@ -225,19 +229,19 @@ def first_with_timestamp(
 def first_with_max_timestamp(
     segments: Sequence[Segment], limit: int, start: int = 0
 ) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record of `start` to `limit` that none there is younger than."""
+    """Return (offset, timestamp) of the first record with the largest timestamp in `start` to `limit`."""
     largest = -1
     for segment in sorted(segments, key=lambda segment: segment.facts.max_timestamp, reverse=True):
         if segment.facts.max_timestamp <= largest:
             break
-        # What a segment's facts say may be of a record behind the limit.
+        # A segment's facts may be those of a record after the limit.
         found = _look_up(segment, lambda segment, marks: _max_timestamp_in(segment, marks, limit, start))
         largest = max(largest, -1 if found is None else found)
     return first_with_timestamp(segments, largest, limit, start) if largest >= 0 else None
 
 
 def _look_up(segment: Segment, look: Callable[[Segment, Landmarks], T]) -> T | None:
-    """What is found in a segment by its landmarks; None where retention took it meanwhile."""
+    """Look into a segment by its landmarks; None if retention deleted it meanwhile."""
     try:
         try:
             return look(segment, segment.known_landmarks())
@@ -265,12 +269,12 @@ def _max_timestamp_in(segment: Segment, landmarks: Landmarks, limit: int, start:
 def _from_start(
     segment: Segment, landmarks: Landmarks, end: int, start: int, timestamp: int | None = None
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """The batches that hold a record from `start` on, and perhaps one as young as `timestamp`.
+    """Yield the batches that hold a record from `start` on, and perhaps one as young as `timestamp`.
 
-    Which is the youngest of them no landmark says: that is as long a walk as to build landmarks.
+    No landmark tells the youngest of them: to find it takes as long a walk as to build landmarks.
     """
     mark = landmarks.before_offset(start, segment.base)
-    if timestamp is not None:  # before that mark no record is so young, deleted or not
+    if timestamp is not None:  # before that mark no record is as young, deleted or not
         mark = max(mark, landmarks.before_timestamp(timestamp, segment.base))
     try:
         for position, header in walk(segment.open_reader(), min(mark, end), end):
@@ -288,7 +292,7 @@ def _first_in(
         for position, header in _from_start(segment, landmarks, end, first_offset, timestamp):
             if header.max_timestamp >= timestamp:
                 offset, time = _first_record(header, _intact(segment, position, header), timestamp)
-                return max(offset, first_offset), time  # its batch stands for the record at the start
+                return max(offset, first_offset), time  # the batch may stand for the record at the start
         return None
     mark = landmarks.before_timestamp(timestamp, segment.base)
     start = skip(file, mark, end, WALKED_HEADERS, timestamp)
@@ -318,7 +322,7 @@ def _first_record(header: BatchHeader, batch: bytes, timestamp: int) -> tuple[in
         data = decompress(header.codec, memoryview(batch)[HEADER_BYTES:], LOOKED_INTO_BYTES)
         position = 0
         for _ in range(header.records_count):
-            # A record: its size, a byte of attributes, differences of timestamp and offset, the rest.
+            # A record: its size, a byte of attributes, the differences of timestamp and offset, the rest.
             size, start = read_varint(data, position)
             difference, after = read_varint(data, start + 1)
             delta, _ = read_varint(data, after)

@@ -1,11 +1,11 @@
 """Recovery keeps the longest valid prefix above the checkpoint, and never cuts below it.
 
-Reads a partition's directory, cuts what a crash left behind, and gives back what the log continues with.
-Refuses, with one line that says what is missing, a log that lost bytes which were on disk.
+Reads a partition's directory, cuts what a crash left behind, and returns the state from which the log
+continues. Refuses a log that lost bytes which were on the disk, with one line that names the loss.
 
-Valid is a batch that stands where its chain says, with a right CRC. A batch that lacks its filler gets it. A
-mirrored partition is cut back to its last position batch, so that data and position stay in step. Without a
-checkpoint nobody knows what was flushed, so only what follows the last valid batch anywhere is cut.
+A batch is valid if it stands where its chain says and has a right CRC. A batch that lacks its filler gets it.
+A mirrored partition is cut back to its last position batch, so that data and position agree. Without a
+checkpoint the flushed end is unknown, so only the bytes after the last valid batch of all are cut.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A log ready to go on: everything in it is on disk."""
+    """A log that is ready for use: everything in it is on the disk."""
 
     files: Files
     state: LogState
     checkpointed: int
-    """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
+    """Position up to which the checkpoint in the directory covers the log; -1 without one."""
     epochs: EpochMap
     committed: LogState
-    """What is known to be committed, if the log is a replica."""
+    """The committed part, as far as known, if the log is a replica."""
 
 
 def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
-    """Bring a partition's directory to a state a log can continue from; `producers` is filled in.
+    """Bring a partition's directory to a state from which a log can continue, and fill `producers`.
 
     Raises MillraceError when bytes below the checkpoint are missing.
     """
@@ -79,7 +79,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         committed = checkpoint.committed or state
         gone = segments[0].base > checkpoint.start
         start_offset = max(segments[0].base, checkpoint.start_offset) if gone else checkpoint.start_offset
-        # An empty last file may be one whose name a crash kept from being synced: the long way does it.
+        # The name of an empty last file may not be synced after a crash: the long way syncs it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)
             files = _files(directory, segments, start_offset, state)
@@ -89,7 +89,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     scan.run(segments)
     unfilled = scan.unfilled
     if unfilled is not None and scan.kept.end == unfilled.base_offset + unfilled.size:
-        # The filler belongs into its batch's file, so no file may begin where it must stand.
+        # The filler belongs in its batch's file, so no file may begin where the filler must stand.
         segments = [segment for segment in segments if segment.base < scan.kept.end or _discard(segment)]
         kept = _cut(segments, scan.kept)
         scan.complete_filler(kept[-1], unfilled, now)
@@ -104,7 +104,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
 
 
 def _files(directory: Path, segments: list[Segment], start_offset: int, state: LogState) -> Files:
-    # What was deleted past the end of a log that lost more than its checkpoint would hide what comes next.
+    # A start after the end of a log that lost more than its checkpoint would hide new records.
     deleted = min(read_start(directory), state.high_watermark)
     return Files(tuple(segments), max(start_offset, deleted))
 
@@ -123,9 +123,9 @@ def _read_checkpoint(directory: Path) -> Checkpoint | None:
 
 
 def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segment]:
-    """The segments in order; MillraceError when one that was on disk is missing or too short.
+    """Return the segments in order; MillraceError when one that was on the disk is missing or too short.
 
-    Deletes what an interrupted retention left below the checkpoint's start.
+    Deletes the files below the checkpoint's start, which an interrupted retention left.
     """
     facts = {} if checkpoint is None else {item.base: item for item in checkpoint.segments}
     segments = []
@@ -156,7 +156,7 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
 def _load_producers(
     directory: Path, checkpoint: Checkpoint, producers: ProducerStates, segments: list[Segment]
 ) -> None:
-    """Bring back the producers of everything below the checkpoint."""
+    """Restore the producers of everything below the checkpoint."""
     flushed = checkpoint.flushed
     start = producers.load(checkpoint.producers, flushed)
     if start is None:
@@ -223,9 +223,9 @@ class Scan:
                 self._skip_to(segment, resumed)
 
     def _note_epoch(self, header: BatchHeader, position: int) -> None:
-        """Note the epoch, which the CRC leaves out; one that falls shows damage.
+        """Note the epoch, which the CRC does not cover; an epoch that falls shows damage.
 
-        While damage is skipped it is passed over: one wrong epoch must not cost all that follows.
+        While damage is skipped such an epoch is ignored: one wrong epoch must not cost all batches after it.
         """
         epoch = max(0, header.partition_leader_epoch)
         if epoch >= self._epochs.last:
@@ -234,7 +234,7 @@ class Scan:
             raise ChainBroken("a leader epoch falls", position, header, None)
 
     def note(self, segment: Segment, header: BatchHeader, batch: Buffer, position: int) -> None:
-        """Take in the batch behind all that was taken in; ChainBroken for one of an epoch that falls."""
+        """Take in a batch that follows all others; ChainBroken if its epoch falls."""
         self._note_epoch(header, position)
         facts = segment.facts
         is_filler = header.base_offset != position
@@ -247,7 +247,7 @@ class Scan:
             self._producers.replay(header, position + header.size)
         self.state = self.state.after(header, MirrorPosition.from_batch(header, batch))
         self.unfilled = header if not is_filler and filler_size(header) > 0 else None
-        # The end of a mirrored partition is always a position batch, the first thing it holds is one.
+        # A mirrored partition begins and ends with a position batch.
         if self.state.mirror is None or self.state.mirror is not self.kept.mirror:
             self.kept = self.state
 
@@ -256,12 +256,12 @@ class Scan:
         filler = filler_after(header, timestamp=header.max_timestamp)
         assert filler is not None
         segment.append([filler], len(filler), now)
-        segment.close()  # the next append opens it again; nobody would close it if this recovery failed
+        segment.close()  # the next append opens it again; a failed recovery would leave it open
         self.kept = self.kept._replace(end=self.kept.end + len(filler))
 
 
 def _truncate(segment: Segment, end: int) -> None:
-    """Cut what a file holds past the log position where it must end."""
+    """Cut the part of a file past the log position where it must end."""
     if segment.end > end:
         log.warning("%s: cutting %d bytes that are no valid batch", segment.path, segment.end - end)
         status = segment.path.stat()
@@ -277,7 +277,7 @@ def _discard(segment: Segment) -> bool:
 
 
 def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
-    """Cut the log at its end, delete the files behind it; return those kept."""
+    """Cut the log at its end, delete the files after it, return the others."""
     kept = [segment for segment in segments if segment.base <= state.end or _discard(segment)]
     _truncate(kept[-1], state.end)
     _continue(kept[-1], state)
@@ -285,17 +285,17 @@ def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
 
 
 def _continue(last: Segment, state: LogState) -> None:
-    """Make the last segment ready for appends: nothing is left of batches that a power cut took."""
+    """Make the last segment ready for appends: forget the batches that a power cut took."""
     last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
     last.landmarks = last.known_landmarks().below(state.end)
     landmarks_path(last.path).unlink(missing_ok=True)
 
 
 def _make_durable(directory: Path, segments: list[Segment], flushed: int | None, sync: Sync) -> None:
-    """Bring what recovery kept to the disk, so that it may be shown.
+    """Bring the recovered bytes to the disk, so that they may be shown.
 
-    After a failed fdatasync the kernel may hold pages that it takes for clean and the disk never got.
-    Writing the same bytes again is what makes the next fdatasync tell the truth.
+    After a failed fdatasync the kernel may hold pages that it takes for clean and the disk never got. Only
+    after the same bytes are written again does the next fdatasync tell the truth.
     """
     for segment in segments:
         if flushed is not None and segment.end <= flushed and segment is not segments[-1]:
@@ -310,7 +310,7 @@ def _make_durable(directory: Path, segments: list[Segment], flushed: int | None,
             try:
                 sync(fd)
             except OSError as error:
-                # Tried again it might succeed without the bytes being there, as with any flush.
+                # A second try might succeed without the bytes being on the disk, as with any flush.
                 raise MillraceError(f"cannot open the log in {directory}: flush: {error}") from error
         finally:
             os.close(fd)

@@ -1,10 +1,10 @@
-"""Repair: turn what is damaged below the checkpoint into control batches, so that readers get past it.
+"""Repair: replace damage below the checkpoint by control batches, so that readers get past it.
 
-The messages are lost; this only says so and keeps every other offset where it is. Works on a partition that
-no broker has open.
+The messages are lost; a repair only records the loss and keeps every other offset where it is. Works on a
+partition that no broker has open.
 
-A control batch takes 72 bytes, a data batch of one empty message 68. Where only such a small one is damaged
-its place cannot be filled, unless the operator gives up the intact batch beside it, too.
+A control batch takes 72 bytes, a data batch of one empty message 68. A place so small cannot be filled,
+unless the operator gives up the intact batch beside it, too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from millrace_broker.storage.landmarks import landmarks_path
 def repair_partition(
     directory: Path, timestamp: int, *, give_up_neighbours: bool = False
 ) -> Iterator[Damage]:
-    """Replace every damaged stretch below the checkpoint and give back what was lost there.
+    """Replace every damaged stretch below the checkpoint and yield each replaced stretch with its loss.
 
-    Raises MillraceError when bytes are missing, or too few for a control batch and the intact batch beside
-    them is not to be given up; what came before is done.
+    Raises MillraceError when bytes are missing. Raises it also when a stretch is too small for a control
+    batch and the intact batch beside it must not be given up. Earlier repairs stay.
     """
     for damage in [finding for finding in inspect_partition(directory) if isinstance(finding, Damage)]:
         if damage.path.name == FILE_NAME or not damage.flushed:
@@ -48,14 +48,14 @@ def repair_partition(
                 )
             damage = widened
         batch = _replacement(damage, timestamp)
-        # Noted first: a repair cut short in between finds the damage again, but never what it has replaced.
+        # Noted first: an interrupted repair finds the damage again, but never its own replacement.
         _note_in_checkpoint(directory, damage, batch)
         _overwrite(damage, batch)
         yield damage
 
 
 def _with_neighbour(directory: Path, damage: Damage) -> Damage | None:
-    """The stretch and the intact data batch behind it, else the one before it; None if there is neither.
+    """Return the stretch with the intact data batch after it, else the one before it; None without either.
 
     Position batches are no neighbours: a mirrored partition must not lose one.
     """
@@ -85,7 +85,7 @@ def _widened(damage: Damage, start: int, end: int, lost: tuple[int, int]) -> Dam
 
 
 def _replacement(damage: Damage, timestamp: int) -> bytes:
-    """A control batch that spans the stretch as offsets, so that readers step to its end; or a filler."""
+    """Return a filler, or a control batch that spans the stretch as offsets, so that readers step over it."""
     base = damage.position if damage.filler_base is None else damage.filler_base
     last = damage.position + damage.length - 1
     return control_batch_of_size(base, damage.length, timestamp=timestamp, last_offset_delta=last - base)
@@ -103,7 +103,7 @@ def _overwrite(damage: Damage, batch: bytes) -> None:
 
 
 def _note_in_checkpoint(directory: Path, damage: Damage, batch: bytes) -> None:
-    """Let readers of a lost last batch reach the end, and have the file's landmarks built again."""
+    """Let readers of a lost last batch reach the end, and have the file's landmarks rebuilt."""
     landmarks_path(damage.path).unlink(missing_ok=True)
     checkpoint = read_checkpoint(directory)
     if checkpoint is None:

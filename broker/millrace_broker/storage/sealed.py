@@ -1,6 +1,7 @@
-"""Small files that are there whole or not at all: the checkpoint and what stands beside it.
+"""Small files that are there whole or not at all: the checkpoint and the files beside it.
 
-Written to a side file, synced, renamed. Who needs the new name to survive a power cut syncs the directory.
+Written to a side file, synced, renamed. A caller that needs the new name to survive a power cut syncs the
+directory.
 
     sealed file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 
 class Unreadable(Exception):
-    """The file is there but is not what was written."""
+    """The file is there, but its content is not what was written."""
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -39,7 +40,7 @@ def write(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What was written, None when there is no file; Unreadable when it is damaged."""
+    """Return the fields that were written, None without a file; Unreadable when it is damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

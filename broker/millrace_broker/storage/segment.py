@@ -1,9 +1,8 @@
-"""One file of a partition's log: appended at its end, read anywhere; and the row of them that a log is.
+"""One file of a partition's log, appended at its end and read anywhere; and the row of files that form a log.
 
 Knows its file, its base position, two facts about its content, its landmarks, and when it has expired. Does
-not know batches, offsets in use, or when to roll: that is the partition log. Appends and reads use
-descriptors of their own, because one shared file position would let a reader move the place where the writer
-writes.
+not know batches, offsets in use, or when to roll: that is the partition log. Appends and reads use separate
+descriptors, because with one shared file position a reader would move the place where the writer writes.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ log = logging.getLogger("millrace.storage.segment")
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 WRITE_BYTES = 32 << 10
 """Most bytes of one system call. The page cache takes its memory in blocks as large as the call, and Linux
-has those up to this size at hand; larger ones cost up to five times as much CPU for each byte in a virtual
+has blocks up to this size at hand. Larger blocks cost up to five times as much CPU for each byte in a virtual
 machine that gives free memory back to its host."""
 _BUILDING = threading.Lock()
 """Held by the one thread of the process that builds landmarks: several would keep the loop waiting."""
 _SEGMENT_NAME = re.compile(r"\d{20}\.log")
 
 Sync: TypeAlias = Callable[[int], None]
-"""os.fdatasync, or what a test puts in its place."""
+"""os.fdatasync, or its replacement in a test."""
 TimeRange: TypeAlias = tuple[float, float]
 """Seconds since the epoch, both ends included."""
 
@@ -55,7 +54,7 @@ def segment_path(directory: Path, base: int) -> Path:
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """The files of a partition's segments in order; others that somebody put there are left alone."""
+    """Return the paths of a partition's segments in order; files of other names are ignored."""
     return sorted(path for path in directory.glob("*.log") if _SEGMENT_NAME.fullmatch(path.name))
 
 
@@ -69,7 +68,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a partition's directory; where a link stands for it, what it points to and the link."""
+    """Remove a partition's directory; where a link stands for it, remove the link and its target."""
     if directory.is_symlink():
         shutil.rmtree(directory.resolve(), ignore_errors=True)  # a start cut short may have removed it
         directory.unlink()
@@ -83,7 +82,7 @@ class CutFailed(OSError):
 
 @dataclass(slots=True)
 class SegmentFacts:
-    """What must be known of a segment without reading it; the checkpoint keeps it."""
+    """Facts about a segment that must be known without reading it; the checkpoint keeps them."""
 
     base: int
     max_timestamp: int = -1
@@ -109,18 +108,18 @@ class Segment:
         self.size = size
         self.facts = facts
         self.landmarks = landmarks
-        """None when they are in the segment's file of landmarks, if anywhere."""
+        """None when they are in the segment's file of landmarks, or nowhere."""
         self.last_append = last_append
-        """When bytes were last added, in seconds since the epoch: retention counts from here."""
+        """Time of the last append, in seconds since the epoch: retention counts from here."""
         self.begun = last_append
-        """When it was created; of a file found at a start, when something was last appended to it then."""
+        """Time of creation. For a file found at a start, the time of its last append at that start."""
         self._append_fd: int | None = None
         self._reader: weakref.ref[LogFile] | None = None
         self._builds = 0
 
     @classmethod
     def create(cls, directory: Path, base: int, now: float) -> Segment:
-        """A new, empty segment, open for appends; the caller syncs the directory."""
+        """Create a new, empty segment, open for appends; the caller syncs the directory."""
         segment = cls(directory, base, 0, SegmentFacts(base), now, Landmarks())
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         segment._append_fd = os.open(segment.path, flags, 0o644)
@@ -130,7 +129,7 @@ class Segment:
     def open(
         cls, path: Path, facts: SegmentFacts | None = None, landmarks: Landmarks | None = None
     ) -> Segment:
-        """An existing segment; without remembered facts it is taken for the most expensive kind."""
+        """Open an existing segment; without `facts` its largest timestamp counts as the largest possible."""
         status, base = path.stat(), int(path.stem)
         facts = facts or SegmentFacts(base, (1 << 63) - 1, -1)
         return cls(path.parent, base, status.st_size, facts, status.st_mtime, landmarks)
@@ -175,7 +174,7 @@ class Segment:
                 pending[: done + 1] = [memoryview(pending[done])[written:]]
 
     def open_reader(self) -> LogFile:
-        """The read side of the file, shared by all who use it now; it closes with the last of them."""
+        """Return the file's read side, shared by all current readers; it closes with the last of them."""
         file = None if self._reader is None else self._reader()
         if file is None:
             file = LogFile(self.path, self.base)
@@ -183,15 +182,15 @@ class Segment:
         return file
 
     def known_landmarks(self) -> Landmarks:
-        """Its landmarks from memory or from their file; none when nobody has them."""
+        """Return the landmarks from memory or from their file; none when both lack them."""
         landmarks = self.landmarks
         return read_landmarks(self.path, self.size) if landmarks is None else landmarks
 
     def build_landmarks(self) -> Landmarks:
-        """Its landmarks, built from every header in it and kept; for a thread."""
+        """Build the landmarks from every header of the segment, keep and return them; for a thread."""
         before = self._builds
         with _BUILDING:
-            if self._builds == before:  # else somebody has built them meanwhile
+            if self._builds == before:  # else another thread has built them meanwhile
                 log.info("building the landmarks of %s", self.path)
                 end = self.end
                 self._keep_landmarks(build_landmarks(self.open_reader(), end), end)
@@ -199,7 +198,7 @@ class Segment:
         return self.known_landmarks()
 
     def _keep_landmarks(self, built: Landmarks, end: int) -> None:
-        landmarks = self.landmarks  # once: the segment may be closed, and they saved, meanwhile
+        landmarks = self.landmarks  # read once: closing may save and clear it meanwhile
         if landmarks is not None:
             landmarks.begin_with(built, end)
             return
@@ -217,20 +216,20 @@ class Segment:
             self.landmarks = None
 
     def count_anew(self, now: float) -> None:
-        """Let the segment's age begin now; the file's times keep this over a restart."""
+        """Let the segment's age begin now; the file's times keep the new age over a restart."""
         os.utime(self.path, (now, now))
         self.last_append = self.begun = now
 
     def is_expired(self, config: LogConfig, now: float) -> bool:
-        """True when nothing was appended to it for longer than retention allows."""
+        """Return True when nothing was appended for longer than retention allows."""
         return config.retention_ms is not None and now - self.last_append > config.retention_ms / 1000
 
     def is_old(self, config: LogConfig, now: float) -> bool:
-        """True when it was begun longer ago than a segment may be appended to."""
+        """Return True when the segment was begun longer ago than a segment may be appended to."""
         return config.segment_ms is not None and now - self.begun > config.segment_ms / 1000
 
     def unlink(self) -> None:
-        """Remove its files; slices handed out keep theirs."""
+        """Remove the segment's files; slices handed out keep theirs."""
         landmarks_path(self.path).unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
@@ -242,7 +241,7 @@ class Segment:
 
 
 def _pieces(buffers: Sequence[Buffer], total: int, position: int) -> Iterator[list[Buffer]]:
-    """What each system call writes: large appends are cut where the file's blocks of WRITE_BYTES end."""
+    """Yield each system call's buffers: large appends are cut where the file's WRITE_BYTES blocks end."""
     if total <= WRITE_BYTES and len(buffers) <= IOV_MAX:
         yield list(buffers)
         return
@@ -267,16 +266,16 @@ def _pieces(buffers: Sequence[Buffer], total: int, position: int) -> Iterator[li
 class Files:
     """The segments in order, and the offset after the last record that was given up.
 
-    Retention gives up whole segments; after `delete_records` the offset may lie in the first one.
+    Retention gives up whole segments; after `delete_records` the offset may lie in the first segment.
     """
 
     segments: tuple[Segment, ...]
     start_offset: int
 
     def expired_count(self, config: LogConfig, now: float, flushed: LogState) -> int:
-        """How many of the first segments retention gives up: never the last one, never one not flushed.
+        """Return how many of the oldest segments retention gives up: never the last, never an unflushed one.
 
-        Of a mirrored log never the last that holds anything: it holds the position.
+        A mirrored log also keeps the last segment that holds anything: it holds the position.
         """
         size = self.segments[-1].end - self.segments[0].base
         kept = 2 if flushed.mirror is not None and self.segments[-1].size == 0 else 1
@@ -289,11 +288,11 @@ class Files:
         return max(0, len(self.segments) - kept)
 
     def gives_up(self, segment: Segment) -> bool:
-        """True if all that a segment holds is given up already."""
+        """Return True if every record of a segment is given up already."""
         return 0 <= segment.facts.next_offset <= self.start_offset
 
     def without_first(self, count: int) -> Files:
-        """What is left when retention deletes that many of the oldest segments."""
+        """Return the files that are left when retention deletes `count` of the oldest segments."""
         gone = max((victim.facts.next_offset for victim in self.segments[:count]), default=-1)
         return Files(self.segments[count:], max(gone, self.start_offset))
 

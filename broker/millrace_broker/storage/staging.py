@@ -1,9 +1,9 @@
-"""The batches of one append on their way into one segment: placed, stamped, and then written together.
+"""The batches of one append into one segment: placed, stamped, then written together.
 
-Knows what follows what in the log, and what a mirrored append must satisfy before a byte of it is written. It
-must continue the recorded position (compare-and-append), so a retry, a zombie or a speculative task can
-neither lose nor duplicate. Does not write: the partition log does, with one system call, and makes the
-outcome count only when every byte is in the file.
+Knows the order of batches in the log, and the conditions that a mirrored append must meet before a byte of it
+is written. It must continue the recorded position (compare-and-append), so a retry, a zombie or a speculative
+task can neither lose nor duplicate. Does not write: the partition log does, with one system call, and makes
+the outcome count only when every byte is in the file.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from millrace_broker.storage.segment import Segment
 from millrace_broker.storage.state import LogState
 
 MAX_FILLER_BYTES = 1 << 20
-"""The most that a compressed batch may add to the log beyond its own bytes: nobody counts its records before
-it is written, so a request that states too many costs no more disk and no more of the loop's time."""
+"""Most bytes that a compressed batch may add to the log beyond its own. Its records are not counted before it
+is written, so a request that states too many must cost no more disk and no more of the loop's time."""
 MAX_FILLER_RATIO = 64
-"""The most that a produced one may add, in times its own size: records of whole kilobytes that are all alike
-take a byte each."""
+"""The most that a produced batch may add, as a multiple of its own size. Records of whole kilobytes that are
+all alike take a byte each."""
 
 
 class Staging:
-    """Places batches behind `state`, as many as fit; gives back the state behind them."""
+    """Places batches after `state`, as many as fit; returns the state after them."""
 
     def __init__(
         self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int, epoch: int
     ) -> None:
-        """The batches go to the end of `segment`, which takes `segment_bytes`, or one batch of any size.
+        """Place batches at the end of `segment`, which takes `segment_bytes`, or one batch of any size.
 
-        `epoch` is the leader's, and stamped over whatever a producer sent.
+        `epoch` is the leader's; it is stamped over the epoch that a producer sent.
         """
         assert segment.landmarks is not None, "the last segment has its landmarks in memory"
         self.buffers: list[Buffer] = []
@@ -62,8 +62,8 @@ class Staging:
     ) -> list[int | BrokerError]:
         """Place produced batches of these principals from number `first` on, as many as there is room for.
 
-        An empty segment has room for any one. Gives the base offset of each, or why it is not placed. A retry
-        is answered with the first attempt's offset and not placed again.
+        An empty segment has room for any one batch. Returns the base offset of each, or why it is not placed.
+        A retry is answered with the first attempt's offset and not placed again.
         """
         outcomes: list[int | BrokerError] = []
         while (index := first + len(outcomes)) < len(batches):
@@ -76,7 +76,7 @@ class Staging:
         return outcomes
 
     def _add_plain(self, batches: Sequence[Buffer], first: int) -> list[int]:
-        """Place the next batches that need nothing but their stamp, no landmark either: nearly all."""
+        """Place the next batches that need only their stamp and no landmark, as nearly all batches do."""
         bases, end, marked_room, messages, next_offset, max_timestamp = stamp(
             batches,
             first,
@@ -121,7 +121,7 @@ class Staging:
         return base
 
     def place(self, batch: Buffer) -> int:
-        """Put a batch behind the others, whatever room there is, stamped with the base offset it returns."""
+        """Place a batch after the others, whatever room there is, stamped with the base offset it returns."""
         length, last_offset_delta, max_timestamp, _, records_count = STAGED.unpack_from(batch)
         base = self.end
         try:
@@ -156,7 +156,7 @@ class Staging:
         self.end += len(batch)
 
     def written(self) -> LogState:
-        """Note in the segment what was written to it; the log's state behind that."""
+        """Note in the segment what was written to it, and return the log's state after the append."""
         if self._messages > self._state.messages:
             self._segment.facts.max_timestamp = self._max_timestamp
             self._segment.facts.next_offset = self._high_watermark
@@ -165,7 +165,7 @@ class Staging:
 
 
 def size_in_log(header: BatchHeader) -> int:
-    """Bytes a batch takes with its filler; InvalidRecord when it states more offsets than can be meant."""
+    """Return a batch's bytes with its filler; InvalidRecord when it states an absurd number of offsets."""
     filler = filler_size(header)
     if filler > MAX_FILLER_BYTES:
         raise _too_many_offsets(header)
@@ -206,8 +206,8 @@ def check_append(
 
 
 def append_size(batches: Sequence[Buffer], position: MirrorPosition, end: int) -> int:
-    """Bytes that batches and the position behind them take in a log that ends at `end`, or a few more."""
-    size = len(control_batch(0, position.encode(10 * end), timestamp=0))  # as if behind the largest offset
+    """Return the bytes of batches and the position after them in a log that ends at `end`, or a few more."""
+    size = len(control_batch(0, position.encode(10 * end), timestamp=0))  # as if after the largest offset
     for batch in batches:
         _, length, last_offset_delta = OFFSETS.unpack_from(batch)
         plain = last_offset_delta < length

@@ -1,4 +1,4 @@
-"""What a log amounts to at one moment: an immutable snapshot, replaced whole, read without a lock."""
+"""The state of a log at one moment: an immutable snapshot, replaced whole, read without a lock."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from millrace.records.mirror_position import MirrorPosition
 
 
 class LogState(NamedTuple):
-    """A log up to one append; a partition log holds one as appended, one as flushed and one as visible."""
+    """A log up to one append. A partition log holds three: as appended, as flushed and as visible."""
 
     end: int
     """Byte position of the next append."""
     high_watermark: int
     """Offset after the last data record."""
     data_end: int
-    """Byte position behind the last data batch; what follows are control batches."""
+    """Byte position after the last data batch; only control batches follow."""
     messages: int
     """Data records since the log was opened."""
     mirror: MirrorPosition | None
 
     def after(self, header: BatchHeader, mirror: MirrorPosition | None = None) -> LogState:
-        """The state behind a batch that stands at `end`; `mirror` is the position it records, if any."""
+        """Return the state after a batch that stands at `end`; `mirror` is the position in it, if any."""
         end = self.end + header.size
         mirror = mirror or self.mirror
         if holds_offsets(header, self.end):
@@ -32,9 +32,9 @@ class LogState(NamedTuple):
 
 
 def holds_offsets(header: BatchHeader, position: int) -> bool:
-    """True for a data batch and for the control batch that a repair put in the place of one.
+    """Return True for a data batch and for the control batch by which a repair replaced one.
 
-    A repaired batch stands at its base and spans its bytes as offsets, so that readers step to its end; a
+    A repaired batch stands at its base and spans its bytes as offsets, so that readers step to its end. A
     filler does not stand at its base, and a position batch spans nothing.
     """
     return header.base_offset == position and (not header.is_control or header.last_offset_delta > 0)
