@@ -1,15 +1,16 @@
-"""Who may connect to a broker, and how much of its memory clients hold together.
+"""Admission of connections to a broker, and the limit on the memory that clients hold together.
 
-Keeps the counts and says who has to wait; closes nothing itself. Knows no sockets and no protocol.
+Keeps the counts and decides which client has to wait; closes nothing itself. Knows no sockets and no
+protocol.
 
 A connection holds the bytes of requests that are not whole or not served and of answers that are not taken,
 and for each request without an answer its size, at least REQUEST_BYTES. Once the sum of all exceeds
-`max_buffered_bytes`, who holds more than a quarter of an even share is not read, until an eighth of the sum
-is free again. The owner of the oldest unfinished request is always read: otherwise all could wait for each
-other.
+`max_buffered_bytes`, a connection that holds more than a quarter of an even share is not read, until an
+eighth of the sum is free again. The connection with the oldest unfinished request is always read: otherwise
+all could wait for each other.
 
-What brokers copy by counts nowhere, and waits for nobody: clients that take all there is must not make
-followers fall out of sync.
+Connections by which brokers copy count nowhere and wait for no limit: clients that take everything must not
+make followers fall out of sync.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from millrace_broker.server.request import REQUEST_BYTES
 RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
 SPARE = 128
-"""Connections beyond the limits that may turn out to be brokers'; of more the oldest is closed."""
+"""Connections over the limits that may turn out to be brokers; beyond this number the oldest is closed."""
 MAX_WORKING = 8
-"""Requests of one client that threads work on, or will: others' wait behind them."""
+"""Most requests of one client on which threads work or will work: other clients' wait behind them."""
 
 
 class Admission:
-    """Counts the connections and what they hold, and knows who is one too many."""
+    """Counts the connections and what they hold, and decides which of them exceed a limit."""
 
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
@@ -42,17 +43,17 @@ class Admission:
         self.held = 0
         self.over_limit = False
         self.over_since = 0.0
-        """When the sum exceeded the limit last."""
+        """Time at which the sum last exceeded the limit."""
         self.max_queued_bytes = limits.max_queued_bytes
         self.max_queued_requests = limits.max_queued_requests
-        """The most that one connection may have at present: its share while the sum is over the limit."""
+        """Most bytes and requests of one connection at present: its share while the sum is over the limit."""
         self.paused: dict[ClientConnection, None] = {}
-        """Who may not be read."""
+        """Connections that may not be read."""
         self._unfinished: dict[ClientConnection, None] = {}
-        """Who has an unfinished request, the oldest first."""
+        """Connections with an unfinished request, the oldest first."""
 
     def refusal(self, address: str, fd: int) -> str | None:
-        """Why a new connection cannot stay; None counts it as open."""
+        """Return why a new connection cannot stay; None counts it as open."""
         limits = self._limits
         self.accepted += 1
         if self.open >= limits.max_connections:
@@ -68,11 +69,11 @@ class Admission:
         return reason
 
     def has_spare(self, fd: int) -> bool:
-        """True while one more may stay that could be a broker's."""
+        """Return True while one more connection may stay in case it is a broker's."""
         return fd < self._last_file + SPARE
 
     def exempt(self, connection: ClientConnection, now: float) -> None:
-        """A broker copies by this connection: it does not count any more."""
+        """Stop counting a connection: a broker copies by it."""
         self.note(connection, 0, unfinished=False, now=now)
         self.paused.pop(connection, None)
 
@@ -84,11 +85,11 @@ class Admission:
 
     @property
     def share(self) -> int:
-        """A quarter of an even share of the limit in bytes: what is above the limit stays small, too."""
+        """A quarter of an even share of the limit in bytes: all smaller holdings together stay small, too."""
         return self._limits.max_buffered_bytes // 4 // max(1, self.open)
 
     def is_full(self, connection: ClientConnection) -> bool:
-        """True while the client must take answers before it may ask for more."""
+        """Return True while the client must take answers before it may send more requests."""
         is_full = (
             connection.queued_bytes > self.max_queued_bytes
             or connection.unanswered >= self.max_queued_requests
@@ -97,18 +98,18 @@ class Admission:
         return is_full and not connection.is_broker
 
     def is_too_much(self, connection: ClientConnection) -> bool:
-        """True for a client with too much on its way at twice the limit: nothing else bounds this."""
+        """Return True for a client with too much on its way at twice the limit: nothing else bounds it."""
         on_its_way = connection.queued_bytes + connection.kept_bytes
         return self.held > 2 * self._limits.max_buffered_bytes and on_its_way > self.share
 
     def note(self, connection: ClientConnection, held: int, *, unfinished: bool, now: float) -> None:
-        """Remember what a connection holds now, and whether an unfinished request is part of it."""
+        """Note the bytes that a connection holds now, and whether an unfinished request is part of them."""
         self.held += held - connection.held
         connection.held = held
         if not unfinished or connection.served_at == now:
             self._unfinished.pop(connection, None)
         if unfinished:
-            self._unfinished.setdefault(connection)  # after `served_at`: behind those of others
+            self._unfinished.setdefault(connection)  # one served in this turn goes behind the others
         if self.over_limit or self.held > self._limits.max_buffered_bytes:
             self._limit(now)
             if self.over_limit and held > self.share and connection is not self._oldest():
@@ -132,14 +133,14 @@ class Admission:
         return next(iter(self._unfinished), None)
 
     def pass_over_oldest(self, since: float) -> None:
-        """Put the oldest unfinished request behind the others if it did not go on since then."""
+        """Put the oldest unfinished request behind the others if it has made no progress since then."""
         oldest = self._oldest()
         if oldest is not None and oldest.received_at <= since:
             del self._unfinished[oldest]
             self._unfinished[oldest] = None
 
     def resumed(self) -> list[ClientConnection]:
-        """Who was paused and may be read again; ask it at the end of a turn."""
+        """Return the paused connections that may be read again; called at the end of a turn."""
         oldest = self._oldest()
         if not self.over_limit:
             resumed = list(self.paused)

@@ -1,8 +1,8 @@
 """One client's connection: its unfinished frame, the requests that wait for their turn, the bytes to send.
 
-Sends in the order of the requests, as far as the socket takes it. A request begins when those before it have
-their answers, as with Apache Kafka, so that it sees their effects; appends alone follow each other at once.
-Knows nothing of other connections.
+Sends answers in the order of the requests, as far as the socket takes them. A request begins when those
+before it have their answers, as with Apache Kafka, so that it sees their effects; only appends follow each
+other at once. Knows nothing of other connections.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from millrace_broker.server.transport import Transport
 log = logging.getLogger("millrace.server.connection")
 
 FILE_BYTES_PER_TURN = 1 << 20
-"""The most of one connection's file slices that is sent before the others get their turn: a usual fetch, or
-about 0.2 ms. Half of it makes each fetch an eighth dearer."""
+"""Most bytes of one connection's file slices that are sent before the others get their turn: a usual fetch,
+or about 0.2 ms. With half of it each fetch costs an eighth more."""
 SEND_BYTES = 256 << 10
-"""Small answers are joined to about this much for one send."""
+"""Size up to which small answers are joined for one send."""
 MIN_UNJOINED_BYTES = 64 << 10
-"""Parts this large are sent as they are: the same bytes may be in the answers to many."""
+"""Parts of this size are sent uncopied: the same bytes may be in the answers to many clients."""
 APPENDS = frozenset({ApiKey.PRODUCE, ApiKey.MIRROR_APPEND})
 PROGRESS_BYTES = 16 << 10
-"""A request that is not whole goes on when so much of it comes: who sends a byte now and then stalls."""
+"""Bytes that count as progress of an unfinished request: a client that sends a byte now and then stalls."""
 
 
 class Loop(Protocol):
-    """What a connection needs of the server that it belongs to."""
+    """The server as its connections see it."""
 
     now: float
     errors: Counter[tuple[int, int]]
 
     def identified(self, connection: ClientConnection) -> None:
-        """The client has proved who it is."""
+        """Note that the client has proved who it is."""
 
     def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
-        """Close the connection then, unless it is said anew; None: never."""
+        """Close the connection after `seconds`, unless this is called again; None: never."""
 
     def mute(self, connection: ClientConnection, seconds: float) -> None:
         """Read nothing of a connection for a while."""
@@ -75,19 +75,19 @@ class ClientConnection:
     access: Access
     framer: RequestFramer
     served_at: float
-    """When a whole request came last, or when the connection was opened."""
+    """Time of the last whole request, or of the connection's opening."""
     errors: Counter[tuple[int, int]] = field(init=False)
     requests: deque[Request] = field(default_factory=deque)
     unanswered: int = 0
-    """How many requests those stand for."""
+    """Number of requests in `requests`; a run counts each of its requests."""
     kept_bytes: int = 0
-    """What those keep beyond their number."""
+    """Bytes that `requests` keep beyond REQUEST_BYTES each."""
     pending: int = 0
     """Number of requests without an answer, a run counted as one; all are of one API."""
     working: int = 0
     login: Login | None = field(init=False)
     ending: bool = False
-    """Nothing more is served; it is closed once what is due has left."""
+    """Nothing more is served; the connection is closed once its answers have left."""
     muted: bool = False
     """Nothing is read while its user pays back what it took beyond a quota."""
     closed: bool = False
@@ -95,16 +95,16 @@ class ClientConnection:
     is_broker: bool = False
     """Another broker copies by it: no limit of clients holds for it."""
     used_s: float = 0.0
-    """Time of the loop that it has used lately."""
+    """Time of the loop that the client has used lately."""
     queued_bytes: int = 0
     held: int = 0
     opened_at: float = field(init=False)
     received_at: float = field(init=False)
-    """When a request of the client went on or was whole last."""
+    """Time of the last progress or completion of a request."""
     received_bytes: int = 0
-    """What has come since then."""
+    """Bytes received since then."""
     took_at: float = field(init=False)
-    """When the client took bytes of an answer last."""
+    """Time at which the client last took bytes of an answer."""
     events: int = select.EPOLLIN | select.EPOLLRDHUP
     _out: deque[Part | memoryview] = field(default_factory=deque)
 
@@ -117,15 +117,15 @@ class ClientConnection:
         return self.listener.name
 
     def idle_since(self, since: float) -> bool:
-        """True when the client has done nothing since then, and nothing here is still to be done for it."""
+        """Return True if the client has done nothing since then, and no work is pending for it here."""
         if self.served_at > since or self.took_at > since:
             return False
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
 
     def stalled_since(self, since: float, share: int) -> bool:
-        """True when since then neither its request went on nor the client took of its answers.
+        """Return True if since then no request of the client progressed and it took no bytes of its answers.
 
-        A client with nothing to send or to take stalls if its requests that wait keep more than `share`.
+        A client with nothing to send or to take stalls if its waiting requests keep more than `share`.
         """
         if self.received_at > since or self.took_at > since:
             return False
@@ -134,10 +134,10 @@ class ClientConnection:
 
     @property
     def must_wait(self) -> bool:
-        """True while the next request may not begin: one before it has no answer yet.
+        """True while the next request may not begin: an earlier one has no answer yet.
 
         Appends are staged in the order in which they come, whenever they are answered. A broker's own
-        connection asks and acknowledges side by side.
+        connection fetches and acknowledges at the same time.
         """
         if self.pending <= 0 or self.is_broker:
             return False
@@ -182,7 +182,7 @@ class ClientConnection:
             self.requests.popleft().forget()
 
     def send(self) -> bool:
-        """Send what is due, in order, as far as the socket takes it; True when there is more to send.
+        """Send the answers that are due, in order, as far as the socket takes them; True when more is left.
 
         Raises OSError when the connection is broken, ValueError when a slice's file was closed meanwhile.
         """
@@ -213,7 +213,7 @@ class ClientConnection:
         return self.transport.unsent
 
     def _send_bytes(self, data: bytes | memoryview) -> None:
-        """Send bytes, and as one with them the small parts that come next."""
+        """Send bytes, joined with the small parts that follow them."""
         if self._out:
             data = self._join(data)
         size = len(data)
@@ -240,7 +240,7 @@ class ClientConnection:
 
     def _send_file(self, part: FileSlice, limit: int) -> int:
         count = min(part.length, limit)
-        # Ask for the piece after this one now: a cold read would otherwise hold up every connection.
+        # Ask for the next piece now: a cold read would otherwise hold up every connection.
         with contextlib.suppress(OSError):
             os.posix_fadvise(
                 part.file.fileno(), part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED
@@ -250,7 +250,7 @@ class ClientConnection:
             if sent == 0:
                 raise OSError(errno.EIO, "it is shorter than it was")
         except OSError as error:
-            if error.errno == errno.EIO:  # the disk's, not the client's: what it got so far is no answer
+            if error.errno == errno.EIO:  # the disk failed, not the client: its answer is incomplete
                 log.error("cannot read %s for %s: %s", part.file.name, self.address, error.strerror)
             raise
         self.took_at = self.loop.now

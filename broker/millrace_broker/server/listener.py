@@ -1,4 +1,4 @@
-"""An address that clients connect to: where it is bound, what they are told and speak, who they are then."""
+"""A listener: one bound address, the address that clients get, their transport, login and rights."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ BACKLOG = 4096
 
 
 class Listener:
-    """One bound address. Clients are refused until `listen`, and ask another broker."""
+    """One bound address. Until `listen`, clients are refused and try another broker."""
 
     def __init__(
         self, name: str, config: ListenerConfig, certificates: ServerCertificates | None = None
     ) -> None:
         self.name = name
         self.mechanisms: Mechanisms = {}
-        """How clients log in, where they have to; without any nobody can."""
+        """Mechanisms by which clients log in, where they must; if empty, no client can."""
         self.login_lifetime_s: float | None = None
-        """How long a login holds; None: as long as its connection."""
+        """Seconds that a login holds; None: as long as its connection."""
         self.guard: Guard | None = None
-        """What decides who may do what; without it everybody everything."""
+        """Decides what each client may do; None: every client may do everything."""
         self.takes_brokers = False
-        """True where other brokers come to copy."""
+        """True where other brokers connect to copy."""
         self.failed_logins: Counter[str] = Counter()
-        """By mechanism."""
+        """Failed logins by mechanism."""
         self._config, self._certificates = config, certificates
         self._space = memoryview(bytearray(SEAL_BYTES if config.uses_tls else 0))
         place = "" if name == DEFAULT_LISTENER else f"listeners.{name}."
@@ -41,7 +41,7 @@ class Listener:
         self.host, self.port = host, self.socket.getsockname()[1]
         told_host, told_port = parse_address(config.advertised or config.listen, f"{place}advertised")
         self.advertised = (told_host, told_port or self.port)
-        """Where clients are told to connect."""
+        """Address to which clients are told to connect."""
 
     @property
     def is_open(self) -> bool:
@@ -51,7 +51,7 @@ class Listener:
 
     @property
     def certificate_expires(self) -> float | None:
-        """When what new clients are shown expires, in seconds since 1970; None without TLS."""
+        """Expiry of the certificate that new clients see, in seconds since 1970; None without TLS."""
         with_tls = self._certificates is not None and self._config.uses_tls
         return self._certificates.expires if with_tls and self._certificates is not None else None
 
@@ -62,7 +62,7 @@ class Listener:
             raise _taken(self.host, self.port, error) from error
 
     def transport(self, client: socket.socket) -> Transport:
-        """What a new client's bytes go through."""
+        """Return the transport of a new client's bytes."""
         if not self._config.uses_tls:
             return PlainTransport(client)
         assert self._certificates is not None, "a listener with TLS is made with certificates"
@@ -70,14 +70,17 @@ class Listener:
         return TlsTransport(client, context, self._space)
 
     def access(self, transport: Transport, host: str) -> Access:
-        """What a client may do; NOBODY's while it has not proved who it is. TlsFailed when it is nobody."""
+        """Return a client's access, NOBODY while it has not proved who it is.
+
+        TlsFailed when no principal rule takes its certificate.
+        """
         if not transport.secure or self._config.uses_sasl:
             return NOBODY
         subject = transport.subject if isinstance(transport, TlsTransport) else None
         if subject is None or self._certificates is None:
             return self.access_of(ANONYMOUS, host)
         name = self._certificates.principal(subject)
-        if name is None or name == ANONYMOUS:  # which is who shows none
+        if name is None or name == ANONYMOUS:  # the name of clients without a certificate
             raise TlsFailed(f"no principal rule takes its certificate, {distinguished_name(subject)[:200]!r}")
         return self.access_of(name, host)
 
@@ -85,14 +88,14 @@ class Listener:
         return Access(None, principal, host) if self.guard is None else self.guard.access(principal, host)
 
     def login(self) -> Login | None:
-        """How a new client logs in; None where it need not."""
+        """Return the login of a new client; None where it need not log in."""
         if not self._config.uses_sasl:
             return None
         return Login(self.mechanisms, self.login_lifetime_s, failures=self.failed_logins)
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A socket that has the address, and does not listen yet."""
+    """Return a socket that is bound to the address, and does not listen yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

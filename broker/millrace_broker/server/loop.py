@@ -1,16 +1,16 @@
 """The broker's sockets: one thread, one epoll loop. Only this package touches them on the server side.
 
 A turn: read every ready connection into one shared buffer, hand the frames in it to the handlers, let the
-broker write what they staged, send the answers that are due. Knows frames and answers; does not know what
-any of them mean. Nothing that is called here may wait: the head of `handlers/table.py` says what that means.
+broker write what they staged, send the answers that are due. Knows frames and answers, but not their meaning.
+Nothing that is called here may wait: the head of `handlers/table.py` says what that means.
 
-No connection can hold up another: reading stops where answers pile up, sending stops after a share of a
-file per turn, a request that waits keeps only its own place, and who has more requests ready than one turn
-serves goes on in the next. Who may connect and what all may hold together is counted in `admission`.
+No connection can hold up another. Reading stops where answers pile up, sending stops after a share of a file
+per turn, and a request that waits keeps only its own place. A client with more requests ready than one turn
+serves goes on in the next. `admission` decides which clients may connect and counts what all hold.
 
-A mistake in the code (any Exception, MemoryError included) that is met while a client is served costs that
-client's connection, not the process, and is logged with its traceback. One that belongs to no client is only
-logged, and the next turn goes on with what the failed one left.
+A bug (any Exception, MemoryError included) that shows while a client is served costs that client's
+connection, not the process, and is logged with its traceback. One that belongs to no client is only logged,
+and the next turn goes on with the state that the failed turn left.
 """
 
 from __future__ import annotations
@@ -40,30 +40,31 @@ from millrace_broker.server.transport import TlsFailed
 log = logging.getLogger("millrace.server")
 
 RECEIVE_BYTES = 1 << 20
-"""The shared buffer: all that is read in one turn, unless it must be written out in between."""
+"""The shared buffer: it takes all bytes read in one turn, unless they must be written out in between."""
 MIN_ROOM_BYTES = 128 << 10
-"""The least room to read into; with less left the requests in the buffer are written first."""
+"""Least room to read into; with less left the requests in the buffer are written first."""
 EARLY_SEND_BYTES = 64 << 10
 """Larger answers to one read are sent at once, not at the end of a turn that may read every connection."""
 FEW_REQUESTS = 8
 """With more requests waiting, what a connection holds is noted at once, not at the end of the turn."""
 ACCEPTS_PER_TURN = 64
-"""A client that connects all the time must not keep the others waiting."""
+"""Connections accepted in a turn: a client that connects all the time must not keep the others waiting."""
 TURN_BYTES = 16 << 20
-"""What all connections together may send in a turn, in even shares of at least MIN_READ_BYTES."""
+"""Most bytes read of all connections in a turn, in even shares of at least MIN_READ_BYTES."""
 MIN_READ_BYTES = 16 << 10
 TURN_S = 0.05
-"""The time of a turn, in even shares of at least MIN_SHARE_S; who is left over is served in the next turn."""
+"""Time of a turn, in even shares of at least MIN_SHARE_S; clients left over are served in the next turn."""
 MIN_SHARE_S = 0.0005
 IDLE_CHECKS = 4
-"""Looks for idle connections in each idle time."""
+"""Checks for idle connections in each idle time."""
 STALLED_S = 10.0
-"""The longest that a client may stall while all together hold too much."""
+"""Longest time that a client may stall while all clients together hold too much."""
 STALL_CHECK_S = 1.0
-"""If the oldest unfinished request did not go on since the last check, the next one is read."""
+"""Seconds between checks. If the oldest unfinished request made no progress since the last one, the next
+request is read."""
 
 ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
-"""Serves what comes next in a client's bytes; None when no frame is whole."""
+"""Serves the next request in a client's bytes; None when no frame is whole."""
 
 
 class Server:
@@ -76,7 +77,7 @@ class Server:
         self.statistics = Statistics()
         self.errors: Counter[tuple[int, int]] = Counter()
         self.now = time.monotonic()
-        """When this turn began."""
+        """Time at which this turn began."""
         self.listeners = listeners
         self._listening = {listener.socket.fileno(): listener for listener in listeners}
         self._epoll = select.epoll()
@@ -85,11 +86,12 @@ class Server:
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
         self._unknown: dict[ClientConnection, None] = {}
-        """Who has not proved yet who it is, the oldest first."""
+        """Clients that have not proved yet who they are, the oldest first."""
         self._spare: dict[ClientConnection, str] = {}
-        """Who is one too many unless it is a broker, the oldest first, and beyond which limit."""
+        """Connections over a limit, kept only in case they are brokers, oldest first. Maps each to its
+        limit."""
         self._ending: dict[ClientConnection, float] = {}
-        """Whose login holds for a time only, and when it ends."""
+        """Connections whose login holds for a limited time; maps each to its end."""
         self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
@@ -98,7 +100,7 @@ class Server:
         self._running = False
 
     def listen(self) -> None:
-        """Open the ports; until then clients are refused, and ask another broker. `run` comes next."""
+        """Open the ports; until then clients are refused and try another broker. `run` comes next."""
         for listener in self.listeners:
             listener.listen()
 
@@ -107,7 +109,7 @@ class Server:
         self._running = False
 
     def run(self, serve_next: ServeNext, end_of_turn: Callable[[], None]) -> None:
-        """Serve until `stop`: `serve_next` takes the frames, `end_of_turn` writes what they asked for."""
+        """Serve until `stop`: `serve_next` takes the frames, `end_of_turn` writes what they staged."""
         self._serve_next, self._end_of_turn = serve_next, end_of_turn
         for fd in self._listening:
             self._epoll.register(fd, select.EPOLLIN)
@@ -143,7 +145,7 @@ class Server:
                 self._mailbox.drain()
             elif (listener := self._listening.get(fd)) is not None:
                 accepting.append(listener)
-        for listener in accepting:  # last: a new connection may get the number of one closed just now
+        for listener in accepting:  # last: a new connection may get the descriptor of one just closed
             self._accept(listener)
         self._serve_the_rest()
         self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
@@ -151,7 +153,7 @@ class Server:
         self._finish_turn()
 
     def _account(self, connection: ClientConnection) -> float:
-        """Note what a client's turn has taken; how long the whole turn has taken so far."""
+        """Note the time that a client's turn took; return the time that the whole turn has taken so far."""
         now = time.monotonic()
         if not connection.is_broker:
             connection.used_s += now - self._looked_at
@@ -161,7 +163,7 @@ class Server:
         return now - self.now
 
     def _time_used(self, ready: tuple[int, int]) -> float:
-        """What a client has used of the loop's time lately: brokers and who has used little go first."""
+        """Return the time of the loop that a client has used lately: brokers and light clients go first."""
         connection = self._connections.get(ready[0])
         return -1.0 if connection is None else connection.used_s
 
@@ -188,7 +190,7 @@ class Server:
         self._touched[connection] = None
 
     def drop(self, connection: ClientConnection) -> None:
-        """Close a connection; whatever still waits for it is forgotten."""
+        """Close a connection, and forget everything that still waits for it."""
         if connection.closed:
             return
         connection.closed = True
@@ -211,7 +213,7 @@ class Server:
             connection.forget()
 
     def _fail(self, connection: ClientConnection) -> None:
-        """Close the connection of a client while whose bytes were handled a mistake in the code was met."""
+        """Close the connection of a client because handling its bytes met a bug."""
         log.exception("a mistake while serving %s: its connection is closed", connection.address)
         try:
             self.drop(connection)
@@ -250,7 +252,7 @@ class Server:
     def _admit(
         self, listener: Listener, client: socket.socket, host: str, port: int, refusal: str = ""
     ) -> None:
-        """Begin to serve a client; with `refusal` only if it is a broker."""
+        """Begin to serve a client; with `refusal` it may stay only if it is a broker."""
         try:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -281,7 +283,7 @@ class Server:
     def _admit_spare(self, connection: ClientConnection, refusal: str) -> None:
         connection.spare = True
         self._spare[connection] = refusal
-        if len(self._spare) > SPARE:  # a broker says at once that it is one
+        if len(self._spare) > SPARE:  # a broker identifies itself at once
             self._close_spare(next(iter(self._spare)))
 
     def _close_spare(self, connection: ClientConnection) -> None:
@@ -297,7 +299,8 @@ class Server:
         connection.access.meter = None
 
     def _admit_unknown(self, connection: ClientConnection) -> None:
-        """Count a client that has to prove who it is; the oldest of too many goes: an honest one is quick."""
+        """Count a client that has to prove who it is; the oldest of too many is closed: an honest one is
+        quick."""
         self._unknown[connection] = None
         if len(self._unknown) > self._limits.max_unauthenticated:
             self._close_unknown([next(iter(self._unknown))], "max_unauthenticated")
@@ -315,7 +318,7 @@ class Server:
             self.admission.closed_unauthenticated += len(connections)
 
     def _identify(self, connection: ClientConnection) -> bool:
-        """See whether a client has proved by now who it is; False when it is refused for that."""
+        """Check whether a client has proved by now who it is; False when it is refused for that."""
         try:
             connection.access = connection.listener.access(connection.transport, connection.host)
         except TlsFailed as error:
@@ -330,18 +333,18 @@ class Server:
         connection.abort(str(error))
 
     def identified(self, connection: ClientConnection) -> None:
-        """The client has proved who it is: it may send requests of any size, and take its time."""
+        """Note that the client has proved who it is: it may send requests of any size, and take its time."""
         self._unknown.pop(connection, None)
         connection.framer.max_frame_bytes = self._limits.max_frame_bytes
 
     def ends_in(self, connection: ClientConnection, seconds: float | None) -> None:
-        """Close a connection then, unless its client has proved again who it is; None: never."""
+        """Close a connection after `seconds`, unless its client has proved again who it is; None: never."""
         self._ending.pop(connection, None)
         if seconds is not None:
             self._ending[connection] = self.now + seconds
 
     def mute(self, connection: ClientConnection, seconds: float) -> None:
-        """Read nothing of a connection for a while; what is due to it leaves all the same."""
+        """Read nothing of a connection for a while; its answers still leave."""
         if not (connection.muted or connection.closed):
             connection.muted = True
             self._mailbox.after(seconds, lambda: self._unmute(connection))
@@ -363,7 +366,7 @@ class Server:
             self.admission.closed_login_ended += 1
 
     def close_deleted(self, users: Container[str]) -> None:
-        """Close the connections of who has logged in as a user that is not there any more; on the loop."""
+        """Close the connections whose login was as a user that no longer exists; on the loop."""
         for connection in list(self._connections.values()):
             user = connection.login.user if connection.login is not None else None
             if user is not None and user not in users:
@@ -433,7 +436,7 @@ class Server:
                 self.drop(connection)
             elif events & select.EPOLLRDHUP:
                 if not self._may_serve(connection) or connection in self.admission.paused:
-                    self.drop(connection)  # it has hung up, and may not be read to its end
+                    self.drop(connection)  # the client has hung up, and may not be read to its end
                 else:
                     self.touch(connection)
         except Exception:
@@ -470,14 +473,14 @@ class Server:
         else:
             framer.received(count)
         self._serve(connection)
-        if connection.served_at != self.now:  # else a whole request has come, which counts for more
+        if connection.served_at != self.now:  # a whole request counts for more
             connection.note_received(count)
 
     def _serve(self, connection: ClientConnection) -> None:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
         served, framer = False, connection.framer
         if (meter := connection.access.meter) is not None and meter.wait_s() > MAX_MUTE_S:
-            # Not its own debt alone: who owes so much could else go on by ever new connections.
+            # The user's debt may come from other connections, too: else it could go on by opening new ones.
             self.mute(connection, MAX_MUTE_S)
         try:
             while self._may_serve(connection):
@@ -486,7 +489,7 @@ class Server:
                     break
                 self.statistics.served(request, self.now)
                 if request.client.closed:
-                    break  # by who served it; nothing may hold both any more, or they wait for the collector
+                    break  # keep neither: together they would wait for the garbage collector
                 connection.requests.append(request)
                 connection.pending += 1
                 connection.unanswered += request.count
@@ -506,7 +509,7 @@ class Server:
         if connection.queued_bytes > EARLY_SEND_BYTES:
             self._send(connection)
         else:
-            # What a few small requests hold can as well be noted at the end of the turn.
+            # A few small requests hold so little that noting it at the end of the turn is enough.
             if framer.held or connection.held or connection.unanswered > FEW_REQUESTS:
                 self._measure(connection)
             self._touched[connection] = None
@@ -517,7 +520,7 @@ class Server:
         return not (self.admission.is_full(connection) or connection.must_wait)
 
     def _serve_the_rest(self) -> None:
-        """Go on with those that had more requests in their bytes than one turn serves."""
+        """Go on with the clients that had more requests in their bytes than one turn serves."""
         if self._unserved:
             unserved, self._unserved = self._unserved, {}
             for connection in sorted(unserved, key=lambda connection: connection.used_s):
@@ -534,7 +537,7 @@ class Server:
                     self._account(connection)
 
     def _write_staged(self) -> None:
-        """Have the staged records written: after it, nothing needs the shared buffer any more."""
+        """Have the staged records written: after that, nothing needs the shared buffer any more."""
         self._end_of_turn()
         self._used = 0
         self._frame_buffers.end_of_turn()
@@ -564,7 +567,7 @@ class Server:
             self._fail(connection)
 
     def _watch(self, connection: ClientConnection, more_to_send: bool) -> None:
-        """Wait for what the connection can do next; serve it in the next turn if requests of it are left."""
+        """Wait for the connection's next event; serve it in the next turn if requests of it are left."""
         events = select.EPOLLOUT | select.EPOLLRDHUP if more_to_send else select.EPOLLRDHUP
         if self._may_serve(connection):
             if connection.framer.waiting:

@@ -1,6 +1,6 @@
-"""One request on its way through the broker, and the place its answer will take.
+"""One request on its way through the broker, and the place of its answer.
 
-Answers leave in the order their requests came in, so a request that has to wait (a fetch without data,
+Answers leave in the order in which their requests came, so a request that has to wait (a fetch without data,
 acks=all) holds its place while the connection goes on reading. Knows no sockets and no API.
 """
 
@@ -24,57 +24,58 @@ Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
 NOTHING = memoryview(b"")
 OTHER_API = -1
-"""What APIs that clients make up are counted for."""
+"""The key under which unknown APIs are counted."""
 _APIS = frozenset(map(int, ApiKey))
 FILE_SLICE_BYTES = 200
-"""What a file slice on its way counts for, with what holds it; its bytes stay in the file."""
+"""Bytes for which a file slice on its way counts, with the objects that hold it, but without its content."""
 REQUEST_BYTES = 4 << 10
-"""What a request without an answer counts for: a fetch that waits takes 2.5 KB, and time to look again."""
+"""Least bytes that a request without an answer counts for: a waiting fetch takes 2.5 KB and later some
+time."""
 MIN_SHARED_BYTES = 16 << 10
-"""An answer this large is not copied behind its prefix: others may be sending the same bytes."""
+"""An answer of this size is not copied behind its prefix: other clients may be receiving the same bytes."""
 
 
 MAX_MUTE_S = 5.0
-"""The longest that a client is told to wait at a time."""
+"""Longest time that a client is told to wait at once."""
 
 
 class Client(Protocol):
-    """The connection a request came from."""
+    """The connection that a request came from."""
 
     closed: bool
     spare: bool
-    """It is one too many: it stays only if a broker copies by it."""
+    """The connection exceeds a limit: it stays only if a broker copies by it."""
     address: str
     """HOST:PORT."""
     access: Access
-    """Who it is, and what it may do."""
+    """The client's principal and rights."""
     errors: Counter[tuple[int, int]]
-    """How often an API (key) answered with an error (code), all connections together."""
+    """Number of answers by API (key) and error (code), over all connections."""
 
     working: int
-    """How many of its requests threads work on, or will."""
+    """Number of its requests on which threads work or will work."""
 
     login: Login | None
-    """How it logs in, on a listener where it must."""
+    """Its login, on a listener that requires one."""
 
     @property
     def listener_name(self) -> str:
-        """Of the listener that it came by."""
+        """Name of the listener that the client connected to."""
 
     def answered(self, size: int) -> None:
-        """Some request has its answer now, for which `size` bytes of memory are needed."""
+        """Note that a request has its answer now, for which `size` bytes of memory are needed."""
 
     def logged_in(self, principal: str) -> None:
-        """It has proved who it is."""
+        """Note that the client has proved to be this principal."""
 
     def copies(self) -> None:
-        """It is another broker's, which copies by it: what holds for clients does not hold for it."""
+        """Note that a broker copies by this connection: limits of clients do not hold for it."""
 
     def mute(self, seconds: float) -> None:
-        """Read nothing of it for a while: its user has taken more than its quota."""
+        """Read nothing of the client for a while: its user has taken more than its quota."""
 
     def end(self) -> None:
-        """Serve nothing more, and close the connection once it has its answers."""
+        """Serve nothing more, and close the connection once the client has its answers."""
 
     def abort(self, reason: str) -> None:
         """Close the connection and log why: the only sign that a request without an answer can get."""
@@ -84,7 +85,7 @@ class Client(Protocol):
 class Request:
     """A request and, once `answer` was called, its answer.
 
-    `frame` and `body`, the part of it behind the header, are valid during the turn only.
+    `frame` and `body`, its part after the header, are valid during the turn only.
     """
 
     client: Client
@@ -94,19 +95,19 @@ class Request:
     body: memoryview
     frame: memoryview = NOTHING
     item_limit: int = MIN_ITEM_LIMIT
-    """Items in its lists that are served; of more each is refused."""
+    """Items in its lists that are served; each item beyond this number is refused."""
     client_id: str = ""
-    """How the client calls itself; not read for Produce and Fetch."""
+    """The client's `client.id`; not read for Produce and Fetch."""
     count: int = 1
-    """How many requests this one stands for."""
+    """Number of requests that this one stands for."""
     kept: int = 0
-    """What it takes beyond REQUEST_BYTES while its content waits for the answer."""
+    """Bytes it takes beyond REQUEST_BYTES while its content waits for the answer."""
     parts: Sequence[Part] | None = None
     abandon: Callable[[], None] | None = None
-    """Set by who lets the request wait, if its client's going away ends the wait."""
+    """Callback to run when the client disconnects before the answer; None: the wait goes on."""
 
     def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
-        """Answer with the response's body; `header` is what a flexible response header adds."""
+        """Answer with the response's body; `header` is the addition of a flexible response header."""
         size, in_memory, slices = 4 + len(header), 0, 0
         for part in parts:
             if isinstance(part, bytes):
@@ -122,7 +123,7 @@ class Request:
         self.client.answered(in_memory + len(prefix) + slices * FILE_SLICE_BYTES)
 
     def answer_frames(self, frames: bytes) -> None:
-        """Answer with whole responses, `response_frame`s, for each of the requests this one stands for."""
+        """Answer with whole responses, `response_frame`s, to each of the requests this one stands for."""
         self.parts = (frames,)
         self.client.answered(len(frames))
 
@@ -135,13 +136,13 @@ class Request:
         self.client.errors[self.api_key if self.api_key in _APIS else OTHER_API, code] += 1
 
     def forget(self) -> None:
-        """The client has gone: end the wait for an answer that nobody takes."""
+        """End the wait for the answer: the client has gone."""
         if self.abandon is not None:
             self.abandon()
 
 
 def throttle_ms(client: Client, kind: Kind, amount: float) -> int:
-    """Count what a client takes; the ms that it is to wait, and is not read, for a quota."""
+    """Count what a client takes; return the ms that it must wait, unread, for its quota."""
     if client.access.meter is None:
         return 0
     seconds = min(client.access.meter.took(kind, amount), MAX_MUTE_S)
@@ -152,5 +153,5 @@ def throttle_ms(client: Client, kind: Kind, amount: float) -> int:
 
 
 def response_frame(correlation_id: int, body: bytes) -> bytes:
-    """One whole response without a flexible header."""
+    """Return one whole response without a flexible header."""
     return _PREFIX.pack(4 + len(body), correlation_id) + body

@@ -1,4 +1,4 @@
-"""What clients asked for: how often by API and version, and how long an answer took, for metrics to read.
+"""Statistics of clients' requests, for metrics to read: counts by API and version, and times to the answer.
 
 Every request is counted. One request of an API at a time is timed, and at most a hundred in a second: reading
 the clock for each would cost more than the rest of this file. The time runs from the turn that read the
@@ -16,12 +16,12 @@ from millrace_broker.server.request import OTHER_API, Request
 
 TIMED_EVERY_S = 0.01
 MAX_VERSION = 30
-"""The highest version that is counted by itself, so that clients cannot make up any number of them."""
+"""Highest version that is counted separately, so that clients cannot make up any number of them."""
 
 
 @dataclass(slots=True)
 class ApiStatistics:
-    """One API's numbers."""
+    """The numbers of one API."""
 
     requests: list[int] = field(default_factory=lambda: [0] * (MAX_VERSION + 2))
     """By version; the last number counts all higher ones."""
@@ -32,14 +32,14 @@ class ApiStatistics:
 
 
 class Statistics:
-    """Every API's numbers, by its key; written by the loop only."""
+    """The numbers of every API, by its key; written by the loop only."""
 
     def __init__(self) -> None:
         self.apis: dict[int, ApiStatistics] = {key: ApiStatistics() for key in (OTHER_API, *map(int, ApiKey))}
         self._timing: list[ApiStatistics] = []
 
     def served(self, request: Request, now: float) -> None:
-        """Count a request that was handed over in the turn that began `now`."""
+        """Count a request that was handed over in the turn that began at `now`."""
         api = self.apis.get(request.api_key) or self.apis[OTHER_API]
         api.requests[request.api_version if 0 <= request.api_version <= MAX_VERSION else -1] += request.count
         if api.timed is None and api.timed_at <= now:
@@ -47,7 +47,7 @@ class Statistics:
             self._timing.append(api)
 
     def end_turn(self) -> None:
-        """Note the time of those that have their answer now."""
+        """Note the time of the timed requests that have their answer now."""
         if not self._timing:
             return
         now = time.monotonic()

@@ -1,10 +1,10 @@
-"""What lies between a client's connection and its socket: how bytes are received and sent, plain or by TLS.
+"""The transport between a client's connection and its socket: bytes received and sent, plain or by TLS.
 
-The only users of a client's socket. Know neither requests nor answers, and not who a client is.
+Only transports use a client's socket. They know neither requests nor answers, nor the client's identity.
 
-TLS runs in memory (`ssl.MemoryBIO`): ciphertext is bytes that are received and sent as plain ones are, in any
-pieces. Records are read from their file, encrypted and sent a piece at a time: no file reaches a socket as it
-is but through `PlainTransport`.
+TLS runs in memory (`ssl.MemoryBIO`): ciphertext is received and sent as plain bytes are, in any pieces.
+Records are read from their file, encrypted and sent a piece at a time. Only `PlainTransport` sends a file to
+a socket directly.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from millrace.records.file_slice import FileSlice
 from millrace.security.principals import Subject
 
 SEAL_BYTES = 256 << 10
-"""What is encrypted at once; the next piece follows when its ciphertext has left."""
+"""Bytes that are encrypted at once; the next piece follows when its ciphertext has left."""
 MAX_OWN_BYTES = 64 << 10
-"""Most bytes of TLS's own that wait for the socket: a client may ask for many (KeyUpdate) and take none."""
+"""Most bytes of TLS's own that wait for the socket: a client may request many (KeyUpdate) and take none."""
 _NOTHING = memoryview(b"")
 _REASONS = {
     "HTTP_REQUEST": "it speaks HTTP",
@@ -46,11 +46,11 @@ class Transport(Protocol):
 
     @property
     def secure(self) -> bool:
-        """False until what is received and sent is safe from others, where it is to be."""
+        """False until the bytes are protected, where the listener requires it."""
 
     @property
     def unread(self) -> bool:
-        """True when bytes that nobody has received yet are here: the socket does not tell of them."""
+        """True while received bytes are held here and not yet read: the socket does not report them."""
 
     @property
     def unsent(self) -> bool:
@@ -63,28 +63,28 @@ class Transport(Protocol):
     def fileno(self) -> int: ...
 
     def receive_into(self, target: memoryview, /) -> int:
-        """Receive into a buffer and say how much; 0 at the end, BlockingIOError when nothing has come."""
+        """Receive into a buffer and return the size; 0 at the end, BlockingIOError when nothing has come."""
 
     def send(self, data: bytes | memoryview, *, more: bool) -> int:
         """Take bytes as far as the socket does; BlockingIOError when it takes none.
 
-        With `more` to follow, the kernel waits for that rather than send a short packet.
+        With `more` to follow, the kernel waits for the rest instead of sending a short packet.
         """
 
     def send_file(self, part: FileSlice, count: int) -> int:
-        """Take so many bytes of a slice at most; 0 when its file is shorter than it was."""
+        """Take at most `count` bytes of a slice; 0 when its file is shorter than it was."""
 
     def flush(self) -> None:
-        """Send what is `unsent`; BlockingIOError when the socket does not take all of it."""
+        """Send the `unsent` bytes; BlockingIOError when the socket does not take all of them."""
 
     def has_more(self) -> bool:
-        """True when bytes have come that nobody has received yet."""
+        """Return True when bytes have come that were not read yet."""
 
     def close(self) -> None: ...
 
 
 class PlainTransport:
-    """The socket's own calls: nothing is copied, records go from file to socket in the kernel."""
+    """Plain calls of the socket: nothing is copied, records go from file to socket in the kernel."""
 
     __slots__ = ("_socket", "receive_into")
     secure = True
@@ -105,7 +105,7 @@ class PlainTransport:
         return os.sendfile(self._socket.fileno(), part.file.fileno(), part.position, count)
 
     def flush(self) -> None:
-        """Nothing is ever unsent."""
+        """Do nothing: no bytes are ever unsent."""
 
     def has_more(self) -> bool:
         return _waiting(self._socket)
@@ -123,12 +123,12 @@ class TlsTransport:
     )
 
     def __init__(self, client: socket.socket, context: ssl.SSLContext, space: memoryview) -> None:
-        """`space` is a buffer that all connections of a loop share: nothing in it outlives a call."""
+        """Begin TLS; all connections of a loop share the buffer `space`: nothing in it outlives a call."""
         self._socket, self._space = client, space
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._sealed = _NOTHING  # ciphertext on its way
-        self._own_bytes = 0  # TLS's own, since nothing was on its way last
+        self._own_bytes = 0  # TLS's own bytes since the socket last took everything
         self.secure = self.unread = False
 
     @property
@@ -141,7 +141,7 @@ class TlsTransport:
 
     @property
     def subject(self) -> Subject | None:
-        """Of the client's certificate, which was checked; None when it showed none."""
+        """Subject of the client's certificate, which was checked; None when it showed none."""
         certificate = self._tls.getpeercert()
         return certificate["subject"] if certificate else None  # type: ignore[return-value]  # never a text
 
@@ -150,7 +150,7 @@ class TlsTransport:
 
     def receive_into(self, target: memoryview, /) -> int:
         if not self.unread:
-            # No more than fits: what is left over would have to be looked after without the socket's help.
+            # No more than fits: the socket would not report the bytes left over.
             count = self._socket.recv_into(self._space, min(len(self._space), len(target)))
             if count == 0:
                 return 0
@@ -169,12 +169,12 @@ class TlsTransport:
             self._send_own()
 
     def _decrypt(self, target: memoryview) -> int:
-        """Fill the buffer from as many records as are whole."""
+        """Fill the buffer from the whole records received."""
         filled = 0
         try:
             while filled < len(target):
                 count = self._tls.read(len(target) - filled, target[filled:])
-                if not count:  # the client has said that no more comes
+                if not count:  # the client has ended TLS
                     self.unread = filled > 0
                     return filled
                 filled += int(count)
@@ -187,13 +187,13 @@ class TlsTransport:
         return filled
 
     def _send_own(self) -> None:
-        """Send what TLS itself has to say: its part of the handshake, an alert."""
+        """Send the bytes of TLS itself: its part of the handshake, an alert."""
         if self._outgoing.pending:
             self._own_bytes = self._outgoing.pending + (self._own_bytes if self._sealed else 0)
             if self._own_bytes > MAX_OWN_BYTES:
                 raise TlsFailed("it does not take what TLS has to say")
             self._sealed = memoryview(bytes(self._sealed) + self._outgoing.read())
-            with contextlib.suppress(OSError):  # who is gone is noticed at the next reading
+            with contextlib.suppress(OSError):  # the next read notices a client that is gone
                 self.flush()
 
     def send(self, data: bytes | memoryview, *, more: bool) -> int:
@@ -230,7 +230,7 @@ class TlsTransport:
         return self.unread or _waiting(self._socket)
 
     def close(self) -> None:
-        """Say that no more comes, if the client can be told at once."""
+        """Close the socket; end TLS first if that can be sent at once."""
         if self.secure and not self._sealed:
             with contextlib.suppress(OSError):
                 self._tls.unwrap()
@@ -246,7 +246,7 @@ def _waiting(client: socket.socket) -> bool:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """Why TLS with a client failed, in words for who set it up."""
+    """Return why TLS with a client failed, in words for its operator."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate does not count here: {error.verify_message}"
     return _REASONS.get(error.reason, f"TLS with it failed: {error.reason or error}")
