@@ -1,7 +1,7 @@
-"""How many bytes of other brokers may be read now: a bucket that fills at a steady rate.
+"""The allowance of bytes read from other brokers: a bucket that fills at a steady rate.
 
-Shared by the threads that read from one origin, or from all leaders. What is taken too much, because a batch
-comes whole or an answer was under way, is paid back by waiting: in any time the bytes taken are at most the
+Shared by the threads that read from one origin, or from all leaders. Bytes beyond the bucket, because a batch
+comes whole or an answer was under way, are paid back by waiting. In any time the bytes taken are at most the
 rate's share of it, one bucket and one answer of each of these brokers. Nothing is ever dropped.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 class Allowance:
-    """A token bucket over bytes; without a rate it never makes anybody wait."""
+    """A token bucket over bytes; without a rate no reader ever waits."""
 
     def __init__(
         self, bytes_per_second: int | None, largest_answer: int, clock: Callable[[], float] = time.monotonic
@@ -26,7 +26,7 @@ class Allowance:
         """Bytes read, in all."""
 
     def wait_seconds(self) -> float:
-        """How long until an answer worth its trouble may be asked for; 0 for now."""
+        """Return the seconds until an answer of useful size may be asked for; 0 for now."""
         if self.rate is None:
             return 0.0
         with self._lock:

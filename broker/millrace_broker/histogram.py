@@ -1,4 +1,4 @@
-"""How long things took, counted in buckets: by one thread, for others to read."""
+"""A histogram of durations in buckets: one thread counts, others may read."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(upper bound, values up to it), the last for infinity: all of them."""
+        """Return (upper bound, values up to it), the last for infinity: all of them."""
         return list(zip((*self.bounds, float("inf")), accumulate(list(self.counts)), strict=True))

@@ -21,14 +21,14 @@ from typing import TypeVar
 T = TypeVar("T")
 log = logging.getLogger("millrace.mailbox")
 MIN_SWEEP = 1024
-"""With fewer timers nobody looks for cancelled ones."""
+"""Number of timers below which no sweep removes the cancelled ones."""
 
 
 def started_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Threads for work that the loop hands over, all of them running already.
+    """Return threads for work that the loop hands over, all of them running already.
 
-    A pool begins a thread when it first needs one. If the system has none left then, nobody hears what became
-    of the work, and what the loop would do next it never does.
+    A pool begins a thread when it first needs one. If the system has none left then, the work is lost without
+    an error, and the loop never does the step that waits for it.
     """
     pool, all_run = ThreadPoolExecutor(count, thread_name_prefix=name), threading.Barrier(count)
     try:
@@ -42,7 +42,7 @@ def started_threads(count: int, name: str) -> ThreadPoolExecutor:
 
 
 class Timer:
-    """Something due at a time; `cancel` makes it not happen."""
+    """A function due at a time; `cancel` prevents its run."""
 
     __slots__ = ("function",)
 
@@ -75,7 +75,7 @@ class Mailbox:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the loop soon; the future brings its result or its exception.
 
-        It is cancelled when the loop has ended, so that nobody waits for it.
+        It is cancelled when the loop has ended, so that no thread waits for it.
         """
         future: Future[T] = Future()
 
@@ -93,9 +93,9 @@ class Mailbox:
         return future
 
     def after(self, seconds: float, function: Callable[[], None]) -> Timer:
-        """Run `function` on the loop in so many seconds."""
+        """Run `function` on the loop after `seconds`."""
         if len(self._timers) >= self._sweep_at:
-            # Cancelled ones would stay until their time: minutes, while clients come and go.
+            # Cancelled timers would stay until their time: minutes, while clients come and go.
             self._timers = [entry for entry in self._timers if entry[2].function is not None]
             heapq.heapify(self._timers)
             self._sweep_at = max(MIN_SWEEP, 2 * len(self._timers))
@@ -104,7 +104,7 @@ class Mailbox:
         return timer
 
     def every(self, seconds: float, function: Callable[[], object]) -> None:
-        """Run `function` on the loop every so many seconds, also after it has raised."""
+        """Run `function` on the loop every `seconds`, also after it has raised."""
 
         def again() -> None:
             self.after(seconds, again)
@@ -113,7 +113,7 @@ class Mailbox:
         self.after(seconds, again)
 
     def seconds_to_next(self) -> float | None:
-        """How long the loop may sleep; None for as long as it likes."""
+        """Return the seconds that the loop may sleep; None for any time."""
         if self._posted:
             return 0.0
         while self._timers and self._timers[0][2].function is None:

@@ -1,7 +1,7 @@
 """A broker's numbers and health, as `/metrics` and `/healthz` show them.
 
-The numbers are plain integers where the work is done; they are read when Prometheus asks, in its thread, so
-that the loop does not notice. Owns names and units.
+The numbers are plain integers where the work is done. They are read when Prometheus asks, in its thread, so
+that the loop is not disturbed. Owns names and units.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keeps a broker from its work, in a line each."""
+"""Problems that keep a broker from its work, in a line each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from millrace_broker.partitions.broker import Broker
 
 LOOP_TIMEOUT_S = 1.0
 FLUSH_TIMEOUT_S = 10.0
-"""A flush that takes longer is a disk that hangs: producers wait and consumers see nothing new."""
+"""Longest time of a flush before the disk counts as hanging: producers wait and consumers see nothing new."""
 MAX_LOGS = 10
-"""Failed partitions that are named."""
+"""Most failed partitions that are named."""
 
 
 def problems(broker: Broker) -> list[str]:
-    """Everything that keeps the broker from its work; empty for a healthy one. Takes a second at the most.
+    """Return everything that keeps the broker from its work; empty for a healthy one. Takes a second at the
+    most.
 
     Asks the loop, the ZooKeeper session, the flush threads and every log; from any thread.
     """

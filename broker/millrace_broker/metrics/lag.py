@@ -1,6 +1,6 @@
-"""What each consumer group has committed of the partitions led here, from ZooKeeper, a little behind.
+"""Offsets that each consumer group has committed of the partitions led here, from ZooKeeper, slightly stale.
 
-A thread of its own reads it, only while somebody asks, so that no scrape waits for ZooKeeper.
+A thread of its own reads them, only while metrics are asked for, so that no scrape waits for ZooKeeper.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ log = logging.getLogger("millrace.metrics.lag")
 
 REFRESH_S = 10.0
 MAX_SERIES = 10_000
-"""Group and partition pairs that are kept: whoever may name groups decides how many there are."""
+"""Most pairs of group and partition that are kept: clients that may name groups decide how many there are."""
 
 
 class GroupOffsets:
-    """`committed` as of the last reading; asking for it has it read again."""
+    """Committed offsets as of the last reading; asking for them has them read again."""
 
     def __init__(self, registry: ConsumerRegistry, broker: Broker) -> None:
         self._registry, self._broker = registry, broker
@@ -40,7 +40,7 @@ class GroupOffsets:
         self._wanted.set()
 
     def committed(self) -> Mapping[tuple[str, TopicPartition], int]:
-        """The offset of each (group, partition led here), as last read; does not wait."""
+        """Return the last read offset of each (group, partition led here); does not wait."""
         self._wanted.set()
         return self._committed
 

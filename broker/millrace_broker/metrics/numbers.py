@@ -1,4 +1,4 @@
-"""Every number of a broker, under its Prometheus name, read where it is counted when somebody asks."""
+"""Every number of a broker, under its Prometheus name, read where it is counted at each scrape."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ METRICS: dict[str, Declaration] = {
     ),
     "flush_seconds": (_HISTOGRAM, "How long flushes took.", ()),
 }
-"""The kernel's metrics by name."""
+"""The broker's metrics by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Numbers(Collector):
-    """What is read: one collector for all, called in the thread of whoever asks."""
+    """One collector for all numbers, called in the thread that serves the scrape."""
 
     broker: Broker
     server: Server
@@ -236,14 +236,14 @@ def _metric(name: str, value: float | Histogram) -> Metric:
 
 
 def metrics_of(name: str, values: Iterable[tuple[Sequence[str], float | Histogram]]) -> Metric:
-    """One metric of `METRICS` with a value for each combination of its labels."""
+    """Return one metric of `METRICS` with a value for each combination of its labels."""
     return metrics_by(METRICS, name, values)
 
 
 def metrics_by(
     table: Mapping[str, Declaration], name: str, values: Iterable[tuple[Sequence[str], float | Histogram]]
 ) -> Metric:
-    """One metric of a table such as `METRICS` with a value for each combination of its labels."""
+    """Return one metric of a table such as `METRICS` with a value for each combination of its labels."""
     kind, text, labels = table[name]
     family = kind(PREFIX + name, text, labels=labels)
     for label_values, value in values:

@@ -1,4 +1,4 @@
-"""Who a client is and what it may do: principals, rights, what a request needs.
+"""The identity and the rights of clients: principals, logins, rights, and the rights that requests need.
 
 Values in, values out. Knows no sockets, no ZooKeeper and no request's bytes.
 """

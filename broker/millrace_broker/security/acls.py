@@ -1,8 +1,9 @@
-"""Kafka's access control lists: rules of who may do what to which names, and the decision they make.
+"""Kafka's access control lists: rules of which principal may do what to which names, and their decision.
 
 A rule allows or denies one operation, or ALL, to a principal (`User:NAME`, or `User:*` for everybody) from a
-host (or `*`), on resources of a type by their name, by a prefix of it, or by `*`. What a rule denies is
-denied whatever others allow, and what no rule allows is denied. Values in, values out: knows no ZooKeeper.
+host (or `*`), on resources of a type by their name, by a prefix of it, or by `*`. A rule that denies counts
+more than any that allow, and a right that no rule allows is denied. Values in, values out: knows no
+ZooKeeper.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ EVERYONE, EVERYWHERE, ANY_NAME = "User:*", "*", "*"
 MAX_TEXT_CHARACTERS = 500
 """Longest name, principal or host of a rule."""
 _DECISIONS = 16_384
-"""Decisions that are kept until a rule changes."""
+"""Most decisions that are kept until a rule changes."""
 
 
 class Pattern(IntEnum):
-    """How a rule's name stands for resources, by Kafka's numbers."""
+    """Ways in which a rule's name stands for resources, by Kafka's numbers."""
 
     LITERAL = 3
     PREFIXED = 4
 
 
 class Rule(NamedTuple):
-    """One right, given or taken."""
+    """One right, allowed or denied."""
 
     type: ResourceType
     pattern: Pattern
@@ -80,15 +81,15 @@ OPERATIONS: Mapping[ResourceType, frozenset[Operation]] = {
         }
     ),
 }
-"""What a rule may name for each type."""
+"""Operations that a rule may name for each type."""
 _OWN = 100
-"""Numbers of operations from here on are Millrace's own."""
+"""Operations with this number or a higher one are Millrace's own."""
 _IMPLIED_BY = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
     Operation.DESCRIBE_CONFIGS: {Operation.ALTER_CONFIGS},
 }
 _GIVEN_BY = {
-    # What is Millrace's own is given by its own name only: ALL is what Kafka means by it.
+    # Millrace's own operations are given by their own name only: ALL keeps Kafka's meaning.
     operation: {operation, *_IMPLIED_BY.get(operation, ())} | ({Operation.ALL} if operation < _OWN else set())
     for operation in Operation
 }
@@ -98,7 +99,7 @@ _GIVEN_BY = {
 def authorized_operations(access: Access, resource: Resource) -> int:
     """Return the operations of Kafka's that a client may do to a resource, a bit for each (KIP-430).
 
-    Nothing of the cluster for a client that may not describe it, as with Kafka.
+    0 for the cluster if the client may not describe it, as with Kafka.
     """
     if resource == CLUSTER and not access.allows(Need(Operation.DESCRIBE, CLUSTER)):
         return 0
@@ -107,7 +108,7 @@ def authorized_operations(access: Access, resource: Resource) -> int:
 
 
 def check_rule(rule: Rule) -> None:
-    """InvalidRequest unless the rule can ever decide anything; the text says what to write instead."""
+    """Raise InvalidRequest unless the rule can decide something; the text says what to write instead."""
     texts = (rule.name, rule.principal, rule.host)
     if not all(0 < len(text) <= MAX_TEXT_CHARACTERS and text.isprintable() for text in texts):
         raise InvalidRequest(
@@ -129,13 +130,14 @@ def check_rule(rule: Rule) -> None:
             raise InvalidRequest(
                 f"host {rule.host!r} is no IP address and not *: names are not looked up"
             ) from None
-        # Hosts are compared as text: another spelling would never count, and a rule that denies deny nothing.
+        # Hosts are compared as text: a rule with another spelling would never count, not even one that
+        # denies.
         if (known := str(getattr(address, "ipv4_mapped", None) or address)) != rule.host:
             raise InvalidRequest(f"host {rule.host!r} is known here as {known}: write that")
 
 
 class Acls:
-    """The decisions of one set of rules; it never changes. From any thread."""
+    """The decisions of one set of rules, which never changes. From any thread."""
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self.rules: Sequence[Rule] = sorted(set(rules))
@@ -148,8 +150,8 @@ class Acls:
         self._decisions: dict[tuple[str, str, Operation, Resource], bool] = {}
 
     def allows(self, principal: str, host: str, operation: Operation, resource: Resource) -> bool:
-        """Whether the rules give the right; to a resource without a name: to any of its type."""
-        if resource.name is not None and len(resource.name) > MAX_TEXT_CHARACTERS:  # nothing has such a name
+        """Return True if the rules give the right; without a name, the right to any resource of the type."""
+        if resource.name is not None and len(resource.name) > MAX_TEXT_CHARACTERS:  # no such resource
             return self._decide(principal, host.removeprefix("::ffff:"), operation, resource)
         key = (principal, host, operation, resource)
         decision = self._decisions.get(key)
@@ -185,7 +187,7 @@ class Acls:
 
 
 def _takes_all(denied: Rule, allowed: Rule) -> bool:
-    """Whether every name that a rule allows is denied by another."""
+    """Return True if every name that one rule allows is denied by another."""
     if denied.is_for_any_name:
         return True
     if allowed.is_for_any_name:
@@ -196,7 +198,7 @@ def _takes_all(denied: Rule, allowed: Rule) -> bool:
 
 
 class RuleFilter(NamedTuple):
-    """What rules are looked for; None stands for any."""
+    """Conditions on the rules that are looked for; None stands for any value."""
 
     type: ResourceType | None = None
     pattern: Pattern | None = None
@@ -206,7 +208,7 @@ class RuleFilter(NamedTuple):
     operation: Operation | None = None
     allow: bool | None = None
     about: bool = False
-    """True: rules that count for a resource of that name, by whatever pattern."""
+    """True: find rules that count for a resource of that name, by whatever pattern."""
 
     def takes(self, rule: Rule) -> bool:
         if not self.about:

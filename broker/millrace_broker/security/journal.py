@@ -1,7 +1,7 @@
-"""What is written down of rights: who was refused what, and who changed what, a line of JSON each.
+"""The journal of rights: refusals and changes with their principals, a line of JSON each.
 
-Logger `millrace.security`. A refusal that is repeated is counted, and told again after REPEAT_S with its
-count. Changes are all told, with all that they are about. Knows no requests.
+Logger `millrace.security`. A refusal that is repeated is counted, and logged again after REPEAT_S with its
+count. Changes are all logged, with every resource that they concern. Knows no requests.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 log = logging.getLogger("millrace.security")
 REPEAT_S = 10.0
-"""How soon the same refusal is told again; the command line's own filter bounds all of them together."""
+"""Seconds after which the same refusal is logged again; the command line's filter bounds all together."""
 MAX_KINDS = 10_000
 MAX_NAMED = 10
-"""Resources in one line of what is refused; the others are counted."""
+"""Most resources in one line of a refusal; the others are counted."""
 MAX_CHARACTERS = 300
-"""Of what a client calls itself."""
+"""Most characters of a resource's name and of a `client.id`."""
 
 
 class Asker(NamedTuple):
-    """Who asks for what, and from where."""
+    """The client that asks, with its API."""
 
     principal: str
     address: str
@@ -41,9 +41,9 @@ class Journal:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.refusals: Counter[str] = Counter()
-        """How often a right was refused, by API."""
+        """Number of refusals by API."""
         self._refusals: dict[tuple[str, str, str, str], tuple[float, int]] = {}
-        """What was refused -> when it is told again, and how often it was not told."""
+        """Refusal -> when it is logged next, and how often it came since it was last logged."""
         self._lock = threading.Lock()
 
     def refused(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
@@ -58,11 +58,11 @@ class Journal:
                 self._refusals[kind] = due, untold + 1
                 return
             self._refusals[kind] = now + REPEAT_S, 0
-        # The text before the line is what the log's filter takes as its kind.
+        # The log's filter takes the text before the line as the kind of the message.
         log.warning("refused: %s", _line("refused", asker, operation, resources, repeated=untold))
 
     def allowed(self, asker: Asker, operation: str, resources: Sequence[str]) -> None:
-        """A client that has the right to it asks for a change; whether it can be made is another matter."""
+        """Log that a client with the right to it asks for a change; the change may still fail."""
         line = _line("allowed", asker, operation, resources, named=len(resources))
         log.info("allowed: %s", line, extra={"always": True})
 
@@ -87,4 +87,4 @@ def _line(
         line["more_resources"] = len(resources) - named
     if repeated:
         line["not_told_before"] = repeated
-    return json.dumps(line)  # which escapes whatever is no plain character
+    return json.dumps(line)  # escapes all that is no plain character

@@ -1,8 +1,8 @@
-"""How one connection proves by SASL who it is: which mechanisms it may use, and how far it has come.
+"""A connection's SASL login: the mechanisms it may use, and its progress.
 
-A client names a mechanism, then exchanges bytes with it. Whatever is wrong, user, password or bytes, it hears
-the same. Where a login holds for a time only, the client proves again in that time that it is the same user
-(KIP-368). Knows no requests and no sockets.
+A client names a mechanism, then exchanges bytes with it. A client gets the same answer whether user, password
+or bytes are wrong. Where a login holds for a limited time, the client proves again in that time that it is
+the same user (KIP-368). Knows no requests and no sockets.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from millrace_broker.mailbox import started_threads
 from millrace_broker.security.rights import ANONYMOUS
 
 MAX_REQUESTS = 8
-"""Of one connection before it has logged in: an exchange takes five at most."""
+"""Most requests of one connection before it has logged in: an exchange takes five at most."""
 MAX_FRAME_BYTES = 64 << 10
-"""The largest request before a login."""
+"""Largest request before a login."""
 MIN_RENEWAL_S = 1.0
-"""How soon after a login the client may prove again who it is, as in Kafka."""
+"""Seconds after a login before the client may prove again who it is, as in Kafka."""
 MAX_WAITING = 16
-"""Proofs that wait for the thread that looks at them; a stranger can make as many as it likes."""
+"""Most proofs that wait for the thread that checks them; an unknown client can make any number."""
 MAX_WAITING_OF_HOST = MAX_WAITING // 2
-"""Of one host: who makes as many as it can leaves the others room."""
+"""Most waiting proofs of one host: a host that makes as many as it can leaves the others room."""
 
 
 class LoginFailed(Exception):
@@ -36,24 +36,24 @@ class Exchange(Protocol):
     """One mechanism under way."""
 
     slow: bool
-    """Whether `answer` takes too long for the loop."""
+    """True if `answer` takes too long for the loop."""
     user: str | None
-    """Who has proved to be that; None so far."""
+    """The user that the client has proved to be; None so far."""
     listed: bool
-    """Whether it is one of the cluster's users, and out when it is deleted."""
+    """True for a user that the cluster keeps: its connections are closed when it is deleted."""
     until: float | None
-    """When the proof ends, in seconds since 1970; None: never."""
+    """End of the proof, in seconds since 1970; None: never."""
 
     def answer(self, message: bytes) -> bytes:
-        """What to send back; LoginFailed when the proof fails."""
+        """Return the bytes to send back; LoginFailed when the proof fails."""
 
 
 Mechanisms = Mapping[str, Callable[[], Exchange]]
-"""Name -> what begins an exchange."""
+"""Name -> function that begins an exchange."""
 
 
 class Login:
-    """A connection's way from its first request to its principal, and on to the next proof of it."""
+    """One connection's login, from its first request to its principal, and on to the next proof of it."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Login:
         self._failures: Counter[str] = Counter() if failures is None else failures
         self._mechanism = ""
         self.failed = False
-        """Nothing more is heard from a client that has failed once."""
+        """True after a failure: the client gets no second try on this connection."""
         self.user: str | None = None
-        """Who has logged in, if it is one of the cluster's users."""
+        """The user that has logged in, if the cluster keeps it."""
         self.holds_s: float | None = None
-        """How long the last proof holds, from its moment on; None: as long as the connection."""
+        """Seconds that the last proof holds, from its moment on; None: as long as the connection."""
         self._principal: str | None = None
         self._lifetime_s, self._clock = lifetime_s, clock
         self._proved_at = 0.0
@@ -80,13 +80,13 @@ class Login:
         self._requests = 0
 
     def may_ask(self) -> bool:
-        """Count a request before the login; False for one too many."""
+        """Count a request before the login; False beyond the limit, or after a failure."""
         self._requests += 1
         return self._requests <= MAX_REQUESTS and not self.failed
 
     @property
     def may_begin(self) -> bool:
-        """Whether a handshake is in order: before a login, and again where it holds for a time only."""
+        """True if a handshake is allowed: before a login, and again where logins hold for a limited time."""
         if self._exchange is not None or self.failed:
             return False
         if self._principal is None:
@@ -97,21 +97,21 @@ class Login:
         self._exchange, self._waits, self._mechanism = self.mechanisms[mechanism](), True, mechanism
 
     def fail(self) -> None:
-        """Hear nothing more of the client, which has not proved what it must."""
+        """Refuse the client from now on: it has not proved who it is."""
         self.failed = True
         self._failures[self._mechanism] += 1
 
     def take(self) -> Exchange | None:
-        """The exchange that waits for the client's bytes, for one `answer`; None when none does."""
+        """Return the exchange that waits for the client's bytes, for one `answer`; None without one."""
         if not self._waits or self.failed:
             return None
         self._waits = False
         return self._exchange
 
     def answered(self, exchange: Exchange) -> str | None:
-        """Note that the exchange has answered; the principal once it is proved.
+        """Note that the exchange has answered; return the principal once it is proved.
 
-        LoginFailed when it is another one than before, or holds no longer.
+        LoginFailed when the principal is another than before, or the proof no longer holds.
         """
         if exchange.user is None:
             self._waits = True
@@ -133,13 +133,13 @@ class Login:
 
 
 class LoginThread:
-    """Looks at proofs that take too long for the loop, at most MAX_WAITING at a time; call it on the loop."""
+    """Checks proofs that take too long for the loop, at most MAX_WAITING at a time; call it on the loop."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
         """`post` runs a function on the loop."""
         self._post = post
         self._waiting: Counter[str] = Counter()
-        """By host."""
+        """Number of waiting proofs by host."""
         self._threads = started_threads(1, "login")
 
     def answer(
@@ -154,7 +154,7 @@ class LoginThread:
         self._waiting[host] += 1
 
         def done(future: Future[bytes]) -> None:
-            self._waiting -= Counter({host: 1})  # which forgets a host of which none waits
+            self._waiting -= Counter({host: 1})  # also drops a host at zero
             then(future)
 
         future = self._threads.submit(exchange.answer, message)

@@ -1,9 +1,9 @@
-"""OAUTHBEARER (RFC 7628): a client shows a token that an issuer has signed, and is who the token says.
+"""OAUTHBEARER (RFC 7628): a client shows a token that an issuer has signed, and is the user in it.
 
-Counts are a token's signature by a key of the issuer's key set, its issuer, its audience and its times; the
-algorithms are ours to name, and none of them knows a secret. An unsecured token proves nothing. Keys are
-fetched in a thread of their own, never for a client that waits: who shows a key that is not known is refused,
-and the set is fetched again, at most once in MIN_INTERVAL_S.
+A token is checked for its signature by a key of the issuer's key set, its issuer, its audience and its times.
+The configuration names the algorithms, and none of them uses a shared secret. An unsecured token proves
+nothing. Keys are fetched in a thread of their own, never while a client waits: a client whose token names an
+unknown key is refused, and the set is fetched again, at most once in MIN_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from millrace_broker.security.login import LoginFailed
 
 log = logging.getLogger("millrace.security.oauth")
 REFRESH_S = 3600.0
-"""How often the key set is fetched when all is well."""
+"""Seconds between fetches of the key set when all is well."""
 MIN_INTERVAL_S = 60.0
-"""How soon it is fetched again because a key is not known, or because it could not be."""
+"""Least seconds before the set is fetched again, after an unknown key or a failed fetch."""
 TIMEOUT_S = 10.0
-"""How long one fetch may take."""
+"""Longest time of one fetch."""
 MAX_BYTES, MAX_KEYS = 256 << 10, 100
-"""Of a key set."""
+"""Limits of a key set."""
 MIN_RSA_BITS = 2048
 LEEWAY_S = 30
-"""How far the issuer's clock may be from ours."""
+"""Seconds by which the issuer's clock may differ from ours."""
 MAX_NAME_CHARACTERS = 249
 _MISTAKES = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
-"""What a token that is no good can raise."""
+"""Errors that an invalid token or key can raise."""
 
 
 class Key(NamedTuple):
@@ -46,7 +46,7 @@ class Key(NamedTuple):
 
     key: Any
     algorithm: str | None
-    """The only one that it is for, if the set says so."""
+    """The only algorithm that the key is for, if the set names one."""
 
 
 class KeySet:
@@ -58,7 +58,7 @@ class KeySet:
         self._wake, self._stopped = threading.Event(), threading.Event()
 
     def key(self, key_id: str) -> Key | None:
-        """The key; None when it is not known, and then the set is fetched again soon."""
+        """Return the key; None when it is unknown, and then the set is fetched again soon."""
         key = self._keys.get(key_id)
         if key is None:
             self._wake.set()
@@ -69,7 +69,7 @@ class KeySet:
 
         def follow() -> None:
             while not self._stopped.is_set():
-                self._wake.clear()  # before the fetch: a key that is asked for meanwhile may not be in it
+                self._wake.clear()  # before the fetch: it may lack a key that is asked for meanwhile
                 well = self.refresh()
                 if not self._stopped.wait(MIN_INTERVAL_S) and well:
                     self._wake.wait(REFRESH_S)
@@ -81,21 +81,21 @@ class KeySet:
         self._wake.set()
 
     def refresh(self) -> bool:
-        """Fetch the set; the keys stay as they were, and the log says why, when that fails."""
+        """Fetch the set. When that fails, keep the keys and log why; return True when it succeeds."""
         try:
             self._keys = parse_keys(self._fetch())
-        except Exception as error:  # whatever an issuer answers, logins by known keys go on
+        except Exception as error:  # logins by known keys go on whatever an issuer answers
             log.error("the keys of %s stay as they were: %s", self._config.jwks, error)
             return False
         log.info("fetched %d keys from %s", len(self._keys), self._config.jwks)
         return True
 
     def _fetch_from_issuer(self) -> bytes:
-        import httpx  # only who takes tokens needs it
+        import httpx  # imported only where tokens are taken
 
         context: ssl.SSLContext = client_context(TlsConfig(ca=self._config.ca))
         data, give_up_at = b"", time.monotonic() + TIMEOUT_S
-        # Without redirects: one could lead to a place that proves nothing.
+        # Without redirects: one could lead to a server that proves nothing.
         with (
             httpx.Client(verify=context, timeout=TIMEOUT_S, follow_redirects=False) as client,
             client.stream("GET", self._config.jwks) as response,
@@ -112,7 +112,7 @@ class KeySet:
 
 
 def parse_keys(data: bytes) -> Mapping[str, Key]:
-    """The keys of a key set (RFC 7517) that may sign tokens, by their ids; ValueError when it is none."""
+    """Return the keys of a key set (RFC 7517) that may sign tokens, by id; ValueError for no key set."""
     values = json.loads(data)
     entries = values.get("keys") if isinstance(values, dict) else None
     if not isinstance(entries, list) or len(entries) > MAX_KEYS:
@@ -125,7 +125,7 @@ def parse_keys(data: bytes) -> Mapping[str, Key]:
         try:
             key = jwt.PyJWK(entry).key
         except _MISTAKES:
-            continue  # of a kind that we do not know
+            continue  # a kind of key that we do not know
         weak = isinstance(key, RSAPublicKey) and key.key_size < MIN_RSA_BITS
         public = not hasattr(key, "private_numbers") and not hasattr(key, "private_bytes")
         if isinstance(key_id, str) and public and not weak:
@@ -134,7 +134,7 @@ def parse_keys(data: bytes) -> Mapping[str, Key]:
 
 
 class BearerExchange:
-    """One client's: its only message carries the token."""
+    """One client's exchange: its only message carries the token."""
 
     slow = True
     listed = False
@@ -156,7 +156,7 @@ class BearerExchange:
         return b""
 
     def _claims(self, token: str) -> Mapping[str, Any]:
-        """What the token says, if it counts; LoginFailed says why not, and never shows it."""
+        """Return the claims of a valid token; LoginFailed says what is wrong, and never shows the token."""
         config = self._config
         try:
             header = jwt.get_unverified_header(token)
@@ -185,7 +185,10 @@ class BearerExchange:
 
 
 def _token(message: bytes) -> tuple[str, str]:
-    """The token in a client's message, and who it wants to be if it says so; LoginFailed if it has none."""
+    """Return the token in a client's message, and the user that the client names, if any.
+
+    LoginFailed when there is no token.
+    """
     match = re.fullmatch(
         rb"n,(?:a=([^,\x01]*))?,\x01((?:[A-Za-z]+=[^\x01]*\x01)+)\x01", message, flags=re.DOTALL
     )

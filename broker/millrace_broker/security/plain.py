@@ -1,7 +1,7 @@
-"""PLAIN (RFC 4616): the client tells its password, which is held against what SCRAM keeps of it.
+"""PLAIN (RFC 4616): the client sends its password, which is checked against the SCRAM record of the user.
 
-For TLS only. The password is hashed as often as the user's record says, in a thread, and kept nowhere. A
-user that is not there costs as much as one with ITERATIONS.
+For TLS only. The password is hashed as often as the user's record says, in a thread, and kept nowhere. An
+unknown user costs as much as one with ITERATIONS.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from millrace_broker.security.login import LoginFailed
 from millrace_broker.security.scram import ITERATIONS, MECHANISMS, Credential, Credentials
 
 MAX_BYTES = 2_000
-"""Of user and password together."""
+"""Most bytes of user and password together."""
 _STRONGEST_FIRST = ("SCRAM-SHA-512", "SCRAM-SHA-256")
 _NOBODY = Credential(bytes(32), b"", b"", ITERATIONS)
 
 
 class PlainExchange:
-    """One client's: its only message says who it is, and its password."""
+    """One client's exchange: its only message carries the user and the password."""
 
     slow = True
     listed = True

@@ -1,7 +1,8 @@
-"""Quotas by user: the bytes a second that it may write and read, and its share of the loop's time.
+"""Quotas by user: bytes a second written and read, and a share of the loop's time.
 
-A user's connections share one meter. What it takes too much is lent, told it, and paid back by its
-connections' not being read for a while. Values in, values out: knows no ZooKeeper and no sockets.
+A user's connections share one meter. What a user takes beyond a quota is lent. The broker tells its clients
+how long to wait, and does not read their connections meanwhile. Values in, values out: knows no ZooKeeper and
+no sockets.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from enum import IntEnum
 from typing import Protocol, TypeAlias
 
 BURST_S = 1.0
-"""What may be taken at once, in the time that it takes to earn it."""
+"""Most that may be taken at once, in the time that it takes to earn it."""
 MAX_DEBT_S = 30.0
-"""The most that is lent, in the time that it takes to pay it back: clients give up when nothing comes."""
+"""Most that is lent, in the time that it takes to pay it back: clients give up when nothing comes."""
 MAX_METERS = 10_000
-"""Users whose debts are known; who was first goes first, and owes nothing when it comes again."""
+"""Most users whose debts are known; the oldest is forgotten first, and owes nothing when it comes again."""
 
 
 class Kind(IntEnum):
-    """What is counted."""
+    """Kinds of use that are counted."""
 
     WRITTEN = 0
     READ = 1
@@ -35,15 +36,15 @@ Limits: TypeAlias = Mapping[str, float]
 
 
 class Book(Protocol):
-    """Says who has which quotas."""
+    """The quotas of all users."""
 
     @property
     def limits(self) -> Mapping[str | None, Limits]:
-        """By user; None: of everybody who has not the quota itself. Replaced whole."""
+        """Quotas by user; None: those of every user without the quota of its own. Replaced whole."""
 
 
 class Meter:
-    """What one user has taken lately; on the loop."""
+    """The recent use of one user; on the loop."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Meter:
         self._levels, self._filled_at = [0.0] * len(Kind), [0.0] * len(Kind)
 
     def took(self, kind: Kind, amount: float) -> float:
-        """Count what was taken; how many seconds the user is to wait now."""
+        """Count what was taken; return the seconds that the user must wait now."""
         if self._book.limits is not self._limits:
             self._read()
         rate = self._rates[kind]
@@ -73,11 +74,11 @@ class Meter:
         return max(0.0, -level / rate)
 
     def wait_s(self) -> float:
-        """How many seconds the user is to wait, for whatever it has taken."""
+        """Return the seconds that the user must wait, over all kinds of use."""
         return max(self.took(kind, 0.0) for kind in Kind)
 
     def _read(self) -> None:
-        """Take over new quotas; a quota that is the same keeps its debt."""
+        """Take over new quotas; a quota that is unchanged keeps its debt."""
         self._limits = self._book.limits
         known = {**self._limits.get(None, {}), **self._limits.get(self._user, {})}
         for key, kind in KEYS.items():

@@ -1,7 +1,7 @@
-"""What a request needs, what a client may do, and so what is refused: Kafka's model of rights.
+"""Kafka's model of rights: the rights that a request needs, those that a client has, and what is refused.
 
-An API says before its handler runs what a request needs of which topics, groups or the cluster. `Access` is
-one client's way to the authorizer, the only thing that decides. Without an authorizer every client may do
+Before its handler runs, an API says which operations a request needs on which topics, groups or the cluster.
+`Access` is one client's way to the authorizer, which alone decides. Without an authorizer every client may do
 everything; a client that has not logged in may do nothing.
 """
 
@@ -18,11 +18,11 @@ from millrace_broker.security.journal import Journal
 from millrace_broker.security.quotas import Meter, Meters
 
 ANONYMOUS = "User:ANONYMOUS"
-"""Who a client is on a listener that asks for no proof, as in Kafka."""
+"""The principal of a client on a listener that asks for no proof, as in Kafka."""
 
 
 class Operation(IntEnum):
-    """What may be done, by Kafka's numbers; 100 and above are Millrace's own, and no part of Kafka's ALL."""
+    """Operations by Kafka's numbers; 100 and above are Millrace's own, and not part of Kafka's ALL."""
 
     ALL = 2
     """Every operation of Kafka's; only rules name it, no request needs it."""
@@ -33,7 +33,7 @@ class Operation(IntEnum):
     ALTER = 7
     DESCRIBE = 8
     CLUSTER_ACTION = 9
-    """What only brokers do."""
+    """Operations that only brokers do."""
     DESCRIBE_CONFIGS = 10
     ALTER_CONFIGS = 11
     IDEMPOTENT_WRITE = 12
@@ -41,7 +41,7 @@ class Operation(IntEnum):
 
 
 class ResourceType(IntEnum):
-    """What it may be done to, by Kafka's numbers."""
+    """Types of resources, by Kafka's numbers."""
 
     TOPIC = 2
     GROUP = 3
@@ -58,7 +58,7 @@ class Resource(NamedTuple):
 CLUSTER = Resource(ResourceType.CLUSTER, "kafka-cluster")
 ANY_TOPIC = Resource(ResourceType.TOPIC, None)
 Refused: TypeAlias = frozenset[Resource]
-"""What of a request its client may not use."""
+"""Resources in a request that its client may not use."""
 NOTHING_REFUSED: Refused = frozenset()
 
 
@@ -71,7 +71,7 @@ def group(name: str) -> Resource:
 
 
 class Need(NamedTuple):
-    """A right that a request needs; `instead` is one that does as well."""
+    """A right that a request needs; `instead` is a right that does as well."""
 
     operation: Operation
     resource: Resource
@@ -79,17 +79,17 @@ class Need(NamedTuple):
 
 
 def may_create(name: str) -> Need:
-    """To create a topic takes the right for its name, or for all of the cluster."""
+    """Return the right to create a topic: for its name, or for all of the cluster."""
     return Need(Operation.CREATE, topic(name), instead=Need(Operation.CREATE, CLUSTER))
 
 
 def open_to_all(_: object) -> Iterable[Need]:
-    """The needs of what a client asks before it has logged in; no other API is served before that."""
+    """Return no needs, for an API that is served before a login; no other API is."""
     return ()
 
 
 class Authorizer(Protocol):
-    """Says who has which right."""
+    """Decides which principal has which right."""
 
     version: int
     """Changes whenever any right does."""
@@ -98,7 +98,7 @@ class Authorizer(Protocol):
 
 
 class Access:
-    """What one client may do, from one host, now: the authorizer is asked every time."""
+    """The rights of one client, from one host, now: the authorizer is asked every time."""
 
     __slots__ = ("_authorizer", "everything", "host", "journal", "meter", "principal", "unchecked")
 
@@ -118,9 +118,9 @@ class Access:
         """True when nothing is ever refused: nothing needs to be looked up then."""
         self.principal, self.host, self.journal = principal, host, journal
         self.unchecked = self.everything and journal is None
-        """True when nothing is ever refused or written down: what a request needs is not worked out."""
+        """True when nothing is ever refused or logged: a request's needs are not worked out."""
         self.meter = meter
-        """What counts what the client takes; None: it may take as much as it likes."""
+        """Counts what the client takes; None: no quota limits it."""
 
     @property
     def version(self) -> int:
@@ -128,7 +128,7 @@ class Access:
         return 0 if self._authorizer is None else self._authorizer.version
 
     def allows(self, need: Need) -> bool:
-        """Whether the client has the right, or the one that does as well."""
+        """Return True if the client has the right, or one that does as well."""
         if self.everything or self._authorizer is None:
             return True
         wanted: Need | None = need
@@ -139,13 +139,13 @@ class Access:
         return False
 
     def refused(self, needs: Iterable[Need]) -> Refused:
-        """The resources of those needs that the client has no right to."""
+        """Return the resources of the needs to which the client has no right."""
         return frozenset(need.resource for need in needs if not self.allows(need))
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What decides about the clients of a broker with an authorizer."""
+    """Decides about the clients of a broker with an authorizer."""
 
     authorizer: Authorizer
     super_users: Container[str]
@@ -167,11 +167,11 @@ class _AllowsNothing:
 
 
 NOBODY = Access(_AllowsNothing(), "", "")
-"""What a client may do that must prove first who it is: nothing but what is `open_to_all`."""
+"""The rights of a client that must prove first who it is: only APIs that are `open_to_all`."""
 
 
 CHANGES = frozenset({Operation.CREATE, Operation.DELETE, Operation.ALTER, Operation.ALTER_CONFIGS})
-"""What is written down when it is allowed, too."""
+"""Operations that are logged when allowed, too."""
 
 
 _REFUSALS: dict[ResourceType, type[BrokerError]] = {
@@ -182,7 +182,7 @@ _REFUSALS: dict[ResourceType, type[BrokerError]] = {
 
 
 def refusal(resource: Resource) -> BrokerError:
-    """The error that a client is answered for a resource it has no right to."""
+    """Return the error for a client without a right to the resource."""
     return _REFUSALS[resource.type](f"no right to do this with {text_of(resource)}: ask an operator for it")
 
 

@@ -1,8 +1,8 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677): what is kept of a password, and the server's side.
+"""SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677): the record kept of a password, and the server's side.
 
-No password is kept, and nothing kept here lets anybody log in. An unknown user is challenged like any other
-and fails at the proof, so that names cannot be found out of users with ITERATIONS and a salt of our length.
-The exchange itself is scramp's.
+No password is kept, and no record lets anybody log in. An unknown user is challenged like any other and fails
+at the proof, so that names of users with ITERATIONS and a salt of our length cannot be found out. The
+exchange itself is scramp's.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MECHANISMS = {
     "SCRAM-SHA-512": ScramMechanism("SCRAM-SHA-512"),
 }
 MECHANISM_NUMBERS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
-"""As Kafka's messages count them."""
+"""The mechanisms' numbers in Kafka's messages."""
 _HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 ITERATIONS = 8_192
 MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 1_000_000
 _SALT_BYTES = 32
-"""As scramp draws them: a stranger must not tell users from nobody by the length."""
+"""The length that scramp draws: it must not tell an existing user from an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What is kept of a user's password for one mechanism."""
+    """The record kept of a user's password for one mechanism."""
 
     salt: bytes
     stored_key: bytes
@@ -41,11 +41,11 @@ class Credential:
 
 
 Credentials = Mapping[str, Credential]
-"""A user's, by mechanism."""
+"""A user's credentials by mechanism."""
 
 
 def check_iterations(iterations: int) -> None:
-    """ConfigError when a password may not be hashed so often."""
+    """Raise ConfigError when a password may not be hashed so often."""
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise ConfigError(
             f"{iterations} iterations: between {MIN_ITERATIONS} and {MAX_ITERATIONS} are allowed"
@@ -53,14 +53,14 @@ def check_iterations(iterations: int) -> None:
 
 
 def credential_of_salted(mechanism: str, salt: bytes, salted_password: bytes, iterations: int) -> Credential:
-    """What to keep of a password that somebody else has hashed (RFC 5802, section 3)."""
+    """Return the record of a password that the client has hashed (RFC 5802, section 3)."""
     hashed = _HASHES[mechanism]
     stored_key = hashlib.new(hashed, hmac.digest(salted_password, b"Client Key", hashed)).digest()
     return Credential(salt, stored_key, hmac.digest(salted_password, b"Server Key", hashed), iterations)
 
 
 def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS) -> Credential:
-    """What to keep of a password; ConfigError when it or the number of iterations cannot be."""
+    """Return the record of a password; ConfigError when the password or the iterations are invalid."""
     check_iterations(iterations)
     if not password:
         raise ConfigError("the password is empty: give one of at least one character")
@@ -71,14 +71,14 @@ def make_credential(mechanism: str, password: str, iterations: int = ITERATIONS)
 
 
 class ScramExchange:
-    """One client's: its first message is answered by a challenge, its last one by our own proof."""
+    """One client's exchange: its first message is answered by a challenge, its last one by our own proof."""
 
     slow = False
     listed = True
     until: float | None = None
 
     def __init__(self, mechanism: str, find: Callable[[str], Credentials | None], secret: bytes) -> None:
-        """`secret` is the cluster's: what an unknown user is challenged with comes of it."""
+        """`secret` is the cluster's: an unknown user's challenge is derived from it."""
         self.user: str | None = None
         self._mechanism, self._find, self._secret = mechanism, find, secret
         self._named, self._known = "", False
@@ -94,7 +94,7 @@ class ScramExchange:
                 return str(self._server.get_server_first()).encode()
             self._server.set_client_final(text)
             proof = str(self._server.get_server_final()).encode()
-        except (ScramException, ValueError) as error:  # its text would tell whether there is such a user
+        except (ScramException, ValueError) as error:  # its text would tell whether the user exists
             raise LoginFailed(f"{self._mechanism} as {self._named[:100]!r}: {error}") from None
         if self._known and self._mechanism not in (self._find(self._named) or {}):
             self._known = False  # deleted since the challenge
@@ -120,7 +120,7 @@ class ScramExchange:
 def scram_mechanisms(
     names: Sequence[str], find: Callable[[str], Credentials | None], secret: bytes
 ) -> Mechanisms:
-    """Those of the named mechanisms that are SCRAM's; `find` has a user's credentials."""
+    """Return the SCRAM mechanisms among `names`; `find` returns a user's credentials."""
 
     def begin(name: str) -> Callable[[], Exchange]:
         return lambda: ScramExchange(name, find, secret)

@@ -1,4 +1,4 @@
-"""The rights of the users of a security folder: each may do what its processes do, and nobody everything."""
+"""The rights of the users of a security folder: each may do what its processes do, and no user everything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millrace_broker.security.acls import ANY_NAME, EVERYWHERE, Pattern, Rule
 from millrace_broker.security.rights import CLUSTER, Operation, Resource, ResourceType
 
 COUNTED = ("audit-counts", "audit-offline")
-"""Topics where readers say what they have counted: who else wrote there could prove what is not so."""
+"""Topics in which readers report their counts: another writer there could prove what is not so."""
 _TOPICS = Resource(ResourceType.TOPIC, ANY_NAME)
 _GROUPS = Resource(ResourceType.GROUP, ANY_NAME)
 _READS = (Operation.READ, Operation.DESCRIBE_CONFIGS)
@@ -32,7 +32,7 @@ _DENIED = {
 
 
 def rules_of_users() -> Iterator[Rule]:
-    """The rules for a cluster whose users are those of `millrace security init`."""
+    """Yield the rules for a cluster whose users are those of `millrace security init`."""
     for allow, table in ((True, _ALLOWED), (False, _DENIED)):
         for user, rights in table.items():
             for operation, resource in rights:
