@@ -29,7 +29,7 @@ __all__ = ["Api", "Handlers", "Services", "all_apis"]
 
 
 def all_apis(guests: Iterable[Api[Any]] = ()) -> list[Api[Any]]:
-    """The kernel's APIs and those of its guests; ApiVersions lists them."""
+    """Return the broker's own APIs and those of its guests; ApiVersions lists them."""
     families = (
         topics,
         records,

@@ -1,8 +1,8 @@
-"""DescribeAcls, CreateAcls and DeleteAcls, v1 to v3: who may do what, as Kafka's own tools ask and say it.
+"""DescribeAcls, CreateAcls and DeleteAcls, v1 to v3: access rules, as Kafka's own tools manage them.
 
-A rule names a topic, a group or the cluster, literally or by a prefix. Any broker takes changes. Its
-own answers follow them at once, those of the others when ZooKeeper has told them. To create a rule that is
-there is no error. Left out: v0, transactional ids, delegation tokens and users as resources.
+A rule names a topic, a group or the cluster, literally or by a prefix. Any broker takes changes. Its own
+answers follow them at once, those of the other brokers when ZooKeeper has notified them. Creating a rule that
+exists is no error. Left out: v0, transactional ids, delegation tokens and users as resources.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=IntEnum)
 M = TypeVar("M")
 _VERSIONS = range(1, 4)
 _ANY, _MATCH = 1, 2
-"""Of a filter: whatever there is; whatever counts for the name."""
+"""Values of a filter: any pattern; or every rule that counts for the name."""
 _DENY, _ALLOW = 2, 3
 
 
@@ -147,11 +147,11 @@ def delete_acls(call: Call[messages.DeleteAclsRequest]) -> messages.DeleteAclsRe
 
 
 def _delete(store: AclStore, filters: Sequence[RuleFilter]) -> list[Rule]:
-    """Delete every rule that a filter takes; those that were there."""
+    """Delete every rule that a filter takes; return the deleted rules."""
     found: dict[Rule, None] = {}
 
     def without(there: Collection[Rule]) -> Iterable[Rule]:
-        # Kept from call to call: the first may have been written although its answer was lost.
+        # Kept over retries: the first write may have succeeded although its answer was lost.
         found.update((rule, None) for rule in there if any(wanted.takes(rule) for wanted in filters))
         return set(there) - found.keys()
 
@@ -172,7 +172,7 @@ def _code(error: BrokerError | None) -> ErrorCode:
 
 
 def _rule(asked: messages.CreateAclsRequest.Creation) -> Rule:
-    """The rule that a request asks for; InvalidRequest when it can never decide anything."""
+    """Return the rule that a request asks for; InvalidRequest when it can never decide anything."""
     rule = Rule(
         _one(ResourceType, asked.resource_type, "type of resource"),
         _one(Pattern, asked.resource_pattern_type, "type of pattern"),

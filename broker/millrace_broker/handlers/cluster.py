@@ -1,11 +1,11 @@
 """DescribeCluster v0 to v2, DescribeTopicPartitions v0, ListConfigResources v0 and v1, ListTransactions v0 to
-v2: what tools list; UnregisterBroker v0, which is refused.
+v2: lists for tools; UnregisterBroker v0, which is refused.
 
-As in Metadata, brokers are where clients of the same listener find them, a client hears of the topics that it
-may describe, and the controller is the lowest broker. DescribeTopicPartitions (KIP-966) answers in parts: at
-most so many partitions at a time, and where to go on. There are no transactions, so none is listed. A broker
-is registered as long as its ZooKeeper session: nobody else ends that. Left out: controllers as endpoints,
-fenced brokers, loggers, client metrics and groups as resources.
+As in Metadata, a broker's address is the one on the client's listener, a client sees the topics that it may
+describe, and the controller is the lowest broker. DescribeTopicPartitions (KIP-966) answers in parts: a
+limited number of partitions, and a cursor where to go on. There are no transactions, so none is listed. A
+broker is registered as long as its ZooKeeper session: no client can end that. Left out: controllers as
+endpoints, fenced brokers, loggers, client metrics and groups as resources.
 """
 
 from __future__ import annotations

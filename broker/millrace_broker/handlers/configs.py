@@ -1,10 +1,10 @@
 """DescribeConfigs v1 to v4, AlterConfigs v0 to v2, IncrementalAlterConfigs v0 and v1: of topics and brokers.
 
-A broker describes itself alone: clients send the question to the broker it is about. Any broker changes a
-topic's settings, and the open partitions of each follow; a broker's own are in its file: to set one is
-refused, to delete what was set at run time changes nothing, because nothing was. The cluster-wide broker
-settings that Kafka has, and those of loggers, clients and groups, are an empty list. Left out:
-DescribeConfigs v0, which tells no sources.
+A broker describes only itself: clients send the question to the broker in question. Any broker changes a
+topic's settings, and the open partitions of each follow. A broker's own settings are in its file: to set one
+is refused, and to delete one changes nothing, because none is set at run time. Kafka's cluster-wide broker
+settings, and those of loggers, clients and groups, are an empty list. Left out: DescribeConfigs v0, which
+states no sources.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Config: TypeAlias = messages.AlterConfigsRequest.Resource.Config
 R = TypeVar("R", messages.DescribeConfigsRequest.Resource, messages.AlterConfigsRequest.Resource)
 Settings: TypeAlias = Mapping[str, str]
 Change: TypeAlias = Callable[[Settings, Sequence[Config]], Settings]
-"""Makes new settings of a topic of those that it has and what is asked for."""
+"""Returns a topic's new settings, from its present ones and the requested changes."""
 
 
 _BY_ITEM = (rights.ResourceType.TOPIC, rights.ResourceType.CLUSTER)
 
 
 def _owner(resource: messages.DescribeConfigsRequest.Resource | Resource) -> rights.Resource:
-    """Whose right counts: the topic's, or the cluster's for anything else."""
+    """Return the resource whose right counts: the topic, or the cluster for anything else."""
     is_topic = resource.resource_type == messages.ResourceType.TOPIC
     return rights.topic(resource.resource_name) if is_topic else CLUSTER
 
@@ -99,7 +99,7 @@ def _settings(
 
 
 def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
-    """Give each topic what `change` makes of its settings; each resource is answered for itself."""
+    """Apply `change` to the settings of each topic; each resource is answered for itself."""
     request = call.request
     resources = _by_name(request.resources)
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
@@ -132,7 +132,7 @@ def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages
 
 
 def _by_name(resources: Iterable[R]) -> Collection[R]:
-    """The resources, once each: a small request cannot ask for an answer of any size."""
+    """Return each resource once: a small request cannot ask for an answer of any size."""
     return {(resource.resource_type, resource.resource_name): resource for resource in resources}.values()
 
 
@@ -141,7 +141,7 @@ def _replaced(_: Settings, configs: Sequence[Config]) -> Settings:
 
 
 def _changed(settings: Settings, configs: Sequence[Config]) -> Settings:
-    """The settings with some set and some deleted; what is deleted is again as the broker's file says."""
+    """Return the settings with some set and some deleted; a deleted one falls back to the broker's file."""
     changed = dict(settings)
     for config in configs:
         name, operation = config.name, config.config_operation

@@ -1,10 +1,9 @@
 """Fetch, v4 to v17.
 
 Waits until min_bytes are there or max_wait passes. Answers with file slices, never copies. A refused topic is
-answered at once; whether the client may still read is asked again when a fetch that waited is answered.
-From v13 on a topic is asked for by its id: a topic that was deleted and created anew is not taken for the one
-that the client knew. Left out: fetch sessions (always session 0), rack-aware reads, requests of follower
-replicas.
+answered at once. When a fetch that waited is answered, the client's right to read is checked again. From v13
+on a fetch names a topic by its id: a topic that was deleted and recreated is not taken for the one that the
+client knew. Left out: fetch sessions (always session 0), rack-aware reads, requests of follower replicas.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _resolver() -> Callable[[Services, fetch.FetchRequest], fetch.FetchRequest]:
     ids = TopicIds()
 
     def resolve(services: Services, asked: fetch.FetchRequest) -> fetch.FetchRequest:
-        """The request with names; the empty one, which no topic has, for an id that is not known."""
+        """Return the request with names; an unknown id gets the empty name, which no topic has."""
         if not asked.ids:
             return asked
         cluster = services.broker.cluster
@@ -49,7 +48,7 @@ def _resolver() -> Callable[[Services, fetch.FetchRequest], fetch.FetchRequest]:
 def _with_ids(
     broker: Broker, asked: fetch.FetchRequest, topics: Reads
 ) -> list[tuple[bytes, list[PartitionRead]]]:
-    """What was read, by the ids that were asked for; of a topic that has another id by now an error."""
+    """Return the reads by the requested ids, with an error for a topic whose id differs by now."""
 
     def checked(topic_id: bytes, name: str, read: PartitionRead) -> PartitionRead:
         if not read.error and broker.partition(name, read.number).topic_id.bytes == topic_id:
@@ -99,7 +98,7 @@ def _handle(services: Services, request: Request, asked: fetch.FetchRequest, ref
 
 
 def _without(asked: fetch.FetchRequest, topics: Reads, refused: Refused) -> Reads:
-    """What was read, in the order of the request, with an error in place of each refused topic."""
+    """Return the reads in the order of the request, with an error in place of each refused topic."""
     reads = iter([topic for topic in topics if rights.topic(topic[0]) not in refused])
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return [
@@ -113,7 +112,7 @@ def _without(asked: fetch.FetchRequest, topics: Reads, refused: Refused) -> Read
 FETCH = Api(
     key=ApiKey.FETCH,
     versions=range(4, 18),
-    # As v17 but for a tagged field of KRaft's replicas: kafka-replica-verification asks for it unasked.
+    # As v17, except for a tagged field of KRaft's replicas: kafka-replica-verification uses it unasked.
     private_versions=range(18, 19),
     decode=lambda request: fetch.decode_request(
         request.api_version, request.body, max(fetch.MIN_ITEM_LIMIT, request.item_limit)

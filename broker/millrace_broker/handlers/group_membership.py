@@ -4,14 +4,14 @@ A client with a group id asks for the coordinator even when it assigns its parti
 takes a broker without this API for one too old for LZ4. From v4 on it asks for many at once (KIP-699).
 Transactions are refused for good; there are no coordinators of shares.
 
-JoinGroup waits until the group's next generation begins, SyncGroup for what the leader assigns; the leader's
-own brings it. JoinGroup v5 knows static members; from v4 on a member without an id is given one first, to
-come back with; from v9 on a static leader that comes back hears that it has nothing to assign (KIP-814).
-SyncGroup v5 names the protocol again, and another than was chosen is refused (KIP-559). LeaveGroup v3 names
-several members, by id or instance id. Reasons (KIP-800) are not kept.
+JoinGroup waits until the group's next generation begins, SyncGroup until the leader's own SyncGroup brings
+the assignments. JoinGroup v5 knows static members. From v4 on a member without an id is given one first, with
+which it must come back. From v9 on a static leader that comes back learns that it has nothing to assign
+(KIP-814). SyncGroup v5 names the protocol again, and any but the chosen one is refused (KIP-559). LeaveGroup
+v3 names several members, by id or instance id. Reasons (KIP-800) are not kept.
 
-A broker that is to coordinate a group takes it over even for a Heartbeat or a LeaveGroup: it must be able to
-say who is no member of it, or the member would look for a coordinator for ever.
+A broker that must coordinate a group takes it over even for a Heartbeat or a LeaveGroup: only then can it
+answer that a client is no member, which would else look for a coordinator for ever.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _may_join(
 
 
 def _keys(asked: messages.FindCoordinatorRequest) -> Sequence[str]:
-    """What is asked for, once each: v4 has a list, and before it there is one."""
+    """Return the requested keys, once each: a list from v4 on, one key before."""
     return list(dict.fromkeys(asked.coordinator_keys)) if asked.coordinator_keys else [asked.key]
 
 
@@ -106,7 +106,7 @@ def _coordinator(
 @serves(range(10), messages.JoinGroupRequest, messages.JoinGroupResponse, needs=_may_join)
 def join_group(call: Call[messages.JoinGroupRequest]) -> None:
     request, client = call.request, call.received.client
-    answer = call.answer  # the one object by which the group knows who waits
+    answer = call.answer  # one object: the group identifies the waiting request by it
 
     def join(group: Group) -> None:
         if not client.closed:
@@ -125,13 +125,13 @@ def join_group(call: Call[messages.JoinGroupRequest]) -> None:
 @serves(range(6), messages.SyncGroupRequest, messages.SyncGroupResponse, needs=_may_join)
 def sync_group(call: Call[messages.SyncGroupRequest]) -> None:
     request = call.request
-    answer = call.answer  # the one object by which the group knows who waits
+    answer = call.answer  # one object: the group identifies the waiting request by it
 
     def sync(group: Group) -> None:
         call.received.abandon = lambda: group.abandon(answer)
         group.sync(request, answer)
 
-    if call.groups.held(request.group_id) is None:  # it is not taken over for a member that nobody knows
+    if call.groups.held(request.group_id) is None:  # no take-over for a member that this broker cannot know
         call.refuse(ErrorCode.NOT_COORDINATOR)
     else:
         call.groups.use(request.group_id, sync, call.refuse)

@@ -1,4 +1,4 @@
-"""The bound on the items of a request: what exists in the cluster, times a small factor.
+"""The bound on the items of a request: the number of things in the cluster, times a small factor.
 
 A client that names each topic, partition and group once, and some that are gone by now, stays below it.
 """
@@ -16,7 +16,7 @@ FACTOR = 2
 
 
 class ItemBound:
-    """Counts topics and partitions anew for each snapshot that a large request meets; on the loop."""
+    """Counts topics and partitions again for each new snapshot when a large request comes; on the loop."""
 
     def __init__(self, broker: Broker, groups: Groups) -> None:
         self._broker, self._groups = broker, groups
@@ -24,7 +24,7 @@ class ItemBound:
         self._places = 0
 
     def item_limit(self) -> int:
-        """The most items that all lists of a request may have."""
+        """Return the most items that all lists of a request may have together."""
         topics = self._broker.cluster.topics
         if topics is not self._topics:
             self._topics = topics

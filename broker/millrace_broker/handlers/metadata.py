@@ -1,15 +1,15 @@
-"""Metadata and ApiVersions: what a client asks first.
+"""Metadata and ApiVersions: the first requests of a client.
 
-Metadata, v0 to v13: from v10 on it tells topic ids and is asked by them (KIP-516).
-Brokers are where clients of the same listener find them; one without that listener counts as away.
-A topic that is not there is created only if the request allows it, the broker is set to, and the name is
-legal: a client is told at once that no topic can have it, and does not ask for ever. A client without the
-right to describe a topic hears the same whether the topic is there or not; of all topics it hears of those it
-may describe. What it may do to them and to the cluster is told where it asks for that (KIP-430).
+Metadata, v0 to v13: from v10 on it states topic ids and takes them in requests (KIP-516). A broker's address
+is the one on the client's listener; a broker without that listener counts as away. A missing topic is created
+only if the request and the broker's settings allow it and its name is legal. A client learns at once that a
+name is illegal, and does not ask for ever. A client without the right to describe a topic gets the same
+answer whether the topic exists or not; a list of all topics holds those that it may describe. Its rights to
+them and to the cluster are stated on request (KIP-430).
 
 ApiVersions, v0 to v4; the answer to any higher version is v0's with error 35 and the full list. Its response
-header is the old one at every version: the client does not know yet what the broker speaks. Left out:
-features, and what a client says about its software.
+header is the old one at every version: the client does not know yet which versions the broker speaks. Left
+out: features, and the client's software name.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _OFFERED, _NEWER = range(5), range(5, 64)
 """Versions of ApiVersions."""
 _CACHED_ANSWERS = 64
 _CACHED_REQUEST_BYTES = 1024
-"""A longer list of topics is a client's own; its answer is not kept."""
+"""Size up to which a request's answer is kept: a longer list of topics is one client's own."""
 
 
 class _EncodedTopic(NamedTuple):
-    """What is said of a topic, as long as the topic and the brokers that live are these."""
+    """An encoded topic, valid as long as the topic and the live brokers are these."""
 
     topic: TopicState
     live: Collection[int]
@@ -71,21 +71,21 @@ class _EncodedTopic(NamedTuple):
 class Metadata:
     """Answers from the cluster's snapshot, encoded once for all clients that may see the same.
 
-    A topic is encoded again only when it, or the list of brokers, has changed: with thousands of partitions
-    a change of one of them would else hold up the loop for every client that asks.
+    A topic is encoded again only when it, or the list of brokers, has changed: with thousands of partitions a
+    change of one of them would else hold up the loop for every client that asks.
 
-    An answer holds for one snapshot of cluster and rights, for one version and list of topics, for clients of
-    one listener, and where rights decide for one client at one host.
+    An answer is valid for one snapshot of cluster and rights, for one version and list of topics, for clients
+    of one listener, and where rights decide for one client at one host.
     """
 
     def __init__(self) -> None:
         self._snapshot: tuple[object, object, int] = (None, None, 0)
         self._answers: dict[tuple[int, bytes, str, str, str], bytes] = {}
         self._topics: dict[tuple[int, str, int, str], _EncodedTopic] = {}
-        """By version, listener, authorized operations and name."""
+        """Encoded topics by version, listener, authorized operations and name."""
         self._ids = TopicIds()
         self._creating: set[str] = set()
-        """Whoever waits for a topic asks again and again: it is created once."""
+        """Topics being created: clients ask again and again while they wait, but a topic is created once."""
 
     def handle(self, services: Services, request: Request, asked: MetadataRequest, refused: Refused) -> None:
         """Answer with brokers and topics; a topic about to be created is LEADER_NOT_AVAILABLE."""
@@ -112,7 +112,7 @@ class Metadata:
     def _describe(
         self, broker: Broker, asked: MetadataRequest, request: Request, refused: Refused
     ) -> MetadataResponse:
-        """The response; what is said of a topic that is there is encoded already."""
+        """Return the response; its existing topics are encoded already."""
         cluster, listener, access = broker.cluster, request.client.listener_name, request.client.access
         live = live_brokers(cluster, listener)
         topics: list[Any]
@@ -144,14 +144,14 @@ class Metadata:
         )
 
     def _topic(self, broker: Broker, wanted: MetadataRequest.Topic, access: Access) -> TopicState | None:
-        """The topic that is asked for by name or by id, if it is there and the client may hear of it."""
+        """Return the requested topic, by name or by id, if it exists and the client may see it."""
         topics = broker.cluster.topics
         if wanted.name is not None:
             return topics.get(wanted.name)
         name = None if wanted.topic_id is None else self._ids.name(broker.cluster, wanted.topic_id.bytes)
         if name is None or not access.allows(_may_describe(name)):
-            return None  # an id must not tell a name
-        topic = topics.get(name)  # by now it may be another one of that name
+            return None  # an id must not reveal a name
+        topic = topics.get(name)  # the name may belong to another topic by now
         return topic if topic is not None and topic.topic_id == wanted.topic_id else None
 
     def _encoded(
@@ -169,7 +169,7 @@ class Metadata:
         return kept.encoded
 
     def _create_missing(self, broker: Broker, response: MetadataResponse, request: Request) -> bool:
-        """Begin to create what the response says is coming; True if there is anything."""
+        """Begin to create the topics that the response announces; True if there are any."""
         names = {
             topic.name
             for topic in response.topics
@@ -193,7 +193,7 @@ class Metadata:
 
 
 class LiveBroker(NamedTuple):
-    """Where clients of one listener find a broker, and its rack if it has told one."""
+    """A broker's address for clients of one listener, and its rack if it has one."""
 
     host: str
     port: int
@@ -201,7 +201,7 @@ class LiveBroker(NamedTuple):
 
 
 def live_brokers(cluster: Cluster, listener: str) -> dict[int, LiveBroker]:
-    """The brokers as clients of a listener find them; one without that listener counts as away."""
+    """Return the brokers with their addresses on a listener; brokers without it count as away."""
     return {
         number: LiveBroker(*address, broker.rack or None)
         for number, broker in cluster.brokers.items()
@@ -210,7 +210,7 @@ def live_brokers(cluster: Cluster, listener: str) -> dict[int, LiveBroker]:
 
 
 def _decode(request: Request) -> MetadataRequest:
-    """The request; clients send the same short one again and again."""
+    """Return the decoded request; clients send the same short one again and again."""
     if len(request.body) <= _CACHED_REQUEST_BYTES:
         return _decode_short(request.api_version, bytes(request.body))
     return _decode_any(request.api_version, request.body, request.item_limit)
@@ -277,7 +277,7 @@ def _described(topic: TopicState, live: Collection[int], operations: int) -> Met
 
 
 def partition_fields(number: int, state: PartitionState, live: Collection[int]) -> dict[str, Any]:
-    """What every answer about a partition says of it, to clients that find the brokers in `live`."""
+    """Return the fields of a partition in every answer, for clients that reach the brokers in `live`."""
     alive = state.leader in live
     return {
         "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
@@ -303,7 +303,7 @@ def metadata() -> Api[MetadataRequest]:
 
 
 def api_versions(apis: Sequence[Api[Any]]) -> Api[int]:
-    """The API that tells clients about `apis` and about itself."""
+    """Return the API that lists `apis` and itself to clients."""
     offered = {api.key: api.versions for api in apis if api.versions} | {ApiKey.API_VERSIONS: _OFFERED}
     ranges = tuple(
         ApiVersionsResponse.ApiVersion(api_key=key, min_version=versions[0], max_version=versions[-1])
@@ -319,7 +319,7 @@ def api_versions(apis: Sequence[Api[Any]]) -> Api[int]:
         key=ApiKey.API_VERSIONS,
         versions=_OFFERED,
         private_versions=_NEWER,
-        decode=lambda request: request.api_version,  # nobody reads what a client says about itself
+        decode=lambda request: request.api_version,  # the client's software name is not read
         needs=open_to_all,
         handle=lambda _, request, version, _refused: request.answer([answers.get(version, newer)]),
         refusal=partial(encode_error, ApiVersionsResponse, ApiKey.API_VERSIONS),

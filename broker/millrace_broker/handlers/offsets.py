@@ -2,21 +2,21 @@
 OffsetDelete v0, of groups.
 
 In a log, latest is the high watermark, earliest its start. A time finds the first message at or after it,
-looked up in a thread because old segments may be cold and the message's batch is decompressed. So is the
-message with the largest timestamp (KIP-734). There are no tiers (KIP-405): the earliest local offset is the
-earliest, and none is the latest in another tier (KIP-1005). Left out: ListOffsets v0.
+looked up in a thread because old segments may be cold and the message's batch is decompressed. So does the
+look-up of the message with the largest timestamp (KIP-734). There are no tiers (KIP-405): the earliest local
+offset is the earliest, and another tier has no latest offset (KIP-1005). Left out: ListOffsets v0.
 
-OffsetForLeaderEpoch tells where the batches of a leader's epoch end, never above the high watermark: a client
-whose position lies behind that has read what is not in this log. A log that no batch of the epoch or a later
-one can be in answers -1, as Kafka's brokers do.
+OffsetForLeaderEpoch returns where the batches of a leader's epoch end, never above the high watermark: a
+client whose position lies after that has read messages that are not in this log. A log that cannot hold a
+batch of the epoch or a later one answers -1, as Kafka's brokers do.
 
-A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. Offsets expire as
-the broker is set: the retention time that OffsetCommit v2 to v4 ask for is not looked at. Any broker answers
-OffsetFetch, because the offsets are in ZooKeeper; a group of any kind is shown, from v2 on without topics
-everything it has committed; from v8 on for many groups at once (KIP-709). An offset of a topic that was
-deleted, or deleted and created anew, counts as not committed; so does a negative one, by which kafkajs resets
-a group. Member epochs (KIP-848) and `require_stable` mean nothing here. OffsetDelete keeps offsets of topics
-that a member of the group reads at present.
+A commit is answered when ZooKeeper has the offsets, or with an error after a few seconds. The broker's
+settings decide when offsets expire: the retention time in OffsetCommit v2 to v4 is ignored. Any broker
+answers OffsetFetch, because the offsets are in ZooKeeper. A group of any kind is shown; from v2 on a request
+without topics gets everything that the group has committed; from v8 on it names many groups at once
+(KIP-709). An offset of a topic that was deleted, or deleted and recreated, counts as not committed; so does a
+negative one, by which kafkajs resets a group. Member epochs (KIP-848) and `require_stable` mean nothing here.
+OffsetDelete keeps offsets of topics that a member of the group reads at present.
 
 A thread serves a request for thousands of partitions and writes its answer.
 """
@@ -110,7 +110,7 @@ def _look_up(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse:
 
 
 def _offset_at(log: PartitionLog, timestamp: int) -> tuple[int, int]:
-    """The offset and timestamp of the first message at or after `timestamp`, or of what a negative one means.
+    """Return offset and timestamp of the first message at or after `timestamp`; negative values are Kafka's.
 
     -1 and -1 when every message is older.
     """
@@ -208,7 +208,7 @@ Group: TypeAlias = messages.OffsetFetchRequest.Group
 
 
 def _groups(asked: messages.OffsetFetchRequest) -> Sequence[Group]:
-    """The groups that are asked about: v8 has a list, and before it there is one."""
+    """Return the requested groups: a list from v8 on, one group before."""
     return asked.groups or (Group(group_id=asked.group_id, topics=asked.topics),)
 
 
@@ -260,7 +260,7 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
 
 
 def _wanted(group: Group) -> list[TopicPartition] | None:
-    """The partitions that are asked about, once each; None for all that the group has committed."""
+    """Return the requested partitions, once each; None for all that the group has committed."""
     if group.topics is None:
         return None
     named = ((topic.name, number) for topic in group.topics for number in topic.partition_indexes)
@@ -274,9 +274,9 @@ def _told(
     found: Offsets | ErrorCode,
     shown: Collection[str],
 ) -> messages.OffsetFetchResponse.Group:
-    """What one group has committed, of the topics that are asked about, or of all that may be shown."""
+    """Return one group's committed offsets, for the requested partitions or all topics in `shown`."""
     committed, code = ({}, found) if isinstance(found, ErrorCode) else (found, ErrorCode.NONE)
-    if code is ErrorCode.COORDINATOR_NOT_AVAILABLE:  # Java asks again after this one only
+    if code is ErrorCode.COORDINATOR_NOT_AVAILABLE:  # Java retries only after the error below
         code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     refused = _refused(wanted or (), call.refused)
 

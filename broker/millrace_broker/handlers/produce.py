@@ -1,9 +1,9 @@
-"""Produce, v3 to v12 (v0 to v2 are told, because old clients look for them, and refused); InitProducerId.
+"""Produce, v3 to v12 (v0 to v2 are listed, because old clients look for them, and refused); InitProducerId.
 
-Nearly every request brings one batch for one partition, and many that lie behind each other ask for the same:
-such a run is served at one go (`serve_run`), any other request by itself (`handle`). acks=0 gets no answer,
-and a closed connection when something went wrong; acks=1 is answered after the append, acks=all after the
-flush. InitProducerId, v0 to v5, gives an idempotent producer an id, a new one each time. Left out:
+Nearly every request brings one batch for one partition, and often several of them for the same partition
+follow each other: such a run is served at once (`serve_run`), any other request by itself (`handle`). acks=0
+gets no answer, and a closed connection when something went wrong; acks=1 is answered after the append,
+acks=all after the flush. InitProducerId, v0 to v5, gives an idempotent producer a new id each time. Left out:
 transactions.
 """
 
@@ -29,7 +29,7 @@ _PRODUCE = int(ApiKey.PRODUCE)
 
 
 class _Answer:
-    """Answers one request, or each request of a run, once it is known what became of every batch."""
+    """Answers one request, or each request of a run, once the outcome of every batch is known."""
 
     __slots__ = (
         *("_acks", "_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics"),
@@ -46,32 +46,32 @@ class _Answer:
         partitions: Sequence[int],
     ) -> None:
         """Every request is for the same `partitions`; `topics` says how many of them each topic has."""
-        # Nothing here may keep the records: an answer may wait long after they were written.
+        # The answer must not keep the records: it may wait long after they were written.
         self._request, self._acks, self._ids = request, acks, correlation_ids
         self._topics, self._partitions = topics, partitions
         self.acks_all, self.timeout_ms = acks == -1, timeout_ms
         self.principal = request.client.access.principal
         self.throttle_ms = 0
-        """How long the client is told to wait for its quota; set it before anything is staged."""
+        """Time for which the client must wait for its quota; set before anything is staged."""
         self._missing = len(partitions) * len(correlation_ids)
         self._outcomes: list[tuple[int, Outcomes, int]] = []
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
-        """Note what became of the batches from number `index` on; the last ones send the answer."""
+        """Note the outcomes of the batches from number `index` on; the last outcome sends the answer."""
         self._outcomes.append((index, outcomes, log_start_offset))
         self._missing -= len(outcomes)
         if self._missing == 0:
             self.send()
 
     def abort(self, reason: str) -> None:
-        """Close the connection: what became of the batches cannot be said."""
+        """Close the connection: the outcome of the batches is unknown."""
         close(self._request, reason)
 
     def send(self) -> None:
-        """Answer with what became of every batch; acks=0 gets no answer."""
+        """Answer with the outcome of every batch; acks=0 gets no answer."""
         request, frames = self._request, None
         if len(self._partitions) == len(self._topics) == 1 and not self.throttle_ms:
-            # Nearly every request, and there is nearly always nothing to say but base offsets.
+            # Nearly every request: one partition, and base offsets are all that the answer holds.
             ((_, outcomes, start),), topic = self._outcomes, self._topics[0][0]
             frames = produce.encode_successes(
                 request.api_version, topic, self._partitions[0], self._ids, outcomes, start
@@ -84,7 +84,7 @@ class _Answer:
             request.answer_frames(frames)
 
     def _results(self) -> bytes:
-        """The answers with what became of each batch by itself; errors are counted."""
+        """Return the answers with the outcome of each batch by itself; count the errors."""
         version, count, wait_ms = self._request.api_version, len(self._partitions), self.throttle_ms
         results: list[produce.ProducedPartition] = []
         for index, outcomes, start in sorted(self._outcomes, key=itemgetter(0)):
@@ -108,9 +108,9 @@ class _Answer:
 
 
 def serve_run(services: Services, client: Client, framer: RequestFramer) -> Request | None:
-    """Serve the run that lies next in the received bytes as one request; None when there is none.
+    """Serve the next run in the received bytes as one request; None when there is none.
 
-    What must be refused is in no run: `handle` says why.
+    Requests that must be refused are in no run: `handle` says why.
     """
     data, position = framer.rest
     target = produce.target_at(data, position)
@@ -120,7 +120,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
     partition = broker.open_to_producers(topic, number)
     if partition is None:
         return None
-    # Asked anew for every run: a right that was taken away ends with the next.
+    # Checked for every run: a right that was taken away ends with the next run.
     if not (access.everything or access.allows(_write(topic))):
         return None
     largest = partition.log.config.max_message_bytes
@@ -164,7 +164,7 @@ def handle(services: Services, received: Request, request: produce.ProduceReques
 
 
 def _refusal(request: produce.ProduceRequest, received: Request) -> BrokerError | None:
-    """Why the request as a whole cannot be served, if so."""
+    """Return why the request as a whole cannot be served; None if it can."""
     items, limit = len(request.topics) + len(request.batches), received.item_limit
     if items > limit:
         return errors.InvalidRequest(f"{items} topics and partitions in a request; {limit} are allowed")
@@ -198,7 +198,7 @@ PRODUCE = Api(
 def init_producer_id(call: Call[InitProducerIdRequest]) -> InitProducerIdResponse:
     if call.request.transactional_id is not None:
         return InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    # Random: brokers that count would give two producers the same id, and drop real messages as repeated.
+    # Random: brokers that count would give two producers the same id, and drop real messages as duplicates.
     return InitProducerIdResponse(
         error_code=ErrorCode.NONE, producer_id=secrets.randbits(63), producer_epoch=0
     )

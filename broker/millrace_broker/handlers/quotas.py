@@ -1,7 +1,7 @@
 """DescribeClientQuotas and AlterClientQuotas, v0 and v1: users' quotas as Kafka's own tools manage them.
 
-Only a broker with an authorizer takes quotas and has any. Left out: quotas of client ids and of IP
-addresses, which are what a client says or shares with others.
+Only a broker with an authorizer takes quotas and has any. Left out: quotas of client ids, which a client
+chooses itself, and of IP addresses, which it shares with others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace_broker.security.rights import CLUSTER, Need, Operation, ResourceTy
 M = TypeVar("M")
 USER = "user"
 EXACT, DEFAULT, ANY = 0, 1, 2
-"""How a filter of Kafka's matches."""
+"""Ways in which a filter of Kafka's matches."""
 MAX_NAME_CHARACTERS = 249
 _Entry = messages.AlterClientQuotasRequest.Entry
 
@@ -102,7 +102,7 @@ def alter_quotas(call: Call[messages.AlterClientQuotasRequest]) -> messages.Alte
 
 
 def _user(entry: _Entry) -> str | None:
-    """Whose quotas they are; None: everybody's."""
+    """Return the user whose quotas change; None for the default of all users."""
     if len(entry.entity) != 1 or entry.entity[0].entity_type != USER:
         raise InvalidRequest("quotas are by user: name one user, or the default of users, and nothing else")
     name = entry.entity[0].entity_name

@@ -1,11 +1,11 @@
 """AlterPartitionReassignments v0 and v1, ListPartitionReassignments v0, ElectLeaders v1 and v2.
 
-And Millrace's own ElectUnclean v0, which clients are not told of.
+And Millrace's own ElectUnclean v0, which is not listed to clients.
 
-Any broker takes them: ZooKeeper holds the replicas, and the leaders end what is begun here (KIP-455). All
-partitions of a topic change in one write. ElectLeaders elects preferred leaders only: an unclean election
+Any broker takes them: ZooKeeper holds the replicas, and the leaders complete what is begun here (KIP-455).
+All partitions of a topic change in one write. ElectLeaders elects preferred leaders only: an unclean election
 loses messages, so it takes a named replica and a reason (`millrace topics elect`). Left out: ElectLeaders v0,
-whose answer cannot say that all of it is refused.
+whose answer has no error for a request that is refused as a whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace_broker.partitions.reassignments import elect_preferred, elect_uncl
 from millrace_broker.security.rights import CLUSTER, Need, Operation
 
 Outcome = tuple[int, ErrorCode, str | None]
-"""Of a partition."""
+"""Number, error code and message of a partition."""
 _PREFERRED = 0
 
 
@@ -118,7 +118,7 @@ def elect_leaders(call: Call[messages.ElectLeadersRequest]) -> messages.ElectLea
     results = []
     for name, numbers in _once(wanted).items():
         outcomes = _outcomes(name, numbers, partial(elect, numbers=numbers), "electing the leaders of")
-        if request.topic_partitions is None:  # as in Kafka: of all partitions those of which something became
+        if request.topic_partitions is None:  # as in Kafka: only partitions that needed an election
             outcomes = [one for one in outcomes if one[1] != ErrorCode.ELECTION_NOT_NEEDED]
         results.append(
             Topic(
@@ -156,7 +156,7 @@ def elect_one_unclean(call: Call[ElectUncleanRequest]) -> ElectUncleanResponse:
 
 
 def _once(wanted: Iterable[tuple[str, Iterable[int]]]) -> dict[str, list[int]]:
-    """The partitions of each topic; InvalidRequest when something is named twice."""
+    """Return the partitions of each topic; InvalidRequest when a topic or partition is named twice."""
     topics: dict[str, list[int]] = {}
     for name, numbers in wanted:
         asked = list(numbers)
@@ -169,7 +169,7 @@ def _once(wanted: Iterable[tuple[str, Iterable[int]]]) -> dict[str, list[int]]:
 def _outcomes(
     name: str, numbers: Sequence[int], change: Callable[[str], dict[int, BrokerError]], what: str
 ) -> list[Outcome]:
-    """What became of each partition of a topic, which are changed together."""
+    """Change the partitions of a topic together; return the outcome of each."""
     code, reason, refused = outcome_of(lambda: change(name), f"{what} {name}")
     if refused is None:
         return [(number, code, reason) for number in numbers]

@@ -1,10 +1,10 @@
 """SaslHandshake v0 and v1, SaslAuthenticate v0 and v1: a client proves who it is, and proves it again.
 
-The handshake names a mechanism, SaslAuthenticate carries its bytes. SaslHandshake v0, behind which bytes
-would follow without a request around them, is told, because librdkafka looks for it, and refused. A login
-that fails is answered after FAILED_AFTER_S, always with the same words, and its connection closed. Where a
-login holds for a time only, SaslAuthenticate v1 tells it, and the client may prove again that it is the same;
-what it asks meanwhile is served.
+The handshake names a mechanism, SaslAuthenticate carries its bytes. SaslHandshake v0, after which bytes would
+follow without a request around them, is listed, because librdkafka looks for it, and refused. A login that
+fails is answered after FAILED_AFTER_S, always with the same words, and its connection closed. Where a login
+holds for a limited time, SaslAuthenticate v1 states that time, and the client may prove again that it is the
+same user; its other requests are served meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace_broker.security.rights import open_to_all
 
 log = logging.getLogger("millrace.security")
 FAILED_AFTER_S = 0.1
-"""Who guesses passwords waits this long for each."""
+"""Seconds that a client waits after each failed login, so that guessing passwords takes long."""
 _FAILED = "authentication failed: check user, password and mechanism"
 
 
@@ -51,7 +51,7 @@ def sasl_authenticate(
             error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message="send SaslHandshake v1 first, and once"
         )
     try:
-        if len(message) > MAX_FRAME_BYTES:  # also of who is in, and may send larger requests of other kinds
+        if len(message) > MAX_FRAME_BYTES:  # after a login, too, when other requests may be larger
             raise LoginFailed(f"with a message of {len(message)} bytes")
         if not exchange.slow or call.login_thread is None:
             return _answered(call, exchange, exchange.answer(message))
@@ -76,7 +76,7 @@ def sasl_authenticate(
 def _answered(
     call: Call[messages.SaslAuthenticateRequest], exchange: Exchange, answer: bytes
 ) -> messages.SaslAuthenticateResponse:
-    """What the client is sent; LoginFailed when it has not proved what it must."""
+    """Return the response to the client; LoginFailed when its proof fails."""
     client = call.received.client
     login = client.login
     assert login is not None, "the exchange is its"

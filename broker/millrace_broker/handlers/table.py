@@ -1,13 +1,13 @@
 """The table of APIs, and the one way from the bytes of a request to the bytes of its answer.
 
-Decodes, asks what the request needs and whether its client may, lets the API's handler work, encodes, counts
-the errors that the answer carries, and turns what was raised into an answer. An API or a version that is not
-offered has no response that its client could read: the connection is closed, as Kafka does it, and the log
-says why. Knows no sockets.
+Decodes a request, checks its client's rights to what it needs, runs the API's handler, encodes the answer,
+counts the errors in it, and turns raised errors into answers. An API or a version that is not offered has no
+response that its client could read: the connection is closed, as Kafka does it, and the log says why. Knows
+no sockets.
 
-A right is looked up here, before the handler runs. An API that lists what it was not asked for by name
-(`lists`) shows its client what `Call.only` lets through, and else nothing. Produce, Fetch and Metadata have
-ways of their own besides, for runs of requests, for what waited and for what is cached.
+A right is looked up here, before the handler runs. An API that lists names which the request did not name
+(`lists`) shows its client only what `Call.only` lets through. Produce, Fetch and Metadata also check rights
+in their own ways: for runs of requests, for requests that waited, and for cached answers.
 
 A handler runs on the loop, which nothing may keep waiting: it asks ZooKeeper nothing (of `Cluster` it reads
 snapshots only), calls of `PartitionLog` only what its head allows to the loop, and hashes no password. Such
@@ -60,60 +60,61 @@ R = TypeVar("R")
 T = TypeVar("T")
 A = TypeVar("A")
 Needs: TypeAlias = Callable[[M], Iterable[Need]]
-"""Says, of a decoded request alone, which rights it needs."""
+"""Returns the rights that a decoded request needs; looks at nothing else."""
 Answer: TypeAlias = tuple[bytes, list[int]]
-"""The body of a response, and the errors it carries."""
+"""The body of a response, and the errors in it."""
 InThread: TypeAlias = Callable[[Broker, Callable[[], Answer], Callable[[Future[Answer]], None]], None]
-"""One of the broker's: runs the first function in a thread, then the second on the loop with its outcome."""
+"""A method of the broker that runs the first function in a thread, then the second on the loop."""
 
 
 class Services(NamedTuple):
-    """What a broker's requests are served with."""
+    """The services that handlers use."""
 
     broker: Broker
     groups: Groups
     acls: AclStore | None = None
-    """Who may do what; None: everybody everything."""
+    """Access rules; None: every client may do everything."""
     users: Users | None = None
-    """Who logs in; None: nobody has to."""
+    """Users that log in; None: no client has to."""
     login_thread: LoginThread | None = None
-    """What looks at logins that take long; None: none does."""
+    """Checks logins that take long; None: all are checked on the loop."""
     quotas: QuotaStore | None = None
-    """How much users may take; None: as much as they like."""
+    """Quotas of the users; None: there are no limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api(Generic[A]):
-    """One API: the versions it serves, what a request of it needs, and what serves one.
+    """One API: the versions it serves, the rights that a request needs, and the function that serves a
+    request.
 
-    `serves` makes those that work with messages; the others read and write the bytes themselves.
+    `serves` makes the APIs that work with messages; the others read and write the bytes themselves.
     """
 
     key: ApiKey
     versions: range = range(0)
-    """The versions that clients are told of."""
+    """Versions that are listed to clients."""
     private_versions: range = range(0)
-    """Versions that are served, too, and that no client is told of."""
+    """Versions that are served, too, but not listed to clients."""
     decode: Callable[[Request], A]
-    """What the bytes of a request ask for; BrokerError when they do not fit."""
+    """Decodes the bytes of a request; BrokerError when they do not fit."""
     resolve: Callable[[Services, A], A] | None = None
     """Puts names in the place of ids; rights are looked up by name."""
     needs: Needs[A]
-    """The rights without which the handler does not run; `open_to_all` is served before a login, too."""
+    """Rights without which the handler does not run; `open_to_all` is served before a login, too."""
     by_item: Collection[ResourceType] = ()
-    """Refused resources of these types reach the handler, which answers each for itself; one of any other
-    type refuses the whole request."""
+    """Refused resources of these types reach the handler, which answers each for itself. A refused resource
+    of any other type refuses the whole request."""
     handle: Callable[[Services, Request, A, Refused], None]
     """Answers the request, at once or later, or raises BrokerError."""
     refusal: Callable[[int, ErrorCode, str, object], bytes | None]
-    """The body of a response, at a version, that says only the code and, if it can, the reason, and of a
-    request whose items are refused one by one, each of them; None where no response of that version can say
-    the code."""
+    """Returns the body of a response, at a version, with only the code and, if it has a field for it, the
+    reason. If the items of a request are refused one by one, it names each. None where no response of that
+    version can state the code."""
     serve_run: Callable[[Services, Client, RequestFramer], Request | None] | None = None
-    """Serves many requests that come next in a client's bytes as one; None when they are not of that kind."""
+    """Serves the next requests in a client's bytes as one; None when they are of another kind."""
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """Answer with the error; close the connection where no answer can say it."""
+        """Answer with the error; close the connection where no answer can state it."""
         if isinstance(error, RequestTooLarge):
             request.failed(error.code)
             close(request, str(error))
@@ -136,7 +137,7 @@ class Api(Generic[A]):
 
 
 class Call(Generic[M]):
-    """A decoded request, what it is served with, and the way its answer takes."""
+    """A decoded request with the services that serve it, and the way to its answer."""
 
     __slots__ = (
         *("_api", "_lists", "acls", "broker", "groups", "login_thread"),
@@ -149,7 +150,7 @@ class Call(Generic[M]):
         self.broker, self.groups, self.acls, self.users, self.login_thread, self.quotas = services
         self.received, self.request = received, request
         self.refused = refused
-        """What the request names and its client may not use, of the types that the API answers `by_item`."""
+        """Refused resources that the request names, of the types that the API answers `by_item`."""
         self._api, self._lists = api, lists
 
     @property
@@ -158,14 +159,14 @@ class Call(Generic[M]):
         return items_in(self.request, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT
 
     def check(self, resource: Resource) -> None:
-        """Raise what the client is answered if it may not use a resource that the API answers `by_item`."""
+        """Raise the client's error if it may not use a resource that the API answers `by_item`."""
         if resource in self.refused:
             raise rights.refusal(resource)
 
     def only(
         self, operation: Operation, type_: ResourceType, names: Iterable[str], instead: Resource | None = None
     ) -> Collection[str]:
-        """The names to which the client has this right; all if it has it to `instead`. On the loop."""
+        """Return the names to which the client has this right; all if it has it to `instead`. On the loop."""
         self._lists = False
         access = self.received.client.access
         other = None if instead is None else Need(operation, instead)
@@ -192,8 +193,8 @@ class Call(Generic[M]):
     def answer_from(self, thread: InThread, work: Callable[[], object]) -> None:
         """Send the response that `work` makes in a thread.
 
-        For a client that has gone by then it is not made: clients that come and go must not pile up work. The
-        thread's time counts for the user's quota as the loop's does.
+        If the client has gone by then, no response is made: clients that come and go must not pile up work.
+        The thread's time counts for the user's quota as the loop's does.
         """
         client, used_s = self.received.client, list[float]()
         client.working += 1
@@ -237,11 +238,11 @@ def serves(
     private: bool = False,
     key: ApiKey | None = None,
 ) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
-    """Makes an API of a function from the decoded request to the response; `key`: of the request's name.
+    """Make an API of a function from the decoded request to the response; `key` is by default the request's.
 
-    With `thread` it runs in a thread of the broker. Otherwise it may return None and bring the response
-    later, by `Call.answer` or `Call.answer_from`. Clients are not told of a `private` API. One that `lists`
-    what it was not asked for by name is answered only after it has used `Call.only`.
+    With `thread` the function runs in a thread of the broker. Otherwise it may return None and bring the
+    response later, by `Call.answer` or `Call.answer_from`. A `private` API is not listed to clients. One that
+    `lists` names which the request did not name is answered only after it has used `Call.only`.
     """
 
     key = api_of(request) if key is None else key
@@ -281,13 +282,13 @@ def in_thread(
     by_item: Collection[ResourceType] = (),
     key: ApiKey | None = None,
 ) -> Callable[[Callable[[Call[M]], R | None]], Api[M]]:
-    """As `serves`, in the thread for what waits for ZooKeeper or takes long."""
+    """Make an API as `serves` does, in the thread for work that waits for ZooKeeper or takes long."""
     thread = Broker.in_zookeeper_thread
     return serves(versions, request, response, needs=needs, by_item=by_item, thread=thread, key=key)
 
 
 class Handlers:
-    """Takes frames, hands requests to their API, answers with an error what no API takes."""
+    """Takes frames, hands requests to their API, and answers a request that no API takes with an error."""
 
     def __init__(self, services: Services, apis: Sequence[Api[Any]]) -> None:
         self._services = services
@@ -298,7 +299,7 @@ class Handlers:
         self._serve_run = [api.serve_run for api in apis if api.serve_run is not None]
 
     def serve_next(self, client: Client, framer: RequestFramer) -> Request | None:
-        """Serve what comes next in a client's bytes, one frame or a run of them; None: no frame is whole."""
+        """Serve the next frame in a client's bytes, or a run of frames; None: no frame is whole."""
         for serve_run in () if client.spare else self._serve_run:
             request = serve_run(self._services, client, framer)
             if request is not None:
@@ -322,7 +323,7 @@ class Handlers:
         if client.spare and not (api.key in _COPYING or api.needs is rights.open_to_all):
             close(request, "there are too many connections, so this one is for brokers (max_connections)")
             return request
-        if len(frame) > MIN_ITEM_LIMIT:  # a shorter one cannot have more
+        if len(frame) > MIN_ITEM_LIMIT:  # a shorter one cannot have more items
             request.item_limit = self._bound.item_limit()
         if api_key >= 2:  # Produce (0) and Fetch (1) need not know the client's name
             request.client_id = client_id(frame)
@@ -336,15 +337,15 @@ class Handlers:
             api.handle(self._services, request, asked, refused)
         except Exception as error:
             api.fail(request, error)
-        if request.parts is None and api.key != ApiKey.PRODUCE:  # whose batches are written in this turn
+        if request.parts is None and api.key != ApiKey.PRODUCE:  # its batches are written in this turn
             request.kept = max(0, len(frame) - REQUEST_BYTES)
-        # While it waits for its answer it must not keep the received bytes.
+        # While the request waits for its answer it must not keep the received bytes.
         request.frame = request.body = NOTHING
         return request
 
 
 def _too_early(client: Client, api: Api[Any]) -> str | None:
-    """Why a request cannot be served before a login, if so."""
+    """Return why a request cannot be served before a login; None if it can."""
     if api.needs is not rights.open_to_all:
         return "it has not logged in"
     if client.login is None or not client.login.may_ask():
@@ -353,7 +354,7 @@ def _too_early(client: Client, api: Api[Any]) -> str | None:
 
 
 def _refused(api: Api[A], request: Request, asked: A) -> Refused:
-    """What its client may not use of a request; raises where that refuses the whole of it."""
+    """Return the resources that the client may not use; raise if that refuses the whole request."""
     access = request.client.access
     needs = list(api.needs(asked))
     refused = access.refused(needs)
@@ -365,7 +366,7 @@ def _refused(api: Api[A], request: Request, asked: A) -> Refused:
 
 
 def write_down(request: Request, needs: Sequence[Need], refused: Refused) -> None:
-    """Record what is refused, and what is allowed where it changes something. From any thread."""
+    """Log the refused needs, and the allowed ones that change something. From any thread."""
     journal = request.client.access.journal
     if journal is None:
         return
@@ -386,7 +387,7 @@ def asker(request: Request) -> Asker:
 
 
 def named(request: Request) -> str:
-    """A request for the log: its API and version, and who sent it."""
+    """Return a request's API, version, client and principal, for the log."""
     key, client = request.api_key, request.client
     api = ApiKey(key).name if key in set(ApiKey) else f"API {key}"
     name = (request.client_id or client_id(request.frame))[:MAX_LOGGED_CHARACTERS]
@@ -402,13 +403,13 @@ def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:
     """Answer the request and count the errors; on the loop."""
     for code in errors:
         request.failed(code)
-    # A flexible response header ends with no tagged fields.
+    # A flexible response header ends with an empty list of tagged fields.
     header = b"\0" if is_flexible(request.api_key, request.api_version) else b""
     request.answer([body], header=header)
 
 
 def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None, T | None]:
-    """Do `work` for one item of a request; NONE and the result, or the code and the reason of what it raised.
+    """Do `work` for one item of a request; return NONE and its result, or the code and reason of its error.
 
     `what` names the work in the log.
     """
@@ -422,7 +423,7 @@ def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None,
 
 
 def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:
-    """Every error in a response: its own, and those of the items of its lists."""
+    """Yield every error in a response: its own, and those of the items of its lists."""
     own, lists = _error_fields(cast(Hashable, cls or type(message)))
     if own and message.error_code:
         yield message.error_code
@@ -433,7 +434,7 @@ def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:
 
 @cache
 def _error_fields(message: Any) -> tuple[bool, Sequence[tuple[str, type]]]:
-    """Whether a class of messages has an error, and its lists whose items have one somewhere."""
+    """Return whether a class of messages has an error, and its lists whose items have one somewhere."""
     items = [(name, field.item) for name, field in fields_of(message).items() if isinstance(field.item, type)]
     lists = [(name, item) for name, item in items if any(_error_fields(cast(Hashable, item)))]
     return "error_code" in fields_of(message), lists

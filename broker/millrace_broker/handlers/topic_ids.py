@@ -9,7 +9,7 @@ from millrace_broker.coordination.cluster import Cluster
 
 
 class TopicIds:
-    """Made anew for each snapshot that somebody asks of; for one thread."""
+    """Names by id, rebuilt for each new snapshot at its first look-up; for one thread."""
 
     def __init__(self) -> None:
         self._topics: Mapping[str, TopicState] | None = None

@@ -1,15 +1,16 @@
 """CreateTopics v2 to v7, DeleteTopics v1 to v6, CreatePartitions v0 to v3, DescribeLogDirs v1 to v4.
 
-Any broker takes changes; ZooKeeper decides who was first, and each broker deletes its own logs when it sees a
-topic gone. Partitions go round the live brokers, new ones also to those that joined later; leaders of the
-others do not move. A client may pick the brokers of each partition's replicas itself. A mirrored topic gets
-no partitions: its own stand for those of its origins. Topics also come to be by Metadata (`metadata`) and by
-the batch mirror (`mirror`).
+Any broker takes changes; ZooKeeper decides which came first, and each broker deletes its own logs when it
+sees a topic gone. Partitions are spread over the live brokers in turn, new ones also over those that joined
+later; leaders of existing partitions do not move. A client may choose the brokers of each partition's
+replicas itself. A mirrored topic gets no partitions: its own stand for those of its origins. Metadata
+(`metadata`) and the batch mirror (`mirror`) also create topics.
 
-From v5 on CreateTopics tells a client that may see them a new topic's settings (KIP-525), from v7 on its id.
-DeleteTopics v6 takes names or ids (KIP-516); to a client that may not describe a topic its id tells no name.
+From v5 on CreateTopics returns a new topic's settings to a client that may see them (KIP-525), from v7 on its
+id. DeleteTopics v6 takes names or ids (KIP-516); an id reveals no name to a client that may not describe the
+topic.
 
-DescribeLogDirs says how many bytes each partition takes on this broker's disk, and what room the volume has
+DescribeLogDirs returns the bytes that each partition takes on this broker's disk, and the room on the volume
 (KIP-827). A partition that is led elsewhere is left out, as in Kafka.
 """
 
@@ -80,7 +81,7 @@ def _created(
     *,
     validate_only: bool,
 ) -> messages.CreateTopicsResponse.Topic:
-    """What is said of a topic that was to be created, and how it is if the client may see that."""
+    """Return the answer for one topic, with its settings if it was created and the client may see them."""
     Topic, topic = messages.CreateTopicsResponse.Topic, call.broker.cluster.topics.get(name)
     may_see = call.received.client.access.allows(Need(Operation.DESCRIBE_CONFIGS, rights.topic(name)))
     if error_code or validate_only or topic is None:
@@ -129,7 +130,7 @@ def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.Create
 def _change_each(
     call: Call[Any], topics: Sequence[T], change: Callable[[T], None], what: str, result: Callable[..., R]
 ) -> tuple[R, ...]:
-    """Do `change` for each topic that is named and not refused; `result` says what became of it."""
+    """Do `change` for each topic that is named once and not refused; `result` makes its answer."""
     times = Counter(topic.name for topic in topics)
 
     def attempt(topic: T) -> None:
@@ -146,7 +147,7 @@ def _change_each(
 
 
 def _named(asked: messages.DeleteTopicsRequest) -> list[str]:
-    """What is to be deleted by its name: v6 has a list of its own for names and ids."""
+    """Return the topics to delete by name: v6 has a separate list for names and ids."""
     return [topic.name for topic in asked.topics if topic.name is not None] or list(asked.topic_names)
 
 
@@ -158,7 +159,7 @@ def _named(asked: messages.DeleteTopicsRequest) -> list[str]:
     by_item=_BY_TOPIC,
 )
 def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTopicsResponse:
-    """Delete the topics one after the other; those that are not there cost one look for all."""
+    """Delete the topics one after the other; one look-up finds all that do not exist."""
     names = dict.fromkeys(_named(call.request))
     there = call.broker.cluster.topic_names() if len(names) > 1 else names
     ids = dict.fromkeys(topic.topic_id for topic in call.request.topics if topic.name is None)
@@ -213,7 +214,7 @@ def _delete_by_id(
 def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.DescribeLogDirsResponse:
     Result = admin.DescribeLogDirsResponse.Result
     if call.refused:
-        # Said of a directory without a name, too: before v3 the response has no error of its own.
+        # Also stated for a directory without a name: before v3 the response has no error of its own.
         code = errors.ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         refused = Result(error_code=code, log_dir="", topics=())
         return admin.DescribeLogDirsResponse(error_code=code, results=(refused,))
@@ -228,7 +229,7 @@ def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.Describ
         volume = shutil.disk_usage(broker.config.log_dir)
         room = {"total_bytes": volume.total, "usable_bytes": volume.free}
     except OSError:
-        room = {}  # -1 each: nobody knows
+        room = {}  # -1 each: unknown
     none = errors.ErrorCode.NONE
     result = Result(error_code=none, log_dir=broker.config.log_dir, topics=sizes, **room)
     return admin.DescribeLogDirsResponse(results=(result,))

@@ -1,8 +1,8 @@
 """DescribeUserScramCredentials and AlterUserScramCredentials, v0: users as Kafka's own tools manage them.
 
 A client hashes the password itself: none is in a request. Only a broker with an authorizer takes users and
-tells them: without one whoever reaches it could. Another says that there are none. Where one change of a
-user can never be made, none is.
+describes them: without one any client that reaches it could. Another broker answers that there are none. If
+one change of a user is invalid, none of that user's changes is made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Change: TypeAlias = (
 )
 _NAMES = {number: name for name, number in MECHANISM_NUMBERS.items()}
 _MIN_SALT_BYTES, _MAX_SALT_BYTES = 12, 256
-"""A salt shorter than that could be kept, and its user could never log in: `scramp` refuses it."""
+"""Limits of a salt. A shorter one could be kept, but its user could never log in: `scramp` refuses it."""
 
 
 def _users(call: Call[M]) -> Users:
@@ -121,7 +121,7 @@ def alter_users(
 
 
 def _change(asked: Change) -> Callable[[Users], None]:
-    """What to do with the users; BrokerError when it cannot be done to any."""
+    """Return the change of the users that is asked for; BrokerError when it is invalid for any of them."""
     name, mechanism = asked.name, _NAMES.get(asked.mechanism)
     if mechanism is None:
         known = ", ".join(MECHANISM_NUMBERS)
