@@ -1,4 +1,4 @@
-"""Kafka's classic consumer groups: who is in them, who coordinates them, what they have committed."""
+"""Kafka's classic consumer groups: their members, their coordinators and their committed offsets."""
 
 from millrace_broker.groups.coordinator import Groups
 from millrace_broker.groups.group import Group, State

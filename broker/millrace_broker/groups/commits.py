@@ -1,9 +1,9 @@
 """The offsets one group commits, on their way to ZooKeeper: one write at a time, in the order they came.
 
-What comes while a write is under way is written together with the next one, the last offset of a partition
-alone. So a slow ZooKeeper makes writes larger, not the queue longer, and an older offset never follows a
-newer one. Whoever waits too long has to try again; what it committed may still be written. Before each write
-ZooKeeper is asked whether the topics are still those that were meant: what is known of them may be old.
+Offsets that come while a write is under way are written together with the next one; of each partition only
+the last. So a slow ZooKeeper makes writes larger, not the queue longer, and an older offset never follows a
+newer one. A client that waits too long has to try again; its offsets may still be written. Before each write
+ZooKeeper is asked whether the topics still have the ids in the offsets: the snapshot may be stale.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from millrace_broker.groups.work import Waiting, Work
 from millrace_broker.mailbox import Mailbox
 
 OFFSET_BYTES = 500
-"""Counted for an offset that waits, beside its metadata."""
+"""Bytes counted for an offset that waits, beside its metadata."""
 
 Offsets: TypeAlias = Mapping[TopicPartition, CommittedOffset]
 
 
 def check_topics(cluster: Cluster, offsets: Offsets) -> None:
-    """In a thread: TopicChanged unless every topic has the id that its offsets carry."""
+    """Raise TopicChanged unless every topic has the id in its offsets; in a thread."""
     ids = cluster.topic_ids({topic for topic, _ in offsets})
     for (topic, _), offset in offsets.items():
         if ids.get(topic) != offset.topic_id:
-            raise TopicChanged(f"topic {topic} was deleted or made anew")
+            raise TopicChanged(f"topic {topic} was deleted or recreated")
 
 
 class Commits:
@@ -57,7 +57,7 @@ class Commits:
         self._waiting: list[Waiting[ErrorCode]] = []
 
     def add(self, offsets: Offsets, answer: Callable[[ErrorCode], None]) -> None:
-        """Write these, too; `answer` hears what came of it, within a few seconds."""
+        """Queue these offsets, too; `answer` gets the outcome within a few seconds."""
         size = _size(offsets)
         if not self._memory.has_room(size):
             answer(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -69,7 +69,7 @@ class Commits:
             self._write_all()
 
     def drop(self, code: ErrorCode) -> None:
-        """Forget what is not being written yet; whoever waits for that is answered `code`."""
+        """Forget the offsets not being written yet, and answer their clients with `code`."""
         offsets, waiting = self._take()
         self._memory.add(-_size(offsets))
         for one in waiting:

@@ -5,10 +5,10 @@ memory only; a coordinator that takes a group over starts with none. Knows no so
 offsets, and does not look into what members send and leaders assign.
 
     Empty                no members
-    PreparingRebalance   members are asked, by the answers to their heartbeats, to join the next generation;
-                         it begins when all have, or when time is up, without those that have not
-    CompletingRebalance  every member has the generation; the leader is to bring the assignments
-    Stable               every member may ask what it was assigned
+    PreparingRebalance   the answers to heartbeats ask members to join the next generation; it begins when all
+                         have joined, or when time is up, without the missing members
+    CompletingRebalance  every member has the generation; the leader must bring the assignments
+    Stable               every member may ask for its assignment
     Dead                 not coordinated here any more
 """
 
@@ -27,11 +27,11 @@ from millrace_broker.groups.timing import Deadline, Memory
 from millrace_broker.mailbox import Mailbox
 
 GROUP_BYTES = 2_000
-"""Counted for a group itself, beside its members."""
+"""Bytes counted for a group itself, beside its members."""
 
 
 class State(StrEnum):
-    """Where a group is, as Kafka's tools call it."""
+    """The state of a group, by the names of Kafka's tools."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -61,7 +61,7 @@ class Group:
         return self.state is State.EMPTY and not self.members.expected
 
     def describe(self) -> messages.DescribedGroup:
-        """The group as it is now; its protocol, metadata and assignments only while it is stable."""
+        """Return the group as it is now; its protocol, metadata and assignments only while it is stable."""
         stable = self.state is State.STABLE
         members = tuple(
             messages.DescribedGroup.Member(
@@ -84,7 +84,7 @@ class Group:
         )
 
     def drop(self, code: ErrorCode) -> None:
-        """Coordinate it no longer: whoever waits is answered `code`. Final."""
+        """Stop coordinating it: every waiting request is answered with `code`. Final."""
         self.state = State.DEAD
         self._phase.cancel()
         self.members.clear(code)
@@ -103,9 +103,9 @@ class Group:
     ) -> None:
         """Take a member into the next generation; `answer` may have to wait for the others.
 
-        With `needs_id` a member without an id is only given one, to come back with: retries of a request
-        whose answer got lost would otherwise leave members behind that nobody is. With `may_skip` a leader
-        that comes back may be told that it leads and has nothing to assign.
+        With `needs_id` a member without an id only gets one, with which it must join again: else a retry of a
+        request whose answer got lost would leave a member behind that belongs to no client. With `may_skip` a
+        leader that comes back may be told that it leads and has nothing to assign.
         """
         code = self._refuse(request)
         if code:
@@ -130,7 +130,7 @@ class Group:
             return
         member = self.members[request.member_id]
         self._unsynced.discard(member.member_id)
-        member.refuse_sync(ErrorCode.REBALANCE_IN_PROGRESS)  # a request before this one
+        member.refuse_sync(ErrorCode.REBALANCE_IN_PROGRESS)  # an earlier request
         member.syncing = answer
         if self.state is State.STABLE:
             member.answer_sync(self._assigned_to(member))
@@ -140,7 +140,7 @@ class Group:
             self._assign({one.member_id: one.assignment for one in request.assignments})
 
     def _means_this_generation(self, request: messages.SyncGroupRequest) -> bool:
-        """False where a member of v5 names another protocol than was chosen (KIP-559)."""
+        """Return False where a member of v5 names another protocol than the chosen one (KIP-559)."""
         type_, name = request.protocol_type, request.protocol_name
         return type_ in (None, self.members.protocol_type) and name in (None, self._protocol)
 
@@ -179,15 +179,15 @@ class Group:
         return ErrorCode.NONE
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Whether this member may commit offsets now; who is no member may while there are none."""
-        if generation < 0 and self.state is State.EMPTY:  # whatever ids it has: clients send former ones
+        """Return NONE if this member may commit offsets now. Without any members, other clients may."""
+        if generation < 0 and self.state is State.EMPTY:  # any ids: clients send former ones
             return ErrorCode.NONE
         code = self._check(member_id, instance_id, generation)
         if code:
             return code
         if self.state is State.COMPLETING:
             return ErrorCode.REBALANCE_IN_PROGRESS
-        # While the next generation gathers, members may still commit what they have done in this one.
+        # While the next generation gathers, members may still commit the offsets of this one.
         self.members[member_id].alive()
         return ErrorCode.NONE
 
@@ -200,7 +200,7 @@ class Group:
         return code
 
     def abandon(self, answer: AnswerJoin | AnswerSync) -> None:
-        """The client that waited for this answer has gone: do not count on it before it comes back."""
+        """Do not count on the member until it returns: the client that waited for this answer has gone."""
         for member in self.members:
             if member.syncing is answer:
                 member.syncing = None
@@ -208,7 +208,7 @@ class Group:
             elif member.joining is answer:
                 member.joining = None
                 if member.is_new and member.instance_id is None:
-                    self._remove(member)  # nobody can come back as it
+                    self._remove(member)  # no client knows its id
                 else:
                     member.is_new = False
                     member.alive()
@@ -216,7 +216,7 @@ class Group:
     # Joining
 
     def _refuse(self, request: messages.JoinGroupRequest) -> ErrorCode:
-        """Why the request cannot be taken whoever sent it, or NONE."""
+        """Return why the request must be refused whichever member sent it, or NONE."""
         if self.state is State.DEAD:
             return ErrorCode.NOT_COORDINATOR
         shortest = self._config.group_min_session_timeout_ms
@@ -229,7 +229,7 @@ class Group:
         return ErrorCode.NONE if self._may_grow(growth) else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     def _may_grow(self, size: int) -> bool:
-        """Other groups may have taken all the memory: what replaces as much as it takes is never refused."""
+        """Return True if the group may take `size` more bytes; a group that does not grow always may."""
         return size <= 0 or self._memory.has_room(size)
 
     def _join_without_id(
@@ -295,7 +295,7 @@ class Group:
         *,
         may_skip: bool,
     ) -> None:
-        """A static member came back without its id: it goes on in the old one's place, which is fenced."""
+        """Put a static member that came back without its id in the place of the old one, which is fenced."""
         leader = self.members.leader
         self._unsynced.discard(old.member_id)
         self.members.remove(old, ErrorCode.FENCED_INSTANCE_ID, new_leader=member.member_id)
@@ -303,8 +303,8 @@ class Group:
         self.members.enter(member)
         member.alive()
         if self.state is State.STABLE and self.members.select_protocol() == self._protocol:
-            # If it leads it must not assign again: no other member would hear of it. Who cannot be told so
-            # (before KIP-814) is not told that it leads, and sees no new partitions.
+            # If it leads it must not assign again: no other member would get the assignments. A client from
+            # before KIP-814 is not told that it leads, and sees no new partitions.
             if may_skip and self.members.leader == member.member_id:
                 response = self._generation_for(member)
                 answer(replace(response, skip_assignment=True, members=self._said_to_leader()))
@@ -314,10 +314,10 @@ class Group:
             self._rejoin(member, request, answer)
 
     def _rejoin(self, member: Member, request: messages.JoinGroupRequest, answer: AnswerJoin) -> None:
-        """Let a member wait for the next generation, which begins when all do."""
+        """Let a member wait for the next generation, which begins when all members wait for it."""
         self.members.protocol_type = request.protocol_type
         self.members.update(member, request)
-        before = ErrorCode.REBALANCE_IN_PROGRESS  # to a request before this one
+        before = ErrorCode.REBALANCE_IN_PROGRESS  # to an earlier request
         member.answer_join(messages.JoinGroupResponse(error_code=before, member_id=member.member_id))
         member.joining = answer
         self._rebalance()
@@ -325,7 +325,7 @@ class Group:
     # Generations
 
     def _rebalance(self) -> None:
-        """Begin to gather the next generation, or see whether that is done."""
+        """Begin to gather the next generation, or check whether all have joined."""
         if self.state in (State.STABLE, State.COMPLETING):
             for member in self.members:
                 member.refuse_sync(ErrorCode.REBALANCE_IN_PROGRESS)
@@ -348,7 +348,7 @@ class Group:
         return max((member.rebalance_timeout_s for member in self.members), default=0.0)
 
     def _phase_over(self) -> None:
-        """Time is up for members to join, or to ask for what they were assigned."""
+        """End the phase: time is up for members to join, or to ask for their assignments."""
         if self.state is not State.PREPARING:
             for member_id in list(self._unsynced):
                 self._remove(self.members[member_id])
@@ -358,7 +358,7 @@ class Group:
             self._begin_generation()
 
     def _begin_generation(self) -> None:
-        """Everybody who joined is in; static members that did not stay until their sessions end."""
+        """Begin a generation with every member that joined; static members stay until their sessions end."""
         self._gathering_until = None
         for member in self.members:
             if member.joining is None and member.instance_id is None:
@@ -381,7 +381,7 @@ class Group:
             member.answer_join(self._generation_for(member))
 
     def _generation_for(self, member: Member, *, leader: str | None = None) -> messages.JoinGroupResponse:
-        """What a member hears of the generation; the leader, before it has assigned, of all members."""
+        """Return the generation as one member sees it; the leader sees all members until it has assigned."""
         members: tuple[messages.JoinGroupResponse.Member, ...] = ()
         if self.state is State.COMPLETING and member.member_id == self.members.leader:
             members = self._said_to_leader()
@@ -406,7 +406,7 @@ class Group:
         )
 
     def _assign(self, assignments: Mapping[str, bytes]) -> None:
-        """The leader has assigned: the generation is complete. Whom it left out gets nothing."""
+        """Complete the generation with the leader's assignments; a member without one gets nothing."""
         growth = sum(map(len, assignments.values())) - sum(len(member.assignment) for member in self.members)
         if not self._may_grow(growth):
             self.members[self.members.leader or ""].refuse_sync(ErrorCode.COORDINATOR_NOT_AVAILABLE)

@@ -1,7 +1,7 @@
-"""Who is in a group: its members, ids given out, who leads, what all have in common.
+"""The members of a group: their ids and those given out, the leader, the protocols that all have in common.
 
-Keeps count of the memory they take, and of the topics they read, so that OffsetDelete decodes nothing.
-Decides nothing about generations: that is group.py's.
+Counts the memory they take, and the topics they read, so that OffsetDelete decodes nothing. Decides nothing
+about generations: group.py does.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ T = TypeVar("T")
 AnswerJoin: TypeAlias = Callable[[JoinGroupResponse], None]
 AnswerSync: TypeAlias = Callable[[SyncGroupResponse], None]
 MEMBER_BYTES = 2_000
-"""Counted for a member itself, beside its metadata and its assignment: what its objects take, rounded up."""
+"""Bytes counted for a member itself, beside its metadata and its assignment: its objects, rounded up."""
 EXPECTED_BYTES = 500
-"""Counted for an id that was given out, beside the id: what its objects take, rounded up."""
+"""Bytes counted for an id that was given out, beside the id: the size of its objects, rounded up."""
 PROTOCOL_BYTES = 120
-"""Counted for a protocol of a member, beside its name and its metadata."""
+"""Bytes counted for a protocol of a member, beside its name and its metadata."""
 TOPIC_BYTES = 120
-"""Counted for a topic that a member reads, beside its name."""
+"""Bytes counted for a topic that a member reads, beside its name."""
 NEW_MEMBER_S = 300.0
-"""A new member's JoinGroup waits no longer: it has no id to send heartbeats with, so it may be long gone."""
+"""Longest wait of a new member's JoinGroup: it has no id to send heartbeats with, so it may be long gone."""
 MIN_REBALANCE_S = 1.0
-"""A rebalance lasts at least this long if members are missing, whatever they ask for. With no time at all, no
-member would ever bring an assignment, and the wait for those that are away would keep the loop busy."""
+"""Least time of a rebalance if members are missing, whatever they ask for. With no time at all, no member
+would ever bring an assignment, and the wait for missing members would keep the loop busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientName:
-    """How a client calls itself, and from where it speaks."""
+    """The `client.id` of a client, and its host."""
 
     client_id: str
     host: str
@@ -55,16 +55,16 @@ class Member:
     rebalance_timeout_s: float = 0.0
     protocols: Sequence[JoinGroupRequest.Protocol] = ()
     topics: frozenset[str] | None = frozenset()
-    """What it reads, by any of its protocols; None when that is unknown."""
+    """Topics that it reads, by any of its protocols; None when they are unknown."""
     said_bytes: int = 0
-    """What protocols and topics take, measured once: every assignment has all members counted again."""
+    """Bytes of protocols and topics, measured once: every assignment has all members counted again."""
     assignment: bytes = b""
     is_new: bool = True
-    """It has not been part of any generation yet."""
+    """True until it has been part of a generation."""
     joining: AnswerJoin | None = None
     syncing: AnswerSync | None = None
     bytes_held: int = 0
-    """As counted last, for the limit of all groups together."""
+    """Bytes as counted last, for the limit of all groups together."""
 
     @property
     def waiting(self) -> bool:
@@ -76,38 +76,38 @@ class Member:
         return MEMBER_BYTES + self.said_bytes + len(self.assignment) + sum(map(sys.getsizeof, names))
 
     def update(self, request: JoinGroupRequest) -> None:
-        """Take over what it says when it joins. The oldest clients (v0) have one timeout for both."""
+        """Take over the values of its JoinGroup. The oldest clients (v0) have one timeout for both."""
         timeout = request.rebalance_timeout
         self.session_timeout_s = request.session_timeout / 1000
         timeout = request.session_timeout if timeout < 0 else timeout
         self.rebalance_timeout_s = max(MIN_REBALANCE_S, timeout / 1000)
-        if request.protocols is not self.protocols:  # who joins anew is updated twice
+        if request.protocols is not self.protocols:  # a new member is updated twice
             self.topics = decode_subscriptions({protocol.metadata for protocol in request.protocols})
         self.protocols = request.protocols
         topics = sum(TOPIC_BYTES + sys.getsizeof(topic) for topic in self.topics or ())
         self.said_bytes = size_of(self.protocols) + topics
 
     def alive(self) -> None:
-        """Begin its session again: it was heard of."""
+        """Begin its session again: it sent a request."""
         self.session.set(NEW_MEMBER_S if self.is_new else self.session_timeout_s)
 
     def metadata(self, protocol: str) -> bytes:
-        """What it sent for `protocol`; empty when it does not support it."""
+        """Return its metadata for `protocol`; empty when it does not support it."""
         return next((one.metadata for one in self.protocols if one.name == protocol), b"")
 
     def vote(self, candidates: Collection[str]) -> str:
-        """The candidate it likes best; it supports every one of them."""
+        """Return its first choice among the candidates, all of which it supports."""
         return next(protocol.name for protocol in self.protocols if protocol.name in candidates)
 
     def answer_join(self, response: JoinGroupResponse) -> None:
-        """Answer its JoinGroup, if it waits for that, and begin its session again."""
+        """Answer its JoinGroup, if one waits, and begin its session again."""
         answer, self.joining = self.joining, None
         if answer is not None:
             self.alive()
             answer(response)
 
     def answer_sync(self, response: SyncGroupResponse) -> None:
-        """Answer its SyncGroup, if it waits for that, and begin its session again."""
+        """Answer its SyncGroup, if one waits, and begin its session again."""
         answer, self.syncing = self.syncing, None
         if answer is not None:
             self.alive()
@@ -128,7 +128,7 @@ class Members:
         self._static: dict[str, str] = {}  # instance id -> member id
         self._expected: dict[str, Deadline] = {}
         self._names: Counter[str] = Counter()  # of protocols: how many members support each
-        self._topics: Counter[str | None] = Counter()  # how many read each; None: nobody knows what they read
+        self._topics: Counter[str | None] = Counter()  # how many read each; None: members of unknown topics
 
     def __len__(self) -> int:
         return len(self._members)
@@ -147,7 +147,7 @@ class Members:
         return None if instance_id is None else self._members.get(self._static.get(instance_id, ""))
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """NONE when this is a member; FENCED_INSTANCE_ID when another holds its instance id."""
+        """Return NONE for a member; FENCED_INSTANCE_ID when another member holds its instance id."""
         if instance_id is not None and self._static.get(instance_id, member_id) != member_id:
             return ErrorCode.FENCED_INSTANCE_ID
         if member_id not in self._members or (instance_id is not None and instance_id not in self._static):
@@ -163,14 +163,14 @@ class Members:
         self.measure(member)
 
     def update(self, member: Member, request: JoinGroupRequest) -> None:
-        """Take over what a member says when it joins again."""
+        """Take over the values of a member that joins again."""
         self._uncount(member)
         member.update(request)
         self._count(member)
         self.measure(member)
 
     def remove(self, member: Member, code: ErrorCode, *, new_leader: str | None = None) -> None:
-        """Let a member go; what waits of it is answered `code`. If it led, nobody or `new_leader` does."""
+        """Remove a member and answer its waiting requests with `code`. If it led, `new_leader` does now."""
         del self._members[member.member_id]
         self._memory.members -= 1
         self._uncount(member)
@@ -184,7 +184,7 @@ class Members:
         member.session.cancel()
 
     def reads(self, topic: str) -> bool:
-        """True if a member reads the topic, or may read it."""
+        """Return True if a member reads the topic, or may read it."""
         return topic in self._topics or None in self._topics
 
     def _count(self, member: Member) -> None:
@@ -206,14 +206,14 @@ class Members:
         for member in self:
             self.remove(member, code)
 
-    # Ids that were given out, for members that are to come back with them
+    # Ids that were given out, with which members must come back
 
     @property
     def expected(self) -> int:
         return len(self._expected)
 
     def expect(self, member_id: str, deadline: Deadline) -> None:
-        """Remember an id until the deadline, which its owner sets."""
+        """Remember an id until the deadline, which the caller has set."""
         self._memory.add(EXPECTED_BYTES + sys.getsizeof(member_id))
         self._expected[member_id] = deadline
 
@@ -229,7 +229,7 @@ class Members:
     # Protocols
 
     def agree(self, request: JoinGroupRequest) -> bool:
-        """True if who asks to join supports a protocol that all others support, too."""
+        """Return True if the joining client supports a protocol that all other members support, too."""
         if not request.protocols or not request.protocol_type:
             return False
         known = self.get(request.member_id), self.static(request.group_instance_id)
@@ -243,14 +243,14 @@ class Members:
         )
 
     def select_protocol(self) -> str:
-        """The protocol most members like best, out of those that all support."""
+        """Return the protocol with the most votes of members, out of those that all support."""
         candidates = {name for name, supporters in self._names.items() if supporters == len(self)}
         votes = Counter(member.vote(candidates) for member in self._members.values())
         return votes.most_common(1)[0][0]
 
 
 def size_of(protocols: Iterable[JoinGroupRequest.Protocol]) -> int:
-    """The bytes that protocols take in memory; one byte of a name may take four."""
+    """Return the bytes that protocols take in memory; one byte of a name may take four."""
     return sum(
         PROTOCOL_BYTES + sys.getsizeof(protocol.name) + sys.getsizeof(protocol.metadata)
         for protocol in protocols
@@ -258,7 +258,7 @@ def size_of(protocols: Iterable[JoinGroupRequest.Protocol]) -> int:
 
 
 def _subtract(counts: Counter[T], counted: Iterable[T]) -> None:
-    """Forget what is counted no more: `Counter.subtract` would keep it."""
+    """Subtract, and forget what is counted no more: `Counter.subtract` would keep it."""
     for one in counted:
         counts[one] -= 1
         if not counts[one]:
@@ -266,5 +266,5 @@ def _subtract(counts: Counter[T], counted: Iterable[T]) -> None:
 
 
 def _names(protocols: Iterable[JoinGroupRequest.Protocol]) -> set[str]:
-    """A member may name a protocol twice."""
+    """Return the protocols' names, once each: a member may name a protocol twice."""
     return {protocol.name for protocol in protocols}

@@ -1,4 +1,4 @@
-"""What a group is given: time, by deadlines that move, and memory, by a count with a limit."""
+"""Time and memory of groups: deadlines that can be moved, and a count of bytes with a limit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from millrace_broker.mailbox import Mailbox, Timer
 
 MAX_BYTES = 64 << 20
-"""Of all groups together: 10,000 members with 4 KiB of metadata and assignment each."""
+"""Limit of all groups together: 10,000 members with 4 KiB of metadata and assignment each."""
 
 
 class Deadline:
     """Calls `passed` on the loop once its time is over; not set at first.
 
-    A heartbeat comes far more often than a session runs out, so moving a deadline later costs no timer: the
-    one that is set looks, when it is due, whether there is time left.
+    A heartbeat comes far more often than a session runs out, so moving a deadline later sets no new timer:
+    the running timer checks, when it is due, whether time is left.
     """
 
     __slots__ = ("_at", "_mailbox", "_passed", "_timer", "_timer_at")

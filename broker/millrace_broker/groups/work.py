@@ -1,8 +1,8 @@
-"""What blocks on ZooKeeper, in a few threads of its own; what came of it, on the loop.
+"""Work that blocks on ZooKeeper, in threads of its own; its outcome is handled on the loop.
 
-Commits and take-overs, what members ask, and what administrators ask have threads each, and wait for their
-own kind only. Bounded: a queue that is full takes nothing more, and a question is answered in time or not at
-all. Whoever asked hears exactly one of two functions, `done` or `failed`.
+Commits and take-overs, members' requests, and administrators' requests have separate threads, so that each
+kind waits only for its own. The queue is bounded, and a request is answered in time or refused. Of the
+caller's two functions, `done` and `failed`, exactly one is called.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger("millrace.groups.work")
 
 Failed: TypeAlias = Callable[[ErrorCode], None]
 WAIT_S = 5.0
-"""How long a client waits for ZooKeeper before it has to ask again: a third of what the cluster's own calls
-are given. Clients give up on a request after 30 s and more, but consume nothing while they wait."""
+"""Seconds that a client waits for ZooKeeper before it must ask again: a third of the limit of the cluster's
+own calls. Clients give up on a request only after 30 s and more, but consume nothing while they wait."""
 ITEM_S = 0.002
-"""A client that asks for many offsets or groups waits this long for each of them."""
+"""Seconds of wait for each item of a request for many offsets or groups."""
 MAX_WAIT_S = 25.0
-"""But no longer than this: clients give up after 30 s."""
+"""Longest wait in any case: clients give up after 30 s."""
 MAX_QUEUED = 2_000
-"""Pieces of work; a client that asks again every 100 ms while ZooKeeper is away must not pile them up."""
+"""Most pieces of work; a client that retries every 100 ms while ZooKeeper is away must not pile them up."""
 
 
 class Waiting(Generic[T]):
@@ -79,7 +79,7 @@ class Work:
                 answer = partial(done, work())
             except Exception as error:
                 answer = partial(failed, _code(error))
-            # Before the future is done: who waits for that may close the mailbox next.
+            # Before the future is done: a thread that waits for the future may close the mailbox next.
             self._mailbox.post(lambda: finished(answer))
 
         def finished(answer: Callable[[], None]) -> None:
@@ -92,24 +92,24 @@ class Work:
     def ask(
         self, question: Callable[[], T], done: Callable[[T], None], failed: Failed, *, items: int = 1
     ) -> None:
-        """As `run`, but a client waits as `Waiting` does; a question nobody waits for is not asked."""
+        """Run as `run` does, for a client that waits as in `Waiting`; skip the question if it gave up."""
         waiting = Waiting(self._mailbox, done, failed, items=items)
 
         def work() -> T:
             if not waiting.open:
-                raise BrokerError("nobody waits for the answer any more")
+                raise BrokerError("the client waits for the answer no longer")
             return question()
 
         self.run(work, waiting.succeed, waiting.fail)
 
     def close(self, within_s: float) -> None:
-        """Let the threads do what was asked for, for at most `within_s`; the loop has ended."""
+        """Let the threads finish their work, for at most `within_s`; the loop has ended."""
         wait(list(self._under_way), within_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _code(error: Exception) -> ErrorCode:
-    """What a client is answered: that it may ask again, unless the error says more."""
+    """Return the client's error: COORDINATOR_NOT_AVAILABLE, to retry, unless the error says more."""
     if not isinstance(error, BrokerError):
         log.error("work on consumer groups failed", exc_info=error)
         return ErrorCode.UNKNOWN_SERVER_ERROR
