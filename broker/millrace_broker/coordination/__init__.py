@@ -1,4 +1,4 @@
-"""All that ZooKeeper holds: brokers, topics, groups and offsets.
+"""The broker's data in ZooKeeper: brokers, topics, groups and offsets, users, rules and quotas.
 
 Decides nothing about what happens inside a partition.
 """

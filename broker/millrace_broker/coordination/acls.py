@@ -4,7 +4,7 @@
                                            operation, allow], ...]}
 
 Types, patterns and operations are Kafka's numbers. While ZooKeeper is away, and while the node is gone or
-cannot be read, the last snapshot holds. A broker with an authorizer does not start without one.
+unreadable, the last snapshot holds. A broker with an authorizer does not start without a snapshot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace_broker.security.acls import Acls, Pattern, Rule
 from millrace_broker.security.rights import Operation, Resource, ResourceType
 
 MAX_BYTES = 900_000
-"""Of the node: ZooKeeper takes 1 MB. About 8,000 rules."""
+"""Largest size of the node, about 8,000 rules: ZooKeeper takes 1 MB."""
 FORMAT = 1
 
 
@@ -28,7 +28,7 @@ class AclStore(WatchedNode[Acls]):
     """The registry, and the authorizer of a broker's clients: `allows` and `version` are for any thread."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Waits for ZooKeeper; MillraceError when it cannot be read: nobody would know who may do what."""
+        """Wait for ZooKeeper; MillraceError when it cannot be read: then no right could be decided."""
         path = f"/{cluster}/security/acls"
         super().__init__(session, path, "access control lists", _encoded(()), _decoded)
 
@@ -40,7 +40,7 @@ class AclStore(WatchedNode[Acls]):
         return self.value.allows(principal, host, operation, resource)
 
     def change(self, change: Callable[[Collection[Rule]], Iterable[Rule]]) -> None:
-        """Write what `change` makes of the rules; `change` may be called again. It holds here on return.
+        """Write the rules that `change` returns; it may be called again. They hold here on return.
 
         Waits for ZooKeeper. PolicyViolation when they become too many.
         """
@@ -64,7 +64,8 @@ def _encoded(rules: Iterable[Rule]) -> bytes:
 
 
 def _decoded(data: bytes) -> Acls:
-    """The rules; MillraceError when any cannot be read: without one that denies, others allow too much."""
+    """Return the rules; MillraceError for an unreadable one: without one that denies, others allow too
+    much."""
     try:
         kept = json.loads(data)
         if kept["version"] != FORMAT:

@@ -1,6 +1,6 @@
-"""The brokers of a cluster: how one is registered in ZooKeeper, and which count as alive.
+"""The brokers of a cluster: the registration of one in ZooKeeper, and the list of live ones.
 
-Owns what a broker's node holds. Reading and watching all of them is cluster.py's.
+Owns the content of a broker's node. cluster.py reads and watches all of them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from millrace.zookeeper.session import Session
 from millrace.zookeeper.topic_state import MAX_ENTRY_BYTES, REPLICATING, BrokerAddress
 
 PROTOCOL = REPLICATING
-"""What brokers of this release speak with each other."""
+"""Version of the protocol between brokers of this release."""
 Record = Mapping[str, Any]
-"""What a broker's node holds, as JSON: drawn in cluster.py."""
+"""Content of a broker's node, as JSON: drawn in cluster.py."""
 
 
 def address_in(record: Record) -> BrokerAddress:
-    """Where a broker is, and the rest, as its record says."""
+    """Return a broker's addresses, rack, directory and protocol, from its record."""
     listeners = {name: (host, port) for name, (host, port) in record.get("listeners", {}).items()}
     place = (record.get("rack", ""), record.get("directory", ""), record.get("protocol", 1))
     return BrokerAddress(record["host"], record["port"], listeners, *place)
 
 
 def stored_partitions(partitions: Iterable[TopicPartition]) -> dict[str, object]:
-    """What a broker's record says of the partitions it stores: their number, and ranges by topic.
+    """Return the partitions that a broker stores, for its record: their number, and ranges by topic.
 
     `{"partitions": 5, "topics": {"PageView": "0-3", "audit": "2"}}`; `topics` is None when that would not fit
     into a ZooKeeper node.
@@ -45,7 +45,7 @@ def stored_partitions(partitions: Iterable[TopicPartition]) -> dict[str, object]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers as text: 0-3,7."""
+    """Return rising numbers as text: 0-3,7."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
@@ -58,7 +58,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def register(session: Session, path: str, record: Record) -> Record | None:
     """Have this broker's ephemeral node hold `record`; None, or the record of the broker that has the id.
 
-    What a broker that cannot run any more has left is replaced, though its session has not expired yet.
+    The node of a broker that certainly no longer runs is replaced, though its session has not expired yet.
     """
     data = json.dumps(record).encode()
     while True:
@@ -94,24 +94,24 @@ def _is_dead(holder: Record, ours: Record) -> bool:
         return True  # our own, of a session that we have lost
     if holder["machine"] != ours["machine"]:
         return False
-    # We listen on our own address, so nobody else does; and a live broker's port is never refused.
+    # We listen on our own address, so no other process does; and a live broker's port is never refused.
     bound = _bound(holder)
     return bound == _bound(ours) or listens(*bound) is False
 
 
 def has_ended(holder: Record) -> bool:
-    """True if the broker ran on this machine and its port refuses connections."""
+    """Return True if the broker ran on this machine and its port refuses connections."""
     return holder["machine"] == socket.gethostname() and listens(*_bound(holder)) is False
 
 
 def _bound(record: Record) -> tuple[str, int]:
-    """The address a broker has on its machine; what it tells clients may lead to something before it."""
+    """Return a broker's address on its machine; its advertised address may lead to a proxy before it."""
     host, port = record.get("bound", (record["host"], record["port"]))
     return host, port
 
 
 def listens(host: str, port: int) -> bool | None:
-    """Whether a server accepts connections there; None when nothing can be told."""
+    """Return True if a server accepts connections there, False if it refuses them, None when unknown."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except ConnectionRefusedError:
@@ -122,19 +122,19 @@ def listens(host: str, port: int) -> bool | None:
 
 
 class Registration(NamedTuple):
-    """A broker's record, and the ZooKeeper session that it goes with."""
+    """A broker's record, and the ZooKeeper session of its node."""
 
     record: Record
     session: int
 
 
 class Presence:
-    """Which brokers one member of the cluster counts as alive, also while ZooKeeper comes back.
+    """The brokers that one member of the cluster counts as alive, also while ZooKeeper comes back.
 
     A ZooKeeper that was away for longer than a session has forgotten every broker, and each is listed again a
-    moment later. Clients that ask in between must not hear that the others are gone: some then forget them,
-    the coordinator of their group included. So whoever lost its own session goes on listing the brokers it
-    knew, until each is registered again or as long as a session lasts.
+    moment later. A client that asks in between must not learn that the others are gone: some clients then
+    forget them, the coordinator of their group included. So a broker that lost its own session goes on
+    listing the brokers it knew, until each is registered again, but no longer than a session lasts.
     """
 
     def __init__(self, grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -145,7 +145,7 @@ class Presence:
         self._until = 0.0
 
     def alive(self, session: int, registered: Mapping[int, Registration]) -> dict[int, BrokerAddress]:
-        """By id, the brokers that are registered, all read in this session of ours, and those awaited."""
+        """Return the brokers registered in this session of ours and those awaited, by id."""
         if session != self._session:
             self._session, self._until = session, self._clock() + self._grace_s
             self._awaited = self._listed
@@ -153,7 +153,7 @@ class Presence:
         self._awaited = {
             broker: before
             for broker, before in self._awaited.items()
-            # One that is as it was may be about to go: only a new registration says that a broker is back.
+            # An unchanged registration may be about to end: only a new one shows that its broker is back.
             if waiting and registered.get(broker, before).session == before.session
         }
         self._listed = {**self._awaited, **registered}
@@ -162,5 +162,5 @@ class Presence:
         }
 
     def wait_s(self) -> float | None:
-        """How long brokers are still awaited; None when nobody is."""
+        """Return the seconds for which brokers are still awaited; None when none is."""
         return max(0.0, self._until - self._clock()) if self._awaited else None

@@ -1,21 +1,21 @@
-"""What the brokers of one cluster know together: who is alive, which topics there are, who leads what.
+"""The shared knowledge of one cluster's brokers: live brokers, topics, and the leaders of partitions.
 
-Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is
-a compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups.
-Every method that asks ZooKeeper waits for it, so it is for a thread; the snapshots are for anybody.
+Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is a
+compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups. Every
+method that asks ZooKeeper waits for it, so it is for a thread; the snapshots are for any thread.
 
 Brokers delete the logs of topics that a snapshot has lost, so only a topic whose entry is really gone may be
 missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.
 
     /<cluster>/id                persistent  drawn once, see cluster_id.py of `wire`
-    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port": where clients find it,
+    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port": its address for clients,
                                               "listeners": {name: [host, port]} for clients of each,
-                                              "bound": [host, port] that it has on its machine,
+                                              "bound": [host, port], its address on its machine,
                                               "directory": id of its log directory,
-                                              "rack", "protocol": see state.BrokerAddress,
+                                              "rack", "protocol": see topic_state.BrokerAddress,
                                               "machine", "boot": id of this registration,
                                               "partitions", "topics": see brokers.stored_partitions}
-    /<cluster>/topics/<topic>    persistent  see state.py
+    /<cluster>/topics/<topic>    persistent  see topic_state.py of `zookeeper`
     /<cluster>/directories/<id>  persistent  see directories.py
     /<cluster>/clock             persistent  written for ZooKeeper's stamp, holds nothing
 """
@@ -71,7 +71,7 @@ class Cluster:
         self._id, self._ids, self._topics, self._clock = (
             f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics", "clock")
         )
-        self._own: tuple[int, Record] | None = None  # our broker's id, and what never changes of its record
+        self._own: tuple[int, Record] | None = None  # our broker's id, and the constant part of its record
         self._stored = stored_partitions(())
         self._registered: Mapping[int, Registration] = {}
         self._presence = Presence(session.timeout_ms / 1000)
@@ -91,7 +91,7 @@ class Cluster:
         identity: str = "",
         default_replicas: int = 1,
     ) -> Cluster:
-        """Its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there.
+        """Return its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there.
 
         The first mirrored partitions of a topic get `default_replicas`.
         """
@@ -111,7 +111,7 @@ class Cluster:
     def _open(self) -> None:
         for path in (self._ids, self._topics, f"/{self.name}/consumers"):
             self._call(self._client.ensure_path_async, path)
-        if self.session.get(self._id) is None:  # who may only read is refused, also where nothing is to do
+        if self.session.get(self._id) is None:  # a session that may only read could not create it
             with suppress(NodeExistsError):
                 self._call(self._client.create_async, self._id, new_cluster_id(self.name).encode())
         self.cluster_id = self._call(self._client.get_async, self._id)[0].decode()
@@ -120,10 +120,10 @@ class Cluster:
         self._watcher.start()
 
     def close(self) -> None:
-        """Leave: the broker's registration ends with the session. Twice is harmless."""
+        """Leave: the broker's registration ends with the session. A second call does nothing."""
         self._closed.set()
         self._wake.set()
-        self.session.close()  # before the watcher is waited for: it may be asking a ZooKeeper that is gone
+        self.session.close()  # before joining the watcher, which may be asking a ZooKeeper that is gone
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(OPERATION_SECONDS)
 
@@ -135,14 +135,14 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of its live brokers, as clients take them; MillraceError when there is none."""
+        """The addresses of its live brokers, as clients take them; MillraceError without one."""
         if not self.brokers:
             raise MillraceError(f"no broker of cluster {self.name} is alive: start one")
         return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
 
     @property
     def is_connected(self) -> bool:
-        """False while ZooKeeper is away: what is known may be old. From any thread."""
+        """False while ZooKeeper is away: the snapshots may be stale. From any thread."""
         return bool(self.session.client.connected)
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -154,11 +154,11 @@ class Cluster:
     def register_broker(
         self, broker_id: int, address: BrokerAddress, bound: tuple[str, int] | None = None
     ) -> None:
-        """List this broker as alive at an address it listens on already; stays so after lost sessions.
+        """List this broker as alive at an address it listens on already; it stays listed after lost sessions.
 
-        `bound` is the address on this machine, if that is another one. MillraceError when a live broker holds
-        the broker's id. What a dead one left is taken over: at once when it ran on this machine, else when
-        its session has expired.
+        `bound` is the address on this machine, if different. MillraceError when a live broker holds the
+        broker's id. The registration of a dead broker is replaced: at once when it ran on this machine, else
+        when its session has expired.
         """
         host, port = address.host, address.port
         own = {
@@ -199,10 +199,10 @@ class Cluster:
         )
 
     def store(self, partitions: Iterable[TopicPartition]) -> None:
-        """Say in this broker's record which partitions it stores; now, or once it is registered."""
+        """State in this broker's record which partitions it stores; now, or once it is registered."""
         self._stored = stored_partitions(partitions)
         if self._own is not None:
-            self._mark(self._ids)  # the watcher sees that what is recorded is not what should be
+            self._mark(self._ids)  # the watcher corrects the record
 
     def _register(self, broker_id: int, own: Record) -> Record | None:
         return register(self.session, f"{self._ids}/{broker_id}", {**own, **self._stored})
@@ -239,9 +239,9 @@ class Cluster:
         replicas: int = 1,
         assigned: Sequence[Replicas] = (),
     ) -> TopicState:
-        """A new topic, its partitions spread over the live brokers.
+        """Create and return a new topic, its partitions spread over the live brokers.
 
-        Raises InvalidTopic, TopicAlreadyExists, or what `new_topic` raises. A topic of mirrored partitions
+        Raises InvalidTopic, TopicAlreadyExists, or the errors of `new_topic`. A topic of mirrored partitions
         starts with none: `allocate_mirrors` adds them.
         """
         check_topic_name(name)
@@ -259,7 +259,7 @@ class Cluster:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Forget a topic; UnknownTopicOrPartition when there is none. Its brokers delete its logs."""
+        """Delete a topic's entry; UnknownTopicOrPartition without one. Its brokers then delete its logs."""
         self._check_identity()
         path = self._topic(name)
         if self.session.get(path) is None:
@@ -270,10 +270,9 @@ class Cluster:
         self._reread(self._topics, self._topic(name))
 
     def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
-        """Replace a topic by what `change`, called once or several times, makes of it: compare-and-set.
+        """Replace a topic by the result of `change`, called once or several times: compare-and-set.
 
-        The topic that is returned says its node's version. Raises UnknownTopicOrPartition, or what `change`
-        raises.
+        The returned topic has its node's version. Raises UnknownTopicOrPartition, or the errors of `change`.
         """
         self._check_identity()
         changed = None
@@ -287,17 +286,18 @@ class Cluster:
                     written = self._call(self._client.set_async, path, data, state.version)
                     changed = replace(changed, version=written.version)
             except (BadVersionError, NoNodeError):
-                continue  # somebody else was faster
+                continue  # another writer was faster
             self._reread(self._topics, self._topic(name))
             return changed
 
     def allocate_mirrors(
         self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
     ) -> dict[Origin, int]:
-        """The target partition of each origin partition: the one it has, or a new one, never reused.
+        """Return the target partition of each origin partition: its present one, or a new one, never reused.
 
-        All in one write; a missing topic is created. OriginRecreated when one was allocated before under
-        another topic id, unless `recreated` says so; PolicyViolation when the topic has ordinary partitions.
+        All change in one write; a missing topic is created. OriginRecreated when an origin was allocated
+        before under another topic id, unless `recreated` allows it; PolicyViolation when the topic has
+        ordinary partitions.
         """
 
         def add(state: TopicState) -> TopicState:
@@ -319,14 +319,14 @@ class Cluster:
                     self.create_topic(topic, 0, {})
 
     def topic_names(self) -> frozenset[str]:
-        """The topics that ZooKeeper has now: one look at it, whatever they hold; for a thread."""
-        self._call(self._client.sync_async, self._topics)  # a server that lags behind would not know it yet
+        """Return the topics that ZooKeeper has now, by one look-up; for a thread."""
+        self._call(self._client.sync_async, self._topics)  # a server that lags behind would miss new ones
         return frozenset(self._children(self._topics))
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
-        """The id that each of these topics has now, of those that there are; for a thread.
+        """Return the present id of each of these topics that exists; for a thread.
 
-        The snapshot may lag behind, and tells the id of a topic only if that has still the same node.
+        The snapshot may lag behind: it gives the id of a topic only if the topic still has the same node.
         """
         paths = {self._topic(name): name for name in names}
         stats = {paths[path]: stat for path, stat in self.session.stats(paths).items()}
@@ -338,7 +338,7 @@ class Cluster:
         return ids
 
     def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
-        """True if ZooKeeper holds no such topic, or another of its name; False when that is unreadable."""
+        """Return True if ZooKeeper holds no topic of that name and id; False when the entry is unreadable."""
         self._check_identity()
         try:
             return self._read_topic(name).topic_id != topic_id
@@ -349,7 +349,7 @@ class Cluster:
             return False
 
     def _topic(self, name: str) -> str:
-        """A topic's node; UnknownTopicOrPartition for a name that no topic can have, such as a path."""
+        """Return a topic's path; UnknownTopicOrPartition for a name that no topic can have."""
         try:
             check_topic_name(name)
         except InvalidTopic as error:
@@ -368,7 +368,8 @@ class Cluster:
     # Snapshots
 
     def holds(self, topic: str, partition: int, topic_id: uuid.UUID) -> bool:
-        """True if ZooKeeper itself, not only the snapshot, has the partition of that topic; for a thread."""
+        """Return True if ZooKeeper itself, not only the snapshot, has that topic's partition; for a
+        thread."""
         path = f"{self._topics}/{topic}"
         self._call(self._client.sync_async, path)
         self._check_identity()
@@ -379,11 +380,11 @@ class Cluster:
         return found.topic_id == topic_id and partition in found.partitions
 
     def confirm(self) -> None:
-        """Have in the snapshots whatever was written anywhere before this call; for a thread.
+        """Bring every write made anywhere before this call into the snapshots; for a thread.
 
         MillraceError when ZooKeeper does not answer, or was wiped.
         """
-        self._call(self._client.sync_async, self._topics)  # a server that lags behind would not know it yet
+        self._call(self._client.sync_async, self._topics)  # a server that lags behind would miss new ones
         self._reread(None)
 
     def _mark(self, *paths: str | None) -> None:
@@ -393,7 +394,7 @@ class Cluster:
         self._wake.set()
 
     def _reread(self, *paths: str | None) -> None:
-        """Own changes are in the snapshot before the call that made them returns."""
+        """Read nodes again: own changes are in the snapshot before the call that made them returns."""
         self._mark(*paths)
         self._refresh()
 
@@ -418,7 +419,7 @@ class Cluster:
             try:
                 self._refresh()
                 self._stay_registered()
-            except Exception as error:  # the registries must stay watched whatever one reading meets
+            except Exception as error:  # one failed reading must not end the watch
                 if self._closed.is_set():
                     return
                 log.warning("cluster %s: cannot read its registries: %s", self.name, error)
@@ -450,17 +451,17 @@ class Cluster:
     def _read(
         self, dirty: set[str | None]
     ) -> tuple[int, Mapping[int, Registration], Mapping[str, TopicState]]:
-        """Our session, the brokers and the topics; what was read over the end of a session is read again."""
+        """Return our session, the brokers and the topics, all read within one session."""
         while True:
             session = self.session.id
             registered = self._read_brokers() if dirty & {None, self._ids} else self._registered
             topics = self._read_topics(dirty)
-            self._check_identity()  # last: what was read before it is of this cluster, then
+            self._check_identity()  # last: it proves that all of this was read from this cluster
             if session and session == self.session.id:
                 return session, registered, topics
 
     def _check_identity(self) -> None:
-        """MillraceError when ZooKeeper does not hold this cluster any more."""
+        """Raise MillraceError when ZooKeeper no longer holds this cluster."""
         node = self.session.get(self._id)
         if node is None or node[0].decode() != self.cluster_id:
             raise MillraceError(

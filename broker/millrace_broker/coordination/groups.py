@@ -1,7 +1,8 @@
-"""What ZooKeeper holds of consumer groups: kinds, members, owners, coordinators and committed offsets.
+"""Consumer groups in ZooKeeper: kinds, members, owners, coordinators and committed offsets.
 
-Owns these nodes, what is in them and which of their changes go together. All methods of the registry block:
-call them from threads. Does not decide who owns or coordinates what, and knows only names and ids of topics.
+Owns these nodes, their content, and which of their changes go together. All methods of the registry block:
+call them from threads. Does not decide which broker or consumer coordinates or owns, and knows only names and
+ids of topics.
 
     /<cluster>/consumers/<group>                             persistent  {"kind": "streams" | "classic"}
     /<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent  see encode_offset
@@ -11,11 +12,11 @@ call them from threads. Does not decide who owns or coordinates what, and knows 
     /<cluster>/consumers/<group>/tenure-<session>-<random>   ephemeral   empty; goes with `coordinator`
 
 Names are percent-encoded, because groups and consumers may have any. A write is fenced by checks in the same
-transaction. They prove more than "the node is there", because the same node may be somebody else's by then:
-a consumer's id is new with every registration, and so is the name of a coordinator's tenure. Every new
-coordinator rewrites the group's node, so that node's version counts the coordinators. The count alone is no
-fence, because it begins again when a group is deleted and made anew. Brokers of versions without tenures keep
-to the other nodes.
+transaction. They prove more than that the node exists, because the same node may belong to another client or
+broker by then: a consumer's id is new with every registration, and so is the name of a coordinator's tenure.
+Every new coordinator rewrites the group's node, so that node's version counts the coordinators. The count
+alone is no fence, because it begins again when a group is deleted and recreated. Brokers of versions without
+tenures use only the other nodes.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from millrace.records.topic_partition import TopicPartition
 from millrace.zookeeper.session import Session
 
 MAX_PART_BYTES = 500_000
-"""Of one transaction: the server closes the connection on a request of 1 MiB."""
+"""Most bytes of one transaction: the server closes the connection on a request of 1 MiB."""
 CHANGE_BYTES = 100
-"""A change takes at most this much beside its path and its data."""
+"""Most bytes that a change takes beside its path and its data."""
 TRIES = 20
-"""Of a transaction whose nodes others create or delete at the same time."""
+"""Most tries of a transaction whose nodes others create or delete at the same time."""
 
 _CONFLICTS = (NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 
 
 class GroupKind(StrEnum):
-    """Whose members a group has: consumers of `millrace_consumer`, or of Kafka's classic group protocol."""
+    """Kind of a group's members: consumers of `millrace_consumer`, or of Kafka's classic group protocol."""
 
     STREAMS = "streams"
     CLASSIC = "classic"
@@ -56,10 +57,10 @@ class GroupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedOffset:
-    """The next offset to read, and of which life of the topic it is.
+    """The next offset to read, with the id of the topic that it belongs to.
 
     A negative offset is kept as clients commit it, and stands for none: a reader then begins by its own rule.
-    A topic that was deleted and created again has other messages there: see `current_offsets`.
+    A topic that was deleted and recreated has other messages there: see `current_offsets`.
     """
 
     offset: int
@@ -71,7 +72,7 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsMember:
-    """One registered consumer: topic -> how many streams it reads it with."""
+    """One registered consumer: topic -> the number of streams with which it reads the topic."""
 
     topics: Mapping[str, int]
     host: str
@@ -79,21 +80,21 @@ class StreamsMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """What must still hold when something is written: versions of nodes, -1 meaning that it exists."""
+    """Conditions under which a write may happen: versions of nodes, -1 meaning that the node exists."""
 
     checks: tuple[tuple[str, int], ...]
     broken: type[errors.NotCoordinator] | type[NotOwner]
     group_czxid: int = 0
-    """Of a coordinator's: the transaction that created the group."""
+    """In a coordinator's fence: the transaction that created the group."""
 
     def follows(self, former: Fence) -> bool:
-        """Of two fences of the same coordinator: True if nobody else coordinated in between."""
+        """Compare two fences of one coordinator: True if no other broker coordinated in between."""
         coordinators = self.checks[0][1] - former.checks[0][1]
         return self.group_czxid == former.group_czxid and 0 <= coordinators <= 1
 
 
 class NotOwner(errors.MillraceError):
-    """The consumer's registration is gone, and with it what it owned: nothing of it may be written."""
+    """The consumer's registration is gone, and its ownership with it: it may write nothing."""
 
 
 class ConsumerRegistry:
@@ -103,7 +104,7 @@ class ConsumerRegistry:
         self._session, self._client, self._call = session, session.client, session.call
         self._cluster = cluster
         self._root = f"/{cluster}/consumers"
-        self._seen: set[str] = set()  # offset nodes that were there once: most commits need not ask
+        self._seen: set[str] = set()  # offset nodes seen once: most commits need no look-up
 
     # Groups
 
@@ -111,7 +112,7 @@ class ConsumerRegistry:
         return {unquote(name) for name in self._session.children(self._root)}
 
     def count(self) -> int:
-        """The number of groups, without reading their names."""
+        """Return the number of groups, without reading their names."""
         root = self._session.get(self._root)
         return 0 if root is None else int(root[1].numChildren)
 
@@ -119,12 +120,12 @@ class ConsumerRegistry:
         return self.kinds(self.names())
 
     def kinds(self, groups: Iterable[str]) -> dict[str, GroupKind]:
-        """The kinds of those of the groups that are there; asked for all at once."""
+        """Return the kinds of the groups that exist; all are read at once."""
         nodes = self._session.read_all(map(self._group, self._among(groups)))
         return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}
 
     def _among(self, groups: Iterable[str]) -> set[str]:
-        """The groups to ask for: of more names than there are groups, only those that are there."""
+        """Return the groups to look up: of more names than there are groups, only the existing ones."""
         asked = set(groups)
         return asked & self.names() if len(asked) > 1 and self.count() < len(asked) else asked
 
@@ -151,14 +152,14 @@ class ConsumerRegistry:
             )
 
     def delete_group(self, group: str, *, fence: Fence | None = None) -> None:
-        """Forget a group with all its offsets; its coordinator's node, under `fence`, goes with it.
+        """Delete a group with all its offsets, and its coordinator's node under `fence`.
 
-        UnknownGroup when there is none; GroupNotEmpty when a consumer is registered or a partition owned;
-        NotCoordinator when there is a coordinator that the fence is not of.
+        UnknownGroup without the group; GroupNotEmpty when a consumer is registered or a partition owned;
+        NotCoordinator when the coordinator is not the one of `fence`.
         """
         path = self._group(group)
         for _ in range(TRIES):
-            nodes = self._tree(path)  # first: what comes after the questions must not be deleted
+            nodes = self._tree(path)  # first: nodes created after the checks must not be deleted
             self._check_unused(group, fence)
             last = {path, *(check for check, _ in fence.checks)} if fence is not None else {path}
             if self._delete_all(sorted(nodes, key=last.__contains__), fence):
@@ -166,7 +167,7 @@ class ConsumerRegistry:
         raise errors.GroupNotEmpty(f"group {group!r} is in use: stop its consumers first")
 
     def _check_unused(self, group: str, fence: Fence | None) -> None:
-        """Refuse a change of a group that is not there, has consumers, or is another coordinator's."""
+        """Refuse a change of a group that does not exist, has consumers, or has another coordinator."""
         if self.kind(group) is None:
             raise self._unknown(group)
         if self._session.children(f"{self._group(group)}/ids") or self.owners(group):
@@ -185,13 +186,13 @@ class ConsumerRegistry:
     def offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What is committed, of these partitions or of all; see also `current_offsets`."""
+        """Return the committed offsets of these partitions, or of all; see also `current_offsets`."""
         return self.offsets_of({group: partitions}).get(group, {})
 
     def offsets_of(
         self, groups: Mapping[str, Iterable[TopicPartition] | None]
     ) -> dict[str, dict[TopicPartition, CommittedOffset]]:
-        """The offsets of each of the groups that are there, as `offsets`; asked for all at once."""
+        """Return the offsets of each existing group, as `offsets` does; all are read at once."""
         asked = {f"{self._group(group)}/offsets": groups[group] for group in self._among(groups)}
         paths = self._leaves({directory: None for directory, named in asked.items() if named is None})
         paths += [path for directory, named in asked.items() for path in _nodes(directory, named or ())]
@@ -203,7 +204,7 @@ class ConsumerRegistry:
         return offsets
 
     def committed(self, groups: Mapping[str, Collection[str]]) -> dict[str, set[TopicPartition]]:
-        """The partitions of these topics of which each group has committed something."""
+        """Return the partitions of these topics for which each group has committed an offset."""
         named = {f"{self._group(group)}/offsets": groups[group] for group in self._among(groups)}
         committed: dict[str, set[TopicPartition]] = {}
         for path in self._leaves(named):
@@ -213,15 +214,15 @@ class ConsumerRegistry:
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
     ) -> None:
-        """Write offsets of a group that was claimed, in one transaction unless they are too many for it.
+        """Write offsets of a claimed group, in one transaction unless they are too many for it.
 
-        NotCoordinator or NotOwner when the fence does not hold any more, UnknownGroup when the group is gone.
+        NotCoordinator or NotOwner when the fence no longer holds, UnknownGroup when the group is gone.
         """
         for part in self._encoded(group, offsets):
             self._write(group, part, fence)
 
     def rewind(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Write offsets of a streams group that nobody reads; GroupNotEmpty when a consumer is registered."""
+        """Write offsets of a streams group without consumers; GroupNotEmpty when one is registered."""
         ids = f"{self._group(group)}/ids"
         if self._session.children(ids):
             raise errors.GroupNotEmpty(f"group {group!r} has consumers: stop them first")
@@ -231,10 +232,10 @@ class ConsumerRegistry:
     def delete_offsets(
         self, group: str, partitions: Collection[TopicPartition], *, fence: Fence | None = None
     ) -> None:
-        """Forget what is committed of these partitions, under the coordinator's fence if there is one.
+        """Delete the offsets of these partitions, under the coordinator's fence if there is one.
 
-        UnknownGroup when there is no such group; GroupNotEmpty when a consumer is registered; NotCoordinator
-        when there is a coordinator that the fence is not of.
+        UnknownGroup without the group; GroupNotEmpty when a consumer is registered; NotCoordinator when the
+        coordinator is not the one of `fence`.
         """
         paths = _nodes(f"{self._group(group)}/offsets", partitions)
         for _ in range(TRIES):
@@ -244,13 +245,14 @@ class ConsumerRegistry:
         raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
 
     def keep_offsets(self, groups: Iterable[str]) -> None:
-        """Have the offsets of groups count as used now: they have members, or the last one has just left."""
+        """Count the offsets of these groups as used now: they have members, or the last one has just left."""
         self._session.touch_all(f"{self._group(group)}/offsets" for group in groups)
 
     def expire_offsets(self, groups: Collection[str], before_ms: float) -> dict[str, int]:
-        """Delete offsets not used since then, of the groups without members, and groups that have none left.
+        """Delete offsets not used since `before_ms`, of groups without members, and groups that have none
+        left.
 
-        Return the number of deleted offsets by group. Of a group with consumers of Millrace's own the offsets
+        Return the number of deleted offsets by group. Offsets of a group with consumers of Millrace's own
         count as used now.
         """
         paths = {self._group(group): group for group in groups}
@@ -267,7 +269,7 @@ class ConsumerRegistry:
         for path, (data, stat) in self._session.read_all(self._leaves(dict.fromkeys(directories))).items():
             group_path = path.rsplit("/", 3)[0]
             directory = directories[f"{group_path}/offsets"][1]
-            used_ms = directory.mtime if directory.version else 0  # it is written by `keep_offsets` alone
+            used_ms = directory.mtime if directory.version else 0  # only `keep_offsets` writes it
             if max(used_ms, stat.mtime, decode_offset(data).time_ms) < before_ms:
                 offsets.setdefault(group_path, {})[path] = stat.version
             else:
@@ -341,9 +343,9 @@ class ConsumerRegistry:
     # Coordinators of classic groups
 
     def coordinate(self, group: str, broker_id: int) -> Fence:
-        """Become the coordinator of a group that was claimed; NotCoordinator when another live broker is it.
+        """Become the coordinator of a claimed group; NotCoordinator when another live broker is.
 
-        What an earlier life of the same broker has left is taken over at once.
+        The nodes of an earlier process of the same broker are replaced at once.
         """
         path, node = self._group(group), f"{self._group(group)}/coordinator"
 
@@ -369,7 +371,7 @@ class ConsumerRegistry:
             if holder is not None and int(holder[0]) != broker_id:
                 raise self._coordinated(group, int(holder[0]))
             unchanged = Fence(checks=((path, stat.version),), broken=errors.NotCoordinator)
-            # A conflict: somebody was faster, or a try whose answer was lost has succeeded.
+            # A conflict: another broker was faster, or a try whose answer was lost has succeeded.
             with suppress(errors.NotCoordinator):
                 self._transact(partial(take, kind=kind, replace=holder is not None), unchanged)
         raise errors.NotCoordinator(f"the coordinator of group {group!r} changes too fast")
@@ -378,12 +380,12 @@ class ConsumerRegistry:
         return self.coordinators([group]).get(group)
 
     def coordinators(self, groups: Iterable[str]) -> dict[str, int]:
-        """Group -> broker, of those that somebody coordinates; asked for all at once."""
+        """Return group -> broker, for the groups with a coordinator; all are read at once."""
         nodes = {f"{self._group(group)}/coordinator": group for group in self._among(groups)}
         return {nodes[path]: int(data) for path, (data, _) in self._session.read_all(nodes).items()}
 
     def resign(self, group: str, fence: Fence) -> None:
-        """Stop being the coordinator; nothing happens when somebody else is it by now."""
+        """Stop being the coordinator; do nothing when another broker is by now."""
         with suppress(errors.NotCoordinator):
             self._delete_all([path for path, _ in fence.checks[1:]], fence)
 
@@ -392,24 +394,25 @@ class ConsumerRegistry:
     def register(self, group: str, consumer: str, member: StreamsMember) -> Fence:
         """List a consumer, under an id never used before, as long as the session lasts.
 
-        The fence holds as long as that. InconsistentGroupKind when the group is a classic one.
+        The fence holds for that time. InconsistentGroupKind when the group is a classic one.
         """
         path = f"{self._group(group)}/ids/{node_name(consumer)}"
         while True:
             self.claim(group, GroupKind.STREAMS)
             with suppress(NoNodeError):  # the group was deleted in the meantime
-                # The node may exist: a try whose answer was lost has succeeded, for nobody else has the id.
+                # The node may exist only by an earlier try whose answer was lost: the id is used nowhere
+                # else.
                 with suppress(NodeExistsError):
                     self._call(self._client.create_async, path, encode_member(member), ephemeral=True)
                 return Fence(checks=((path, -1),), broken=NotOwner)
 
     def unregister(self, group: str, fence: Fence) -> None:
-        """Take a consumer off the list; what it owns must have been given up before."""
+        """Remove a consumer from the list; it must have given up its partitions before."""
         with suppress(NotOwner):
             self._delete_all([fence.checks[0][0]], fence)
 
     def members(self, group: str, watch: Callable[[Any], None] | None = None) -> dict[str, StreamsMember]:
-        """The registered consumers; `watch` is called once, in kazoo's thread, when one comes or goes."""
+        """Return the registered consumers; kazoo's thread calls `watch` once, when one comes or goes."""
         ids = f"{self._group(group)}/ids"
         nodes = self._session.read_all(f"{ids}/{name}" for name in self._session.children(ids, watch))
         return {name_of(path): StreamsMember(**json.loads(data)) for path, (data, _) in nodes.items()}
@@ -417,7 +420,7 @@ class ConsumerRegistry:
     def own(self, group: str, streams: Mapping[TopicPartition, str], fence: Fence) -> bool:
         """Own all of these partitions, each for a stream; False, and own none, when one has an owner.
 
-        NotOwner when the registration that `fence` stands for is gone.
+        NotOwner when the registration of `fence` is gone.
         """
         paths = _nodes(f"{self._group(group)}/owners", streams)
         self._create_parents(group, paths)
@@ -433,11 +436,11 @@ class ConsumerRegistry:
         return True
 
     def _holds(self, nodes: Mapping[str, bytes]) -> bool:
-        """True if they are ours: a try whose answer was lost has succeeded, and it was all or nothing."""
+        """Return True if the nodes are ours: then a try whose answer was lost has succeeded as a whole."""
         return {path: data for path, (data, _) in self._session.read_all(nodes).items()} == nodes
 
     def disown(self, group: str, partitions: Iterable[TopicPartition], fence: Fence) -> None:
-        """Give up those partitions that are owned under `fence`; NotOwner when that is gone, and they too."""
+        """Give up the partitions owned under `fence`; NotOwner when fence and ownership are gone."""
         paths = _nodes(f"{self._group(group)}/owners", partitions)
         for _ in range(TRIES):
             nodes = self._session.read_all(paths)
@@ -447,7 +450,7 @@ class ConsumerRegistry:
         raise errors.BrokerError(f"what group {group!r} owns changes too fast to be given up")
 
     def owners(self, group: str) -> dict[TopicPartition, str]:
-        """Partition -> the stream that reads it."""
+        """Return partition -> the stream that reads it."""
         nodes = self._session.read_all(self._leaves({f"{self._group(group)}/owners": None}))
         return {partition_of(path): data.decode() for path, (data, _) in nodes.items()}
 
@@ -459,12 +462,12 @@ class ConsumerRegistry:
         return f"{self._root}/{node_name(group)}"
 
     def _tree(self, path: str) -> list[str]:
-        """The node and all below it, children before their parents."""
+        """Return the node and all below it, children before their parents."""
         below = [node for name in self._session.children(path) for node in self._tree(f"{path}/{name}")]
         return [*below, path]
 
     def _leaves(self, directories: Mapping[str, Collection[str] | None]) -> list[str]:
-        """The nodes of all partitions of these topics, or of all, in directories of groups."""
+        """Return the nodes of all partitions of these topics, or of all, in directories of groups."""
         wanted: list[str] = []
         for directory, names in self._session.children_of(directories).items():
             topics = directories[directory]
@@ -487,9 +490,9 @@ class ConsumerRegistry:
     def _transact(
         self, fill: Callable[[TransactionRequest], None], fence: Fence | None = None
     ) -> list[Any] | None:
-        """The results of a transaction; None when it did nothing, because of a node that is there or is not.
+        """Return the results of a transaction; None when a node that exists or is missing prevented it.
 
-        Raises what the fence says when it does not hold.
+        Raises the error of the fence when the fence does not hold.
         """
         checks = fence.checks if fence is not None else ()
 
@@ -501,7 +504,7 @@ class ConsumerRegistry:
             return change.commit_async()
 
         results: list[Any] = self._call(attempt)
-        # The steps before the one that failed, and those behind it, have errors of their own.
+        # The steps before the failed one, and those after it, have errors of their own.
         failed = [index for index, result in enumerate(results) if isinstance(result, _CONFLICTS)]
         if fence is not None and failed and failed[0] < len(checks):
             raise fence.broken(f"what is at {checks[failed[0]][0]} in ZooKeeper is not ours any more")
@@ -515,9 +518,9 @@ class ConsumerRegistry:
 def current_offsets(
     committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Those of topics that are still the same; the others count as not committed.
+    """Return the offsets of topics whose id is unchanged; the others count as not committed.
 
-    So does a negative one: some clients commit it to have a group begin anew.
+    So does a negative one: clients commit it to have a group begin again.
     """
     return {
         partition: offset
@@ -529,13 +532,13 @@ def current_offsets(
 def committed_positions(
     committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
 ) -> dict[TopicPartition, int]:
-    """Where to read on: the current offsets."""
+    """Return the positions to read on from: the current offsets."""
     current = current_offsets(committed, topic_ids)
     return {partition: offset.offset for partition, offset in current.items()}
 
 
 def stream_name(consumer_id: str, index: int) -> str:
-    """What one of a consumer's streams is called where it owns a partition."""
+    """Return the name of one of a consumer's streams, as the owner of a partition."""
     return f"{consumer_id}-{index}"
 
 
@@ -544,7 +547,7 @@ def consumer_of(stream: str) -> str:
 
 
 def node_name(name: str) -> str:
-    """Any name as a node's: `.` and `..` would be steps of a path."""
+    """Return any name as a node's: `.` and `..` would be steps of a path."""
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
 
 
@@ -558,7 +561,7 @@ def partition_of(path: str) -> TopicPartition:
 
 
 def _group_of(path: str) -> str:
-    """The group whose offset or owner of a partition is at `path`."""
+    """Return the group whose offset or owner of a partition is at `path`."""
     return name_of(path.rsplit("/", 3)[0])
 
 
@@ -567,7 +570,7 @@ def encode_member(member: StreamsMember) -> bytes:
 
 
 def encode_offset(committed: CommittedOffset) -> bytes:
-    """What an offset's node holds; five times as fast as `dataclasses.asdict`."""
+    """Return the content of an offset's node; five times as fast as `dataclasses.asdict`."""
     value = {
         "offset": committed.offset,
         "metadata": committed.metadata,
@@ -592,7 +595,7 @@ def _nodes(directory: str, partitions: Iterable[TopicPartition]) -> list[str]:
 
 
 def _in_parts(changes: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Paths and data, in their order, in as many parts as there must be transactions: at least one."""
+    """Yield paths and data, in their order, in as few parts as transactions can take: at least one."""
     part: dict[str, bytes] = {}
     size = 0
     for path, data in changes.items():

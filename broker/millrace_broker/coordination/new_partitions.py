@@ -1,4 +1,4 @@
-"""A topic with new partitions: which brokers get their replicas, and whose mirror each is.
+"""A topic with new partitions: the brokers that get their replicas, and the origin of each mirrored one.
 
 Pure: values in, values out.
 """
@@ -29,7 +29,7 @@ from millrace_broker.coordination.placement import place
 
 
 class OriginRecreated(PolicyViolation):
-    """An origin's topic was deleted and created anew: its offsets mean other records now."""
+    """An origin's topic was deleted and recreated: its offsets mean other records now."""
 
 
 def new_topic(
@@ -42,10 +42,10 @@ def new_topic(
     replicas: int = 1,
     assigned: Sequence[Replicas] = (),
 ) -> TopicState:
-    """A topic whose partitions go round the brokers, beginning with the one that leads the fewest.
+    """Return a topic whose partitions go round the brokers, beginning with the one that leads the fewest.
 
-    `assigned` instead says itself which brokers have the replicas of each partition. InvalidPartitions,
-    NoLiveBroker, InvalidReplicationFactor or InvalidReplicaAssignment say why there is none.
+    `assigned` instead names the brokers of each partition's replicas. Raises InvalidPartitions, NoLiveBroker,
+    InvalidReplicationFactor or InvalidReplicaAssignment when there can be no such topic.
     """
     if partitions < 0:
         raise InvalidPartitions(f"topic {name} cannot have {partitions} partitions")
@@ -64,12 +64,12 @@ def with_mirrors(
     replicas: int = 1,
     recreated: bool = False,
 ) -> TopicState:
-    """The topic with a partition for each origin that has none, led by brokers that lead the fewest of it.
+    """Return the topic with a partition for each origin that has none, led by brokers with the fewest of it.
 
-    The first ones have that many `replicas`, later ones as many as the first. OriginRecreated when one was
-    mirrored under another topic id, unless `recreated` says so. PolicyViolation when the topic has ordinary
-    partitions, or when a partition is mirrored already under another name of its cluster: a misspelt name
-    would copy everything once more.
+    The topic's first partitions get `replicas` replicas, later ones as many as the first. OriginRecreated
+    when an origin was mirrored under another topic id, unless `recreated` allows it. PolicyViolation when the
+    topic has ordinary partitions, or when a partition is mirrored already under another name of its cluster:
+    a misspelt name would copy everything once more.
     """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
@@ -104,11 +104,11 @@ def with_partitions(
     topics: Mapping[str, TopicState],
     assigned: Sequence[Replicas] = (),
 ) -> TopicState:
-    """The topic with `count` partitions in all, new ones with as many replicas as those it has.
+    """Return the topic with `count` partitions in all; new ones get as many replicas as those it has.
 
-    They go to the brokers that have the fewest of it, or where `assigned` says. Raises InvalidPartitions when
-    it has as many already, and PolicyViolation for a mirrored topic: its partitions stand for those of its
-    origins.
+    They go to the brokers that have the fewest of it, or to those in `assigned`. Raises InvalidPartitions
+    when it has that many already, and PolicyViolation for a mirrored topic: its partitions stand for those of
+    its origins.
     """
     if not topic.partitions or any(state.origin is not None for state in topic.partitions.values()):
         raise PolicyViolation(f"topic {topic.name} is mirrored: give its origin more partitions")
@@ -125,7 +125,7 @@ def with_partitions(
 
 
 def _factor(topic: TopicState) -> int:
-    """How many replicas new partitions of a topic get: as many as its first; 0 while it has none."""
+    """Return the number of replicas of a topic's new partitions: that of its first; 0 while it has none."""
     return next((len(state.target) for _, state in sorted(topic.partitions.items())), 0)
 
 
@@ -136,7 +136,7 @@ def _placed(
     brokers: Mapping[int, BrokerAddress],
     topics: Mapping[str, TopicState],
 ) -> TopicState:
-    """The topic with one more partition for each of `origins`, on brokers that `place` picks."""
+    """Return the topic with one more partition for each of `origins`, on brokers that `place` picks."""
     if not origins:
         return topic
     if not brokers:
@@ -158,7 +158,7 @@ def _replicas(topics: Iterable[TopicState]) -> list[Replicas]:
 def _assigned(
     topic: TopicState, assigned: Sequence[Replicas], factor: int, brokers: Mapping[int, BrokerAddress]
 ) -> TopicState:
-    """The topic with one more partition for each of `assigned`, on the brokers it names."""
+    """Return the topic with one more partition for each of `assigned`, on the brokers named there."""
     for replicas in assigned:
         check_assigned(topic.name, replicas, brokers)
         if len(replicas) != factor:
@@ -169,7 +169,7 @@ def _assigned(
 
 
 def check_assigned(topic: str, replicas: Replicas, brokers: Collection[int]) -> None:
-    """InvalidReplicaAssignment unless a partition can have its replicas on these brokers."""
+    """Raise InvalidReplicaAssignment unless a partition can have its replicas on these brokers."""
     if not replicas or len(set(replicas)) < len(replicas):
         raise InvalidReplicaAssignment(
             f"a partition of topic {topic} has replicas on one or more brokers, none twice; not on"
@@ -187,7 +187,7 @@ def _grown(
     placed: Sequence[Replicas],
     brokers: Mapping[int, BrokerAddress],
 ) -> TopicState:
-    """The topic with one more partition for each of `origins`; those it has stay where they are.
+    """Return the topic with one more partition for each of `origins`; its others stay where they are.
 
     Several replicas are all in sync, as nothing is committed yet, and elect the first of them to lead.
     """
@@ -204,7 +204,7 @@ def _grown(
 
 
 def check_replicating(brokers: Mapping[int, BrokerAddress]) -> None:
-    """InvalidReplicationFactor unless every live broker knows partitions with several replicas."""
+    """Raise InvalidReplicationFactor unless every live broker knows partitions with several replicas."""
     old = sorted(broker for broker, address in brokers.items() if address.protocol < REPLICATING)
     if old:
         raise InvalidReplicationFactor(

@@ -1,4 +1,4 @@
-"""Which brokers get the replicas of new partitions. Pure: values in, values out."""
+"""Placement of the replicas of new partitions on brokers. Pure: values in, values out."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ def place(
     here: Collection[Replicas],
     everywhere: Iterable[Replicas],
 ) -> list[Replicas]:
-    """The replicas of `count` new partitions of a topic, on the brokers that `racks` names, at least as many.
+    """Return the replicas of `count` new partitions of a topic, on brokers of `racks`, which has at least
+    `replicas`.
 
-    The first goes to the broker that leads the fewest of the topic; of several, to one that leads the fewest
-    in all, so that a broker which joined lately comes first. Each other one goes to another broker, in the
-    rack with the fewest replicas of the partition. Of several brokers it is one that follows this leader
-    least often, so that all share the work of one that dies; then one that stores the fewest; then the next
-    in order. `here` and `everywhere` are the replicas of the topic's partitions, and those of all topics.
+    The first replica goes to the broker that leads the fewest of the topic, then the fewest in all, so that a
+    broker that joined lately comes first. Each other replica goes to another broker, in the rack with the
+    fewest replicas of the partition. Of several brokers it is one that follows this leader least often, so
+    that all share the work of a dead one; then one that stores the fewest; then the next in order. `here` and
+    `everywhere` are the replicas of the topic's partitions, and those of all topics.
     """
     everywhere = list(everywhere)
     leads_here, leads = _firsts(here), _firsts(everywhere)
     stores_here, stores = Counter(chain.from_iterable(here)), Counter(chain.from_iterable(everywhere))
     follows = Counter((first, other) for first, *others in here for other in others)
-    # A broker of which nobody has said where it stands shares its rack with none.
+    # A broker without a rack shares its rack with no other.
     racks = {broker: rack or f"broker {broker}" for broker, rack in sorted(racks.items())}
 
     def lead() -> int:
@@ -62,9 +63,9 @@ def place(
 def drained(
     placed: Mapping[TopicPartition, Replicas], leaving: int, racks: Mapping[int, str]
 ) -> dict[TopicPartition, Replicas]:
-    """The partitions with a replica on `leaving`, each with another broker of `racks` in its place.
+    """Return the partitions with a replica on `leaving`, each with another broker of `racks` in its place.
 
-    That is in the rack with the fewest replicas of the partition; of several, who stores the fewest.
+    That broker is in the rack with the fewest replicas of the partition; of several, it stores the fewest.
     MillraceError when a partition has a replica on each broker already.
     """
     racks = {

@@ -2,8 +2,8 @@
 
     /<cluster>/security/quotas  persistent  {"version": 1, "quotas": [[user or null, {KEY: NUMBER}], ...]}
 
-null stands for everybody who has not the quota itself. While ZooKeeper is away, and while the node is gone or
-cannot be read, the last snapshot holds.
+null stands for every user without the quota of its own. While ZooKeeper is away, and while the node is gone
+or unreadable, the last snapshot holds.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from millrace_broker.coordination.watching import WatchedNode
 from millrace_broker.security.quotas import KEYS, Limits
 
 MAX_BYTES = 900_000
-"""Of the node: ZooKeeper takes 1 MB. About 10,000 users."""
+"""Largest size of the node, about 10,000 users: ZooKeeper takes 1 MB."""
 FORMAT = 1
 Quotas = Mapping[str | None, Limits]
 
 
 class QuotaStore(WatchedNode[Quotas]):
-    """The registry; `limits` is for any thread, what waits for ZooKeeper says so."""
+    """The registry; `limits` is for any thread; methods that wait for ZooKeeper say so."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Waits for ZooKeeper; MillraceError when the quotas cannot be read."""
+        """Wait for ZooKeeper; MillraceError when the quotas cannot be read."""
         super().__init__(session, f"/{cluster}/security/quotas", "quotas", _encoded({}), _decoded)
 
     @property
@@ -34,7 +34,7 @@ class QuotaStore(WatchedNode[Quotas]):
         return self.value
 
     def change(self, change: Callable[[Quotas], Quotas]) -> None:
-        """Write what `change` makes of the quotas; `change` may be called again. It holds here on return.
+        """Write the quotas that `change` returns; it may be called again. They hold here on return.
 
         Waits for ZooKeeper. PolicyViolation when they become too many.
         """
@@ -54,7 +54,7 @@ def _encoded(quotas: Quotas) -> bytes:
 
 
 def _decoded(data: bytes) -> Quotas:
-    """The quotas; MillraceError when any cannot be read."""
+    """Return the quotas; MillraceError when any cannot be read."""
     try:
         kept = json.loads(data)
         if kept["version"] != FORMAT:

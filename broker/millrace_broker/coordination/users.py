@@ -1,11 +1,11 @@
-"""The users of one cluster: what is kept of their passwords in ZooKeeper, and a snapshot of it in memory.
+"""The users of one cluster: the records of their passwords in ZooKeeper, and a snapshot of them in memory.
 
     /<cluster>/security/secret        persistent  32 random bytes in hex, drawn once
     /<cluster>/security/users/<name>  persistent  {MECHANISM: {"salt", "stored_key", "server_key": base64,
                                                    "iterations"}, ..., "changed_ms"}
 
-Names are percent-encoded. While ZooKeeper is away the last snapshot holds, and an entry that cannot be read
-leaves its user as it was.
+Names are percent-encoded. While ZooKeeper is away the last snapshot holds, and an unreadable entry leaves its
+user as it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHANGED_MEANWHILE = (NodeExistsError, BadVersionError, NoNodeError)
 
 
 def check_user_name(name: str) -> None:
-    """ConfigError unless a user may have this name."""
+    """Raise ConfigError unless a user may have this name."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable() or name != name.strip():
         raise ConfigError(
             f"a user's name has 1 to {MAX_NAME_CHARACTERS} printable characters, not {name[:300]!r}"
@@ -41,10 +41,10 @@ def check_user_name(name: str) -> None:
 
 
 class Users:
-    """The registry. `credentials` is for any thread; what waits for ZooKeeper says so."""
+    """The registry. `credentials` is for any thread; methods that wait for ZooKeeper say so."""
 
     def __init__(self, session: Session, cluster: str) -> None:
-        """Waits for ZooKeeper; MillraceError when it cannot be read: without users nobody could log in."""
+        """Wait for ZooKeeper; MillraceError when it cannot be read: without users nobody could log in."""
         self._session, self._base = session, f"/{cluster}/security"
         self._path = f"{self._base}/users"
         self._users: Mapping[str, Credentials] = {}
@@ -66,7 +66,7 @@ class Users:
     def names(self) -> list[str]:
         return sorted(self._users)
 
-    # For a broker, which follows every change.
+    # For a broker, which follows every change
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Follow every change in a thread of its own, and call `changed` there after each."""
@@ -98,12 +98,12 @@ class Users:
                 users |= {name: self._users[name]} if name in self._users else {}
         self._users = users
 
-    # For who administers users; these wait for ZooKeeper.
+    # For administration of users; these methods wait for ZooKeeper
 
     def put(self, name: str, mechanism: str, credential: Credential | None) -> None:
-        """Set what is kept of a user for one mechanism, or forget it; a user without any is deleted.
+        """Set a user's credential for one mechanism, or delete it; a user without any is deleted.
 
-        A user that is not there, or has not this mechanism, cannot be forgotten: LookupError.
+        LookupError for the deletion of a credential or user that does not exist.
         """
         check_user_name(name)
         path = f"{self._path}/{quote(name, safe='')}"
@@ -115,7 +115,7 @@ class Users:
                 kept[mechanism] = credential
             elif kept.pop(mechanism, None) is None:
                 if tried:
-                    break  # by this very call, whose first answer was lost
+                    break  # deleted by this call, whose first answer was lost
                 raise LookupError(f"user {name} has no {mechanism}")
             tried = True
             with suppress(*_CHANGED_MEANWHILE):
@@ -140,7 +140,7 @@ class Users:
             self.put(name, mechanism, credential)
 
     def delete(self, name: str) -> None:
-        """Forget a user; LookupError when there is none."""
+        """Delete a user; LookupError when there is none."""
         path = f"{self._path}/{quote(name, safe='')}"
         if self._session.get(path) is None:
             raise LookupError(f"there is no user {name}")

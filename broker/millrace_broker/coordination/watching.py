@@ -1,6 +1,6 @@
-"""What a broker follows in ZooKeeper in a thread of its own: one node with a value, or more than one node.
+"""Nodes that a broker follows in ZooKeeper in a thread of its own: one with a value, or several.
 
-While ZooKeeper is away, and while what is there cannot be read, what was read last holds. Knows no formats.
+While ZooKeeper is away, and while the nodes cannot be read, the last reading holds. Knows no formats.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from millrace.zookeeper.session import Session
 
 log = logging.getLogger("millrace.coordination.watching")
 RETRY_S = 1.0
-"""How soon ZooKeeper is asked again after it did not answer."""
+"""Seconds before ZooKeeper is asked again after it did not answer."""
 REREAD_S = 60.0
-"""Everything is read again after this time, whatever ZooKeeper has told."""
+"""Seconds after which everything is read again, whether or not ZooKeeper has notified a change."""
 T = TypeVar("T")
 
 
 class Follower:
-    """Has something read again whenever ZooKeeper tells of a change, from `start` on."""
+    """Calls `read` again whenever ZooKeeper notifies a change, from `start` on."""
 
     def __init__(self, session: Session, thread: str, what: str, read: Callable[[], None]) -> None:
         """`read` raises when it changes nothing; `what` is its subject, in the log."""
@@ -44,11 +44,11 @@ class Follower:
                 failed = not self._read_again(quiet=failed)
 
         self._session.on_reconnect(self._wake.set)
-        self._wake.set()  # what has changed since it was read first is not watched
+        self._wake.set()  # a change since the first reading had no watch
         threading.Thread(target=follow, name=self._thread, daemon=True).start()
 
     def _read_again(self, *, quiet: bool) -> bool:
-        """Whether it went well."""
+        """Read once more; True if that succeeded."""
         try:
             self._read()
         except MillraceError as error:
@@ -62,13 +62,13 @@ class Follower:
 
 
 class WatchedNode(Generic[T]):
-    """One node, and the newest value of it that could be read; `value` and `version` are for any thread."""
+    """One node, and its newest readable value; `value` and `version` are for any thread."""
 
     def __init__(
         self, session: Session, path: str, what: str, empty: bytes, decode: Callable[[bytes], T]
     ) -> None:
-        """Waits for ZooKeeper, and makes the node `empty` if it is not there; MillraceError when it cannot be
-        read.
+        """Wait for ZooKeeper, and create the node with `empty` if it is missing; MillraceError when it is
+        unreadable.
         """
         self._session, self._path, self._decode = session, path, decode
         self.value, self.version = decode(empty), 0
@@ -84,7 +84,7 @@ class WatchedNode(Generic[T]):
         self._follower.start()
 
     def write(self, change: Callable[[T], bytes | None]) -> None:
-        """Write what `change` makes of the value, or nothing for None; it may be called again.
+        """Write the value that `change` returns, or nothing for None; `change` may be called again.
 
         Waits for ZooKeeper; `value` is the new one on return.
         """
