@@ -1,5 +1,7 @@
-"""How the replicas of one partition agree: who leads, who counts, what is committed, what a follower cuts.
+"""Agreement of one partition's replicas: the leader, the in-sync replicas, the committed end, a follower's
+cuts.
 
-Pure: values and times in, decisions out. Does not know files, sockets, threads or ZooKeeper; whoever drives
-it does what it decides. The brokers do not drive it yet: docs/replication.md says what is served.
+Most of it is pure: values and times in, decisions out, without files, ZooKeeper or threads.
+`partitions/replicas.py` carries the decisions out. Only `leader_thread.py` owns a thread and a socket: it
+copies from one leader.
 """

@@ -1,6 +1,6 @@
-"""The follower's side of one partition: what its leader said, as changes of its log.
+"""The follower's side of one partition: its leader's answers, as changes of its log.
 
-`checked` belongs to the thread that received, `take` to the loop, and the work that `take` gives back to a
+`checked` belongs to the thread that received, `take` to the loop, and the work that `take` returns to a
 thread that may wait for the disk.
 """
 
@@ -20,7 +20,7 @@ from millrace_broker.storage.partition_log import PartitionLog
 
 
 class Checked(NamedTuple):
-    """What a leader said, its records checked to follow what was asked for."""
+    """A leader's answer, whose records were checked to follow the requested position."""
 
     copied: Copied
     headers: Sequence[BatchHeader]
@@ -28,7 +28,7 @@ class Checked(NamedTuple):
 
 
 def checked(copied: Copied, wanted: Wanted) -> Checked:
-    """Check the records; CorruptMessage when they cannot follow what the follower has."""
+    """Check the records; CorruptMessage when they cannot follow the follower's log."""
     if not copied.records:
         return Checked(copied, (), memoryview(b""))
     assert isinstance(copied.records, memoryview), "a follower has its leader's answer in memory"
@@ -46,30 +46,31 @@ class Copying:
     ) -> None:
         self.partition, self.following, self.log = partition, following, log
         self.is_behind = is_behind
-        """True while the log is known, or before the leader's first word taken, to lack something committed:
-        of a replica in sync it never is."""
+        """True while the log lacks something committed, or may before the leader's first answer is taken.
+        Never for an in-sync replica."""
         self.leader_start = log.start
-        """Where the leader's log begins: what lies below may go here, too."""
+        """Start of the leader's log: segments below it may be deleted here, too."""
         self._start_offset = -1
         self._states = CommittedStates(log)
 
     @property
     def wanted(self) -> Wanted:
-        """What to ask the leader for next."""
+        """The next request to the leader."""
         following = self.following
         return Wanted(self.partition, following.epoch, *following.position, following.flushed)
 
     @property
     def acked(self) -> Acked | None:
-        """What to tell the leader after a flush; None while it must not count."""
+        """The acknowledgement for the leader after a flush; None while this log must not count."""
         flushed = self.following.flushed
         return Acked(self.partition, self.following.epoch, flushed) if flushed >= 0 else None
 
     def take(self, answer: Checked) -> Callable[[], None] | None:
-        """Take in what the leader said of `wanted`; what is to be done in a thread before the next fetch.
+        """Take in the leader's answer to `wanted`; return the work that a thread must do before the next
+        fetch.
 
-        Raises BrokerError for what the leader refused or the disk did, ReplicaDiverged when the leader lacks
-        what was committed.
+        Raises BrokerError for a refusal by the leader or the disk, ReplicaDiverged when the leader lacks
+        committed bytes.
         """
         copied = answer.copied
         if copied.error:
@@ -89,7 +90,7 @@ class Copying:
 
     @property
     def to_delete(self) -> int | None:
-        """Before which offset the leader has given up its records, if they are still here."""
+        """Offset before which the leader has given up its records, if they are still here."""
         start, log = self._start_offset, self.log
         return start if log.log_start_offset < start <= log.high_watermark else None
 

@@ -1,6 +1,7 @@
-"""Following one leader in one epoch: where the two logs part, what may be reported as flushed.
+"""Following one leader in one epoch: the place where the two logs diverge, the end that may be reported as
+flushed.
 
-Positions and epochs only. Whoever drives it copies the bytes.
+Positions and epochs only. The caller copies the bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class ReplicaDiverged(MillraceError):
 
 
 class Following:
-    """What a follower knows of the leader of one epoch."""
+    """A follower's knowledge of the leader of one epoch."""
 
     def __init__(self, leader: int, epoch: int, log: ReplicaLog) -> None:
         self.leader, self.epoch = leader, epoch
@@ -34,16 +35,18 @@ class Following:
 
     @property
     def position(self) -> tuple[int, int]:
-        """(end, epoch of the last batch) of the log: what a fetch begins with."""
+        """(end, epoch of the last batch) of the log: the position of a fetch."""
         return self._log.end, self._log.epochs.last
 
     @property
     def flushed(self) -> int:
-        """What the leader may count as flushed here; -1 while the log may hold bytes that are not its own."""
+        """End that the leader may count as flushed here; -1 while the log may hold other bytes than its
+        own."""
         return self._log.flushed if self.is_in_step else -1
 
     def accepted(self, committed: int) -> int:
-        """The leader found no divergence and told what is committed; how much of that this log has.
+        """Note that the leader found no divergence, and its committed end; return how much of that this log
+        has.
 
         Rounded down to a unit: the rest of the last one may be cut again.
         """
@@ -52,12 +55,12 @@ class Following:
         return max(self._log.committed, min(committed, self._log.whole_end))
 
     def cut_at(self, diverging: EpochEnd, leader_committed: int) -> int | None:
-        """Where to cut, now that the leader's log ends its part of this log's epochs at `diverging`.
+        """Return where to cut, as the leader's log ends its part of this log's epochs at `diverging`.
 
-        Both logs have the same bytes up to there; the next fetch may be told an earlier end. None: they share
-        nothing of what this log still holds, so it begins anew, empty, at the later of the two logs' starts.
-        Not before its own: what retention dropped was committed, and who counts must not lack it.
-        ReplicaDiverged when the cut would take something committed.
+        Both logs have the same bytes up to there; the next fetch may get an earlier end. None: they share
+        nothing that this log still holds, so it begins again, empty, at the later of the two logs' starts.
+        Never before its own start: what retention dropped was committed, and a replica that counts must not
+        lack it. ReplicaDiverged when the cut would remove something committed.
         """
         self.is_in_step = False
         log = self._log

@@ -1,9 +1,9 @@
-"""One thread that copies from one leader: asks, receives, checks the records, tells what has been flushed.
+"""One thread that copies from one leader: fetches, checks the records, acknowledges flushes.
 
-The loop says what is wanted of which partition and takes what came; the thread owns the connection, and
+The loop states the position of each partition and takes the answers; the thread owns the connection, and
 nothing else of the broker. It holds one answer that the loop has not taken, and at most one more is on its
-way. A leader that does not answer is asked again, everything anew. With a limit, partitions that lack
-something committed are asked for one after the other, as it allows; the others are not slowed.
+way. After a leader fails to answer, everything is requested again. With a limit, partitions that lack
+something committed are requested one after the other, as the limit allows; the others are not slowed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from millrace_broker.replication.copying import Checked, Copying, checked
 log = logging.getLogger("millrace.replication")
 
 MAX_WAIT_MS = 500
-"""How long a leader waits for news; then it tells what was committed since, and is asked again."""
+"""Longest time that a leader waits for news; then it reports what was committed since, and is asked again."""
 ANSWER_BYTES = 1 << 20
-"""Records of one answer, but for a batch that is larger: the loop takes what is in it at one go."""
+"""Most bytes of records in one answer, unless a batch is larger: the loop takes an answer in one turn."""
 TIMEOUT_S = 5.0
-"""A leader that takes longer is asked over another connection."""
+"""Longest time for an answer; then the leader is asked over another connection."""
 RETRY_S = 0.2
 
 
 class Received(NamedTuple):
-    """What a leader said when this was wanted, or why that cannot be used."""
+    """A leader's answer to `wanted`, or why the answer cannot be used."""
 
     wanted: Wanted
     outcome: Checked | MillraceError
@@ -67,9 +67,9 @@ class LeaderThread(threading.Thread):
         deliver: Callable[[LeaderThread, Sequence[Received]], None],
         limit: Allowance,
     ) -> None:
-        """`address` says where the leader is now; `deliver` hands over what came, and `taken` follows.
+        """`address` returns the leader's present address; `deliver` hands over answers, and `taken` follows.
 
-        `limit` is of what partitions that are behind copy, from all leaders.
+        `limit` is for the copying of lagging partitions, from all leaders.
         """
         super().__init__(name=f"copy from broker {leader}", daemon=True)
         self.leader = leader
@@ -77,15 +77,15 @@ class LeaderThread(threading.Thread):
         self._address, self._security, self._deliver, self._limit = address, security, deliver, limit
         self._lock = threading.Lock()
         self._wants: dict[ReplicaPartition, Wanted] = {}
-        """Everything that is copied from this leader, as last said."""
+        """Latest position of every partition that is copied from this leader."""
         self._news: dict[ReplicaPartition, None] = {}
-        """What of it the leader does not know, and what it need not know any more."""
+        """Partitions whose position, or whose removal, the leader has not been sent yet."""
         self._behind: dict[ReplicaPartition, None] = {}
-        """What of it the leader is to hear when the limit allows it, the longest waiting first."""
+        """Lagging partitions not yet requested, oldest first. The limit releases one at a time."""
         self._limited: set[ReplicaPartition] = set()
-        """What is behind, heard of or not."""
+        """Lagging partitions, requested or not."""
         self._catching_up: ReplicaPartition | None = None
-        """The one of those that the leader has not answered."""
+        """The lagging partition that was requested and not answered yet."""
         self._acks: dict[ReplicaPartition, Acked] = {}
         self._untaken = 0
         self._stopped = False
@@ -95,7 +95,7 @@ class LeaderThread(threading.Thread):
     # For the loop
 
     def want(self, copying: Copying) -> None:
-        """Go on with this partition where it is now; as the limit allows it where it is behind."""
+        """Go on with this partition from its present position; if it lags, as the limit allows."""
         partition = copying.partition
         with self._lock:
             self._void(partition)
@@ -116,7 +116,7 @@ class LeaderThread(threading.Thread):
         self._wake()
 
     def _void(self, partition: ReplicaPartition) -> None:
-        """What was wanted of it before, and the leader may not have heard yet, does not count any more."""
+        """Drop the earlier position of a partition, which the leader may not have been sent."""
         self._news.pop(partition, None)
         self._behind.pop(partition, None)
         self._limited.discard(partition)
@@ -124,13 +124,13 @@ class LeaderThread(threading.Thread):
             self._catching_up = None
 
     def ack(self, acked: Acked) -> None:
-        """Tell the leader what is on the disk."""
+        """Acknowledge to the leader what is on the disk."""
         with self._lock:
             self._acks[acked.partition] = acked
         self._wake()
 
     def taken(self) -> None:
-        """The loop has taken one delivery: there is room for the next."""
+        """Note that the loop has taken one delivery: there is room for the next."""
         with self._lock:
             self._untaken -= 1
         self._wake()
@@ -198,7 +198,7 @@ class LeaderThread(threading.Thread):
                 until_next = self._seconds_to_next_behind()
                 has_room, has_news = self._untaken == 0, bool(self._news)
             if has_room and (unanswered == 0 or has_news):
-                # While the leader still waits with its answer to the last request, this one ends that wait.
+                # If the leader still delays its answer to the last request, this one ends that wait.
                 connection.send(ApiKey.REPLICA_FETCH, 0, self._request(asked, anew), timeout_s=TIMEOUT_S)
                 anew, unanswered = False, unanswered + 1
                 answer_by = time.monotonic() + MAX_WAIT_MS / 1000 + TIMEOUT_S
@@ -212,9 +212,9 @@ class LeaderThread(threading.Thread):
                 raise MillraceError("it does not answer")
 
     def _seconds_to_next_behind(self) -> float:
-        """Let the next partition catch up if it is time; else how long until it is. Under the lock."""
+        """Let the next lagging partition catch up if it is time, else return the wait. Under the lock."""
         if self._catching_up is not None or not self._behind:
-            return TIMEOUT_S  # what changes that wakes the thread
+            return TIMEOUT_S  # a change wakes the thread
         seconds = self._limit.wait_seconds()
         if seconds <= 0:
             self._catching_up = next(iter(self._behind))
@@ -224,7 +224,7 @@ class LeaderThread(threading.Thread):
         return seconds
 
     def _request(self, asked: dict[ReplicaPartition, Wanted], anew: bool) -> bytes:
-        """What the leader does not know yet; `asked` follows."""
+        """Return a request with all that the leader was not sent yet, and update `asked` accordingly."""
         with self._lock:
             news = list(islice(self._news, MAX_PARTITIONS))
             for partition in news:

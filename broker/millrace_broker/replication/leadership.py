@@ -1,10 +1,11 @@
-"""Leading one partition in one epoch: which replicas count, what is committed, who is told what.
+"""Leading one partition in one epoch: the replicas that count, the committed end, the proposed changes.
 
 A position is committed once it is flushed on every in-sync replica and there are at least
 `min.insync.replicas` of them. Readers see committed bytes only, so any in-sync replica may lead next without
-asking anybody. Commits end where a *unit* ends, which is what one append wrote: a batch and its filler, say.
+asking another. Commits end where a *unit* ends, the bytes that one append wrote: for example a batch and its
+filler.
 
-Owns no log: it reads one through `ReplicaLog`. Whoever drives it writes the changes it proposes to ZooKeeper,
+Owns no log: it reads one through `ReplicaLog`. Its caller writes the changes that it proposes to ZooKeeper,
 one at a time, and reports each outcome.
 """
 
@@ -21,15 +22,15 @@ from millrace_broker.replication.state import Directories, expand, finish, prefe
 from millrace_broker.storage.epochs import NO_EPOCH, EpochEnd, EpochMap
 
 MAX_UNITS = 4096
-"""The most ends of units remembered above what is committed; then every second one is forgotten."""
+"""Most ends of units remembered above the committed end; beyond it every second one is forgotten."""
 CLOSED_GRACE_S = 1.0
-"""How long a follower's closed connection may take to come back before it is out of the in-sync replicas."""
+"""Seconds that a follower's closed connection may take to come back before it leaves the in-sync replicas."""
 LAG_SAMPLES = 10
-"""How often within the allowed lag the log's end is noted: a lag is judged to a tenth of it."""
+"""Samples of the log's end within the allowed lag: a lag is judged to a tenth of it."""
 
 
 class ReplicaLog(Protocol):
-    """What is asked of the log that a replica keeps."""
+    """The log that a replica keeps, as leaderships and followings see it."""
 
     @property
     def start(self) -> int:
@@ -37,11 +38,11 @@ class ReplicaLog(Protocol):
 
     @property
     def end(self) -> int:
-        """Position behind its last batch, flushed or not."""
+        """Position after its last batch, flushed or not."""
 
     @property
     def whole_end(self) -> int:
-        """Position behind its last whole unit."""
+        """Position after its last whole unit."""
 
     @property
     def flushed(self) -> int:
@@ -53,7 +54,7 @@ class ReplicaLog(Protocol):
 
     @property
     def epochs(self) -> EpochMap:
-        """Which leader wrote which of its bytes."""
+        """The epoch of each of its bytes."""
 
 
 class Snapshot(NamedTuple):
@@ -67,19 +68,19 @@ class Snapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the leader wants written: who is in sync, the end of a reassignment, or that it leads no more."""
+    """A change that the leader wants written to the in-sync replicas, a reassignment, or its own leading."""
 
     joining: Directories = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
     finishes: bool = False
-    """True: all that a reassignment adds are in sync; then nobody joins or leaves."""
+    """True if all replicas that a reassignment adds are in sync. No other change then."""
     preferred: Directories = field(default_factory=dict)
-    """The first replica, if it is to lead; then this is all."""
+    """The first replica, if it must lead. No other change then."""
     yields: bool = False
     """True if an in-sync or eligible replica has a longer log and must lead. No other change then."""
 
     def apply(self, snapshot: Snapshot, leader: int, epoch: int) -> PartitionState | None:
-        """What the newest state becomes; None when there is nothing to write (any more)."""
+        """Return the state after the change; None when there is nothing to write, or no longer."""
         _, state, minimum = snapshot
         if self.yields:
             return resign(state, leader, epoch, minimum, is_whole=True)
@@ -96,12 +97,12 @@ class Proposal:
 @dataclass(slots=True)
 class _Follower:
     flushed: int = -1
-    """Up to where its disk is known to hold the leader's bytes; -1: nothing is known in this epoch."""
+    """End up to which its disk is known to hold the leader's bytes; -1: unknown in this epoch."""
     closed_at: float | None = None
 
 
 class Leadership:
-    """What the leader of one epoch knows and decides."""
+    """The knowledge and the decisions of the leader of one epoch."""
 
     def __init__(
         self,
@@ -116,17 +117,17 @@ class Leadership:
     ) -> None:
         """`won` is the state that the election wrote; the epoch starts where `log` ends.
 
-        `lag_s`: a follower that has not flushed what the log held so long ago is out of the in-sync replicas.
-        `prefer_after_s`: so long the first replica must be in sync before it gets the lead.
-        `is_sure`: since this process started, `log` has had everything committed, so it is no older copy.
+        `lag_s`: a follower that has not flushed the log's end of that long ago leaves the in-sync replicas.
+        `prefer_after_s`: time for which the first replica must be in sync before it gets the lead. `is_sure`:
+        since this process started, `log` has had everything committed, so it is no older copy.
         """
         self.broker, self.epoch, self.start = broker, won.state.leader_epoch, log.end
         self.snapshot = won
         """The newest state this leader has seen: removals count from then on, never from the proposal."""
         self.committed = -1
-        """Everything below it is committed; -1 until all that lies below `start` is known to be."""
+        """Everything below it is committed; -1 until everything below `start` is known to be."""
         self.proposal: Proposal | None = None
-        """What was handed out to be written, while nobody knows whether it was."""
+        """The proposal handed out, while it is unknown whether it was written."""
         self.is_outrun = False
         """True once an in-sync or eligible replica has shown a longer log: that replica must lead."""
         self._is_sure, self._last_epoch = is_sure, log.epochs.last
@@ -142,9 +143,9 @@ class Leadership:
     def is_serving(self) -> bool:
         """True once every in-sync replica has flushed what the log held when this epoch began.
 
-        Before, this leader does not know how much of that is committed. It shows nothing, and its broker
-        takes no writes: a high watermark below the one its predecessor told would send readers back. A
-        reader that knows a newer epoch is not answered either (`Partition.check_epoch`).
+        Before, this leader does not know how much of the log is committed. It shows nothing, and its broker
+        takes no writes: a high watermark below its predecessor's would send readers back. A reader that knows
+        a newer epoch is not answered either (`Partition.check_epoch`).
         """
         return self.committed >= self.start
 
@@ -165,24 +166,25 @@ class Leadership:
             if broker != self.broker
         }
 
-    # What happens
+    # Events
 
     def appended(self) -> None:
-        """The log has grown by one unit."""
+        """Note that the log has grown by one unit."""
         if len(self._units) >= MAX_UNITS:
             self._units = deque(islice(self._units, 1, None, 2))
         self._units.append(self._log.end)
 
     def flushed(self) -> bool:
-        """The log's own flush is done; True when more is committed."""
+        """Note that the log's own flush is done; True when more is committed."""
         return self._commit()
 
     def check(self, position: int, last_epoch: int) -> EpochEnd | None:
-        """Where a follower's log, which ends at `position` with a batch of `last_epoch`, leaves this one.
+        """Return where a follower's log, which ends at `position` with a batch of `last_epoch`, leaves this
+        one.
 
         None when it does not: then its bytes are this log's, and it may take what follows. (NO_EPOCH, start
-        of this log) when it shares nothing with this log, or ends before it. A log without a batch goes on
-        where it is: it begins where a leader's retention once ended, which is committed.
+        of this log) when it shares nothing with this log, or ends before it. A log without a batch goes on at
+        its position: it begins where a leader's retention once ended, which is committed.
         """
         log = self._log
         here = log.epochs.end_of(last_epoch, log.end)
@@ -193,17 +195,18 @@ class Leadership:
         return None if here.epoch == last_epoch and position <= here.end else here
 
     def reported(self, broker: int, directory: str, flushed: int) -> bool:
-        """A follower of this epoch, with these bytes, has flushed so far; True when more is committed."""
+        """Note what a follower of this epoch, with these bytes, has flushed; True when more is committed."""
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = max(follower.flushed, flushed), None
         return self._commit()
 
     def connected(self, broker: int, directory: str, position: int, last_epoch: int) -> None:
-        """A follower of this epoch copies, and its log ends at `position` with a batch of `last_epoch`.
+        """Note that a follower of this epoch copies, and its log ends at `position` with a batch of
+        `last_epoch`.
 
-        That may be less than the follower had flushed: its log was set aside and begun anew, or its disk
-        lost a file. It may be more than this log has, if this leader's disk is an older copy. Then
-        this leader must resign before it serves.
+        That may be less than the follower had flushed: its log was set aside and begun again, or its disk
+        lost a file. It may be more than this log has, if this leader's disk is an older copy. Then this
+        leader must resign before it serves.
         """
         follower = self._followers.setdefault((broker, directory), _Follower())
         follower.flushed, follower.closed_at = min(follower.flushed, position), None
@@ -215,7 +218,7 @@ class Leadership:
             self.is_outrun |= counts and goes_further and self.check(position, last_epoch) is not None
 
     def closed(self, broker: int, directory: str, now: float) -> None:
-        """The follower's connection ended, or it copies this partition no longer."""
+        """Note that the follower's connection ended, or that it no longer copies this partition."""
         self._followers.setdefault((broker, directory), _Follower()).closed_at = now
 
     def observe(self, snapshot: Snapshot) -> bool:
@@ -223,19 +226,19 @@ class Leadership:
         if snapshot.version > self.snapshot.version:
             moved_away = set(self.snapshot.state.replicas).difference(snapshot.state.replicas)
             for replica in [one for one in self._followers if one[0] in moved_away]:
-                del self._followers[replica]  # should it come back, its log begins anew
+                del self._followers[replica]  # should it come back, its log begins again
             self.snapshot = snapshot
         return self._commit()
 
     def decided(self, snapshot: Snapshot) -> bool:
-        """The proposal was written, or certainly never will be; `snapshot` is of after that."""
+        """Note that the proposal was written, or certainly never will be; `snapshot` was read after that."""
         self.proposal = None
         return self.observe(snapshot)
 
-    # What to do
+    # Proposals
 
     def propose(self, live: Directories, now: float) -> Proposal | None:
-        """The next change to be written, if one is due; to be asked ten times a lag.
+        """Return the next change to write, if one is due; called ten times a lag.
 
         Removals come first: commits wait for them.
         """
@@ -260,7 +263,7 @@ class Leadership:
         return None
 
     def _preferred(self, live: Directories, now: float) -> Directories:
-        """The first replica, once it has been alive and in sync for long enough to lead again."""
+        """Return the first replica, once it has been alive and in sync for long enough to lead again."""
         state = self.snapshot.state
         if prefer(state, live) is None or not self.is_serving or state.adding or state.removing:
             self._preferred_since = None
@@ -286,16 +289,17 @@ class Leadership:
         return now - noted_at >= self._lag_s and follower.flushed < end
 
     def _note_end(self, now: float) -> None:
-        """Keep the log's end of every tenth of the lag; the first of them is as old as the lag, if one is."""
+        """Keep the log's end of every tenth of the lag; the oldest sample is as old as the lag, if any is."""
         if now - self._ends[-1][0] >= self._lag_s / LAG_SAMPLES:
             self._ends.append((now, self._log.end))
         while len(self._ends) > 1 and now - self._ends[1][0] >= self._lag_s:
             self._ends.popleft()
 
     def _joining(self, live: Directories) -> Directories:
-        """The replicas that have flushed what is committed, and all that was there when the epoch began.
+        """Return the replicas that have flushed the committed part and all that was there when the epoch
+        began.
 
-        Nobody yet, if this log may be an older copy and a live replica that counts has not shown its own.
+        None yet, if this log may be an older copy and a live replica that counts has not shown its own.
         """
         state, floor = self.snapshot.state, max(self.committed, self.start)
         if not (self._is_sure or self.is_serving or self._has_seen(live, state)):
@@ -311,7 +315,7 @@ class Leadership:
         }
 
     def _has_seen(self, live: Directories, state: PartitionState) -> bool:
-        """True once every live replica that counts has connected in this epoch."""
+        """Return True once every live replica that counts has connected in this epoch."""
         counting = {*state.isr.items(), *state.eligible.items()} & {*live.items()}
         return all(one in self._seen for one in counting if one[0] != self.broker)
 
@@ -320,7 +324,7 @@ class Leadership:
         if not self._units or not self.has_enough or self.is_outrun:
             return False
         flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))
-        if self.proposal is not None:  # who may be in already counts: nobody knows yet
+        if self.proposal is not None:  # a replica that may be in sync already counts
             flushed = min(flushed, self._flushed_by(self.proposal.joining))
         before = self.committed
         while self._units and self._units[0] <= flushed:
@@ -328,7 +332,7 @@ class Leadership:
         return self.committed > before
 
     def _flushed_by(self, replicas: Mapping[int, str]) -> int:
-        """Up to where all of these have flushed, this broker left out."""
+        """Return the end up to which all of these have flushed, this broker left out."""
         unknown = _Follower()
         return min(
             (

@@ -1,15 +1,15 @@
-"""One broker's copy of one partition: whether it leads, follows, campaigns or waits, and what changes that.
+"""One broker's copy of one partition: its role (leading, following, campaigning or waiting), and its changes.
 
-The states, and what ends them:
+The roles, and what ends them:
 
-    waiting      nobody leads, or the leader is this broker's own earlier life    a leader; its campaign
+    waiting      no broker leads, or the leader is this broker before a restart   a leader; its campaign
     following    the state names another broker                                   a newer epoch; its campaign
-    campaigning  its turn came: nothing is taken from a leader any more           the outcome of its write
-    leading      its compare-and-set was answered                                 hearing of a newer epoch
+    campaigning  its turn came: it takes nothing from a leader any more           the outcome of its write
+    leading      its compare-and-set was answered                                 learning of a newer epoch
 
-A replica elects itself. It leads on the word of a compare-and-set that it made and whose answer it heard, on
-nothing else: a state that names it as leader may stem from its life before a crash, when followers took bytes
-that its own disk has lost. It then elects itself again, in a new epoch.
+A replica elects itself. It leads only by a compare-and-set that it made and whose answer it received: a state
+that names it as leader may date from before a crash, when followers took bytes that its own disk has lost. It
+then elects itself again, in a new epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millrace_broker.replication.state import (
 )
 
 CAMPAIGN_STEP_S = 0.5
-"""Entitled replicas campaign one after the other, so far apart: the first one usually wins."""
+"""Seconds between the campaigns of entitled replicas: the first one usually wins."""
 
 
 class Replica:
@@ -36,7 +36,7 @@ class Replica:
     def __init__(
         self, broker: int, directory: str, log: ReplicaLog, *, lag_s: float, prefer_after_s: float
     ) -> None:
-        """`directory` is the id of the log directory that `log` lies in."""
+        """`directory` is the id of the log directory that holds `log`."""
         self.broker, self.directory, self.log = broker, directory, log
         self.leading: Leadership | None = None
         self.following: Following | None = None
@@ -51,7 +51,7 @@ class Replica:
         """True from the moment the broker finds ZooKeeper restored until this replica has reported."""
 
     def observe(self, snapshot: Snapshot, now: float) -> None:
-        """Take in a state read from ZooKeeper; an older one than is known changes nothing."""
+        """Take in a state read from ZooKeeper; a state older than the known one changes nothing."""
         if self.snapshot is None or snapshot.version > self.snapshot.version:
             self.snapshot = snapshot
             self.has_seen_newer &= self.broker not in snapshot.state.reports
@@ -59,7 +59,7 @@ class Replica:
         self._take_role(now)
 
     def see_brokers(self, live: Directories, now: float) -> None:
-        """Take in who is registered, as last read."""
+        """Take in the registered brokers, as last read."""
         self.live = live
         self._take_role(now)
 
@@ -89,7 +89,7 @@ class Replica:
         self.following = following
 
     def heard_of(self, epoch: int) -> None:
-        """A follower knows a leader of `epoch`: this one, if it is older, leads no more."""
+        """Stop leading if a follower knows a leader of a newer epoch, `epoch`."""
         if self.leading is not None and epoch > self.leading.epoch:
             self.leading = None
 
@@ -119,18 +119,18 @@ class Replica:
         return report(state, self.broker, Report(self.directory, self.log.epochs.last, self.log.end))
 
     def _is_settled(self, state: PartitionState) -> bool:
-        """True if reports, or an operator, have chosen a leader since ZooKeeper was restored."""
+        """Return True if reports, or an operator, have chosen a leader since ZooKeeper was restored."""
         return not state.reports and state.leader_epoch > self.log.epochs.last + UNKNOWN_EPOCHS // 2
 
     # Elections
 
     @property
     def is_leaderless(self) -> bool:
-        """True while nobody leads, as far as is known: it may become this replica's turn."""
+        """True while no leader is known: it may become this replica's turn."""
         return self._leaderless_since is not None and self.leading is None and not self.is_campaigning
 
     def is_due(self, now: float) -> bool:
-        """True when it is this replica's turn to campaign."""
+        """Return True when it is this replica's turn to campaign."""
         if self.snapshot is None or not self.is_leaderless or self.owes_report:
             return False
         assert self._leaderless_since is not None
@@ -140,7 +140,7 @@ class Replica:
         return now - self._leaderless_since >= self._rank(state) * CAMPAIGN_STEP_S
 
     def _rank(self, state: PartitionState) -> int:
-        """How many other entitled replicas come before this one; 0 for the one that led last."""
+        """Return how many other entitled replicas come before this one; 0 for the one that led last."""
         if state.leader == self.broker:
             return 0
         entitled = [
@@ -160,14 +160,14 @@ class Replica:
         self.is_campaigning = True
 
     def election(self) -> tuple[int, PartitionState] | None:
-        """(version to replace, state) to be written with one compare-and-set; None when it may not lead."""
+        """Return (version to replace, state) for one compare-and-set; None when this replica may not lead."""
         assert self.snapshot is not None, "a campaign begins with a state"
         version, state, minimum = self.snapshot
         elected = elect(state, self.broker, self.directory, self.live, minimum)
         return None if elected is None else (version, elected)
 
     def won(self, snapshot: Snapshot, now: float) -> Leadership | None:
-        """The compare-and-set was answered: `snapshot` is its. None if a newer state names another leader."""
+        """Take in the state that the compare-and-set wrote. None if a newer state names another leader."""
         self.is_campaigning, self._leaderless_since = False, None
         if self.snapshot is None or snapshot.version >= self.snapshot.version:
             self.snapshot = snapshot
@@ -186,6 +186,7 @@ class Replica:
         return self.leading
 
     def not_won(self, now: float) -> None:
-        """The compare-and-set failed, or its answer was lost: go by the newest state; again in its turn."""
+        """Go by the newest state: the compare-and-set failed, or its answer was lost. Campaign again in
+        turn."""
         self.is_campaigning, self._leaderless_since = False, None
         self._take_role(now)

@@ -1,4 +1,4 @@
-"""The leader's side of a follower's connection: where it stands in each partition, and what it hears.
+"""The leader's side of a follower's connection: the follower's position in each partition, and its answers.
 
 On the loop only. Knows logs and leaderships; the broker brings both, and the requests.
 """
@@ -25,7 +25,7 @@ class Led(NamedTuple):
 
 
 FindLed = Callable[[ReplicaPartition, int], Led]
-"""The partition led here, for a follower that knows this epoch of it; BrokerError when it is not led here."""
+"""Returns the partition led here, for a follower that knows this epoch; BrokerError when not led here."""
 
 
 def check_epoch(leading: Leadership, known: int) -> None:
@@ -42,10 +42,10 @@ def check_epoch(leading: Leadership, known: int) -> None:
 class _Place:
     wanted: Wanted
     heard_starts: tuple[int, int] = (-1, -1)
-    """The start of the leader's log, and of what may be read of it, as last told."""
+    """Start of the leader's log, and of its readable part, as last sent."""
     heard_committed: int = -1
     is_answered: bool = False
-    """True from an answer on until the follower says where it stands then."""
+    """True from an answer on until the follower states its position after it."""
 
 
 class ReplicaSession:
@@ -56,7 +56,7 @@ class ReplicaSession:
         self._find = find
         self._places: dict[ReplicaPartition, _Place] = {}
         self._changed: dict[ReplicaPartition, None] = {}
-        """Where there may be something to say, the longest waiting first."""
+        """Partitions that may have news for the follower, the longest waiting first."""
 
     def update(self, request: ReplicaFetchRequest, now: float) -> bool:
         """Record the follower's positions; True when that commits more, or when a leader must resign."""
@@ -74,7 +74,7 @@ class ReplicaSession:
             try:
                 leading = self._led(wanted).leading
             except BrokerError:
-                continue  # the answer says it
+                continue  # the answer has the error
             leading.connected(self.follower, self.directory, wanted.position, wanted.last_epoch)
             grown |= leading.is_outrun
             if wanted.flushed >= 0:
@@ -82,13 +82,13 @@ class ReplicaSession:
         return grown
 
     def changed(self, partition: ReplicaPartition) -> None:
-        """The partition has grown, or is led no more."""
+        """Note that the partition has grown, or is no longer led here."""
         place = self._places.get(partition)
         if place is not None and not place.is_answered:
             self._changed[partition] = None
 
     def closed(self, now: float) -> None:
-        """The connection ended."""
+        """Note that the connection has ended."""
         for place in self._places.values():
             self._end(place, now)
 
@@ -97,10 +97,10 @@ class ReplicaSession:
             self._led(place.wanted).leading.closed(self.follower, self.directory, now)
 
     def answer(self, max_bytes: int, *, final: bool = False) -> list[Copied]:
-        """What there is to say, at most `max_bytes` of records but for the first; empty: nothing yet.
+        """Return the news, with at most `max_bytes` of records after the first; empty if there is none yet.
 
-        A partition that is named in it is silent until the follower names it again. `final`: the follower
-        has waited long enough, and hears what alone would not have been worth an answer.
+        A partition in the answer is left out until the follower names it again. `final`: the follower has
+        waited long enough, and gets even news that alone would not have been worth an answer.
         """
         copied: list[Copied] = []
         room = max_bytes
@@ -131,7 +131,7 @@ class ReplicaSession:
         try:
             leading, log = self._led(wanted)
         except BrokerError as error:
-            del self._places[wanted.partition]  # else whatever a follower names would be remembered
+            del self._places[wanted.partition]  # else every name that a follower sends would be remembered
             return Copied(wanted.partition, error.code)
         try:
             diverging = leading.check(wanted.position, wanted.last_epoch)
@@ -152,7 +152,7 @@ class ReplicaSession:
         return _said(place, leading, log)._replace(segment=segment, records=records)
 
     def _news(self, place: _Place) -> Copied | None:
-        """What was committed or dropped since the follower heard of it, while nothing was appended."""
+        """Return what was committed or dropped since the last answer, while nothing was appended."""
         wanted = place.wanted
         try:
             leading, log = self._led(wanted)

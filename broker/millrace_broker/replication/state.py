@@ -1,8 +1,8 @@
-"""The changes of who leads a partition and which replicas count, as functions from one state to the next.
+"""Changes of a partition's leader and in-sync replicas, as functions from one state to the next.
 
-Each is made with one compare-and-set of the topic's node in ZooKeeper, and is safe whoever makes it, however
-late: what must hold stands here, not in who calls. None instead of a state means that the change is not, or
-not any more, allowed.
+Each is made with one compare-and-set of the topic's node in ZooKeeper, and is safe whichever broker makes it,
+however late: its conditions are checked here, not by the caller. None instead of a state means that the
+change is not, or no longer, allowed.
 
 `live`: the registered brokers and the id of the log directory that each of them uses now. A broker whose disk
 was lost comes back with another id, so it is not the replica that the state names.
@@ -22,13 +22,13 @@ UNKNOWN_EPOCHS = 100_000
 
 
 def has_live_leader(state: PartitionState, live: Directories) -> bool:
-    """True if the leader is registered, with the directory that holds its copy."""
+    """Return True if the leader is registered, with the directory that holds its copy."""
     leader = state.leader
     return leader in live and live[leader] == state.isr.get(leader)
 
 
 def may_lead(state: PartitionState, broker: int, directory: str, live: Directories) -> bool:
-    """True for an in-sync replica, and for an eligible one while no in-sync replica lives.
+    """Return True for an in-sync replica, and for an eligible one while no in-sync replica lives.
 
     Both have flushed everything that was ever committed. After ZooKeeper was restored from an older copy the
     in-sync replicas are unknown. Then all replicas report, and the log that goes furthest has everything.
@@ -43,10 +43,10 @@ def may_lead(state: PartitionState, broker: int, directory: str, live: Directori
 def elect(
     state: PartitionState, broker: int, directory: str, live: Directories, minimum: int
 ) -> PartitionState | None:
-    """`broker` leads from the end of its log on in a new epoch; None unless it may lead.
+    """Have `broker` lead from the end of its log on in a new epoch; None unless it may lead.
 
-    How long its log is does not matter. A leader that died before its in-sync replicas had flushed what it
-    began with has committed nothing of it, and each of them must be able to go on.
+    The length of its log does not matter. A leader that died before its in-sync replicas had flushed its log
+    as of the start of its epoch has committed nothing of it, and each of them must be able to go on.
     """
     if not may_lead(state, broker, directory, live):
         return None
@@ -81,7 +81,7 @@ def report(state: PartitionState, broker: int, report: Report) -> PartitionState
 def shrink(
     state: PartitionState, leader: int, epoch: int, gone: Collection[int], minimum: int
 ) -> PartitionState | None:
-    """The leader of `epoch` goes on without the replicas `gone`; None if it leads no more, or none was in."""
+    """Have the leader of `epoch` drop the replicas `gone`; None if it leads no more, or none was in sync."""
     isr = {broker: at for broker, at in state.isr.items() if broker not in gone or broker == leader}
     if not _leads(state, leader, epoch) or len(isr) == len(state.isr):
         return None
@@ -92,10 +92,10 @@ def shrink(
 def expand(
     state: PartitionState, leader: int, epoch: int, joining: Directories, minimum: int
 ) -> PartitionState | None:
-    """The leader of `epoch` takes these replicas in; None when it leads no more, or none may come in.
+    """Have the leader of `epoch` add in-sync replicas; None when it leads no more, or none may be added.
 
-    A broker that is in under another directory must go out first: its entry still stands for bytes that may
-    be lost, and only the removal makes the leader stop counting them.
+    A broker that is in sync under another directory must be removed first: its entry still stands for bytes
+    that may be lost, and only the removal makes the leader stop counting them.
     """
     new = {b: at for b, at in joining.items() if b in state.replicas and b not in state.isr}
     if not _leads(state, leader, epoch) or not new:
@@ -107,11 +107,11 @@ def expand(
 def resign(
     state: PartitionState, leader: int, epoch: int, minimum: int, *, is_whole: bool
 ) -> PartitionState | None:
-    """The leader of `epoch` stops; None when it leads no more.
+    """Have the leader of `epoch` resign; None when it leads no more.
 
-    It also leaves the in-sync replicas if there are others, or eligible ones. Those have everything
+    It also leaves the in-sync replicas if there are others, or eligible ones: those have everything
     committed, and could not lead as long as its broker lives. `is_whole` says that its disk has everything it
-    flushed; after a failed flush nobody can tell.
+    flushed; after a failed flush that is unknown.
     """
     if not _leads(state, leader, epoch):
         return None
@@ -137,12 +137,13 @@ def depose(state: PartitionState, leader: int, epoch: int, minimum: int) -> Part
 def assign(state: PartitionState, target: Replicas, live: Directories, minimum: int) -> PartitionState | None:
     """Return the partition on its way to the replicas `target`; None when its only replica does not serve.
 
-    Whatever it has now stays until the leader calls `finish`, and a target replaces the one before. Going
-    back to the replicas of before is a cancellation, whatever targets there were: `adding` names all that are
-    not of those. `minimum` is that of the state this makes.
+    Its present replicas stay until the leader calls `finish`, and a target replaces the one before. Going
+    back to the original replicas is a cancellation, whatever targets there were: `adding` names all others.
+    `minimum` is that of the resulting state.
     """
     if not state.is_replicated and target != state.replicas:
-        # With one replica nobody notes its directory; and it leads on only as one of several, in a new epoch.
+        # With one replica its directory is not recorded; and it leads on only as one of several, in a new
+        # epoch.
         (broker,) = state.replicas
         if broker not in live or state.leader == NO_LEADER:
             return None
@@ -158,10 +159,10 @@ def assign(state: PartitionState, target: Replicas, live: Directories, minimum: 
 
 
 def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> PartitionState | None:
-    """The leader of `epoch` ends a reassignment; None when it leads no more, or it is too early.
+    """Have the leader of `epoch` end a reassignment; None when it leads no more, or it is too early.
 
-    That is until all that are added are in sync, and while fewer than the minimum are in sync and anybody
-    would go who has everything committed. A leader that is not among the replicas any more resigns.
+    It is too early until all added replicas are in sync, and while fewer than the minimum are in sync and the
+    end would remove a replica that has everything committed. A leader that is no replica any more resigns.
     `minimum` is that of the target.
     """
     target = state.target
@@ -181,15 +182,17 @@ def finish(state: PartitionState, leader: int, epoch: int, minimum: int) -> Part
         adding=(),
         removing=(),
     )
-    if len(target) == 1:  # nobody campaigns for the only replica: it leads as soon as it is told to
+    if len(target) == 1:  # an only replica does not campaign: it leads at once
         return replace(done, leader=target[0], leader_epoch=epoch + (leader != target[0]))
     return done
 
 
 def prefer(state: PartitionState, live: Directories) -> PartitionState | None:
-    """Nobody leads, so that the first replica does next; None unless that is alive, in sync and not leading.
+    """Leave no leader, so that the first replica leads next; None unless that is alive, in sync and not
+    leading.
 
-    Anybody may do it: the leader hears of it. It stays in sync: what it commits until then is flushed by all.
+    Any broker may do so: the leader sees the change. It stays in sync: what it commits until then is flushed
+    by all.
     """
     preferred = state.replicas[0]
     if state.leader == preferred or preferred not in _alive(state.isr, live):
@@ -198,10 +201,10 @@ def prefer(state: PartitionState, live: Directories) -> PartitionState | None:
 
 
 def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionState | None:
-    """`broker` is to elect itself though it may lack committed messages; None where that is not needed.
+    """Let `broker` elect itself though it may lack committed messages; None where that is not needed.
 
-    It is not while anybody lives who may lead without a loss, and does not help unless `broker` is a live
-    replica. What the others have beyond its log is cut. An only replica leads at once, if it waits for this.
+    It is not needed while a live replica may lead without a loss, and does not help unless `broker` is a live
+    replica. Bytes of the others beyond its log are cut. An only replica leads at once, if it waits for this.
     """
     if broker not in state.replicas or broker not in live:
         return None
@@ -214,7 +217,7 @@ def unclean(state: PartitionState, broker: int, live: Directories) -> PartitionS
 
 
 def with_minimum(state: PartitionState, minimum: int) -> PartitionState:
-    """The state under a new `min.insync.replicas`, which must be set in the same write."""
+    """Return the state under a new `min.insync.replicas`, which must be set in the same write."""
     return replace(state, eligible=_eligible(state.eligible, state.isr, minimum))
 
 
@@ -223,7 +226,7 @@ def _leads(state: PartitionState, leader: int, epoch: int) -> bool:
 
 
 def _goes_furthest(state: PartitionState, broker: int, directory: str) -> bool:
-    """True once all replicas have reported, and no log goes further than this one."""
+    """Return True once all replicas have reported, and no log goes further than this one."""
     own = state.reports.get(broker)
     if own is None or own.directory != directory or any(one not in state.reports for one in state.replicas):
         return False
@@ -235,9 +238,9 @@ def _alive(replicas: Directories, live: Directories) -> Directories:
 
 
 def _eligible(candidates: Directories, isr: Directories, minimum: int) -> Directories:
-    """Of those that have everything committed, the ones to keep note of beside these in-sync replicas.
+    """Return the candidates, which have everything committed, to record beside these in-sync replicas.
 
-    None once there are enough: from then on something may be committed without the others.
+    None once enough are in sync: from then on something may be committed without the others.
     """
     if len(isr) >= minimum:
         return {}
