@@ -1,4 +1,4 @@
-"""What produce, fetch and list-offsets mean for the partitions stored on this broker.
+"""Produce, fetch and list-offsets for the partitions stored on this broker.
 
 Knows no sockets and no wire format.
 """

@@ -1,7 +1,7 @@
 """Comparison of this machine's clock with ZooKeeper's: retention by time deletes only while the two agree.
 
 ZooKeeper stamps each write with its own clock. Between two writes, and while ZooKeeper is away, the monotonic
-clock says how far ZooKeeper's has moved on.
+clock measures how far ZooKeeper's has moved on.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ClockCheck:
         try:
             told = self._cluster.zookeeper_time()
         except MillraceError as error:
-            log.warning("ZooKeeper's clock is not known anew: %s", error)
+            log.warning("cannot read ZooKeeper's clock again: %s", error)
         else:
             self._zookeeper_ahead = told - (began + self._monotonic()) / 2
 

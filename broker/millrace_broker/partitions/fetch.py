@@ -1,7 +1,7 @@
-"""One fetch: read what is there, or wait for it.
+"""One fetch: read the available records, or wait for them.
 
-A fetch that finds less than it wants is parked on its partitions. It adds up what they get, and reads them
-all again once that is enough or its time is up; it answers with what there is then. A partition that is named
+A fetch that finds less than it wants is parked on its partitions. It adds up their growth, and reads them all
+again once that is enough or its time is up; it answers with the records found then. A partition that is named
 twice is read once. Reads file slices, never bytes. Knows no wire format.
 """
 
@@ -22,15 +22,15 @@ from millrace_broker.storage.landmarks import LandmarksMissing
 logger = logging.getLogger("millrace.broker.fetch")
 
 MAX_WAIT_MS = 5 * 60_000
-"""A client that wants to wait longer asks again."""
+"""Longest wait of a fetch; a client that wants to wait longer asks again."""
 MAX_PARKED_PARTITIONS = 100_000
-"""Partitions that all fetches that wait may name together: each takes 200 bytes. Beyond it only a fetch of at
-most SMALL_FETCH partitions waits; any other is answered with what there is."""
+"""Most partitions that all waiting fetches may name together: each takes 200 bytes. Beyond it only a fetch of
+at most SMALL_FETCH partitions waits; any other is answered with the records available."""
 SMALL_FETCH = 16
 
 
 class PartitionRead(NamedTuple):
-    """What a fetch found in one partition."""
+    """Result of a fetch in one partition."""
 
     number: int
     error: int
@@ -42,12 +42,12 @@ class PartitionRead(NamedTuple):
 
 
 Reads: TypeAlias = list[tuple[str, list[PartitionRead]]]
-"""What a fetch found, by topic."""
+"""Results of a fetch, by topic."""
 Answer: TypeAlias = Callable[[Reads], None]
 
 
 class Source(Protocol):
-    """What a fetch needs of the broker."""
+    """The broker as a fetch sees it."""
 
     mailbox: Mailbox
     parked_partitions: int
@@ -55,7 +55,8 @@ class Source(Protocol):
     def partition(self, topic: str, number: int) -> Partition: ...
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build what a read lacked, apart from the loop; then wake who is parked. StorageError: not now."""
+        """Build the landmarks that a read lacked, in a thread; then wake parked fetches. StorageError: not
+        now."""
 
     def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
 
@@ -63,7 +64,7 @@ class Source(Protocol):
 class Fetch:
     """A fetch under way; `answer` is called once, on the loop.
 
-    `abort` is called instead when a mistake in the code is met while it waits: there is no answer to give.
+    `abort` is called instead when a bug shows while it waits: there is no answer to give.
     """
 
     __slots__ = ("_abort", "_answer", "_available", "_partitions", "_request", "_source", "_timer", "_woken")
@@ -75,7 +76,7 @@ class Fetch:
         self._request = request
         self._answer: Answer | None = answer
         self._partitions: dict[Partition, int] = {}
-        """Those it is parked on, and how many bytes more of each it would take."""
+        """Partitions it is parked on; maps each to the bytes that it would still take of it."""
         self._available = 0
         self._timer: Timer | None = None
         self._woken = False
@@ -106,7 +107,7 @@ class Fetch:
         return self._request.min_bytes <= 1
 
     def wake(self) -> None:
-        """Look again at the end of this turn, however many partitions have something new."""
+        """Look again at the end of this turn, however many partitions have grown."""
         if not self._woken and self._answer is not None:
             self._woken = True
             self._source.at_end_of_turn(self._look)
@@ -127,11 +128,11 @@ class Fetch:
             return
         self._woken = False
         topics, partitions, size, failed = self._read()
-        # What they grew by is enough though less may be read: else each small append could cost a look.
+        # The growth is enough though less may be read: else each small append could cost a look.
         enough = max(size, self._available if size else 0) >= self._request.min_bytes
         if not (final or failed or enough or self._request.max_wait <= 0):
             self._available = size
-            # Who is parked stays so: had a partition come or gone since, there would be an error to answer.
+            # Stays parked as it is: had a partition come or gone since, there would be an error to answer.
             if self._partitions:
                 self._partitions.update(partitions)
                 return
@@ -176,7 +177,7 @@ class Fetch:
         self._partitions = {}
 
     def _read(self) -> tuple[Reads, dict[Partition, int], int, bool]:
-        """What is there now, what each partition may add, how many bytes it is, and if there is an error."""
+        """Return the reads, the bytes that each partition may add, the bytes read, and whether one failed."""
         # Names of topics without partitions would be kept for nothing.
         total, failed = 0, not all(wanted for _, wanted in self._request.topics)
         topics: Reads = []
@@ -196,7 +197,7 @@ class Fetch:
                     else:
                         read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
                         partitions[partition] = self._room_left(read, max_bytes)
-                except LeaderNotAvailable:  # Kafka answers no fetch so, and Java's consumer ends at it
+                except LeaderNotAvailable:  # Kafka never gives a fetch this error; Java's consumer ends at it
                     read, failed = PartitionRead(number, ErrorCode.NOT_LEADER_OR_FOLLOWER), True
                 except BrokerError as error:
                     read, failed = PartitionRead(number, error.code), True
@@ -225,7 +226,7 @@ class Fetch:
                 partition.check_knows(offset)
                 raise
             except LandmarksMissing:
-                self._source.build_landmarks(partition)  # wakes who is parked when they are there
+                self._source.build_landmarks(partition)  # wakes the parked fetches when they are built
             if records is not None and records.length > room and not first:
                 records = None  # only the first batch of an answer may exceed its limit
         return PartitionRead(

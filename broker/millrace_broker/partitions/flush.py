@@ -1,8 +1,8 @@
 """The threads that bring appended bytes to the disk, so that the loop never waits for it.
 
 Work begins in the order it was handed over; the outcome goes back to the loop. Work that may wait has one
-thread of its own: it takes its turn when the one before it is done, at most 1,000 times a second, so that
-many partitions which hurry keep no other from the disk. Knows nothing of logs.
+thread of its own. Each piece begins when the one before it is done, at most 1,000 times a second, so that
+many partitions in a hurry keep no other from the disk. Knows nothing of logs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger("millrace.broker.flush")
 
 T = TypeVar("T")
 THREADS = 8
-"""Flushes that wait for the disk at once share what it takes the file system: eight are hardly slower than
-one, and a broker with hundreds of busy partitions has each of them on the disk ten times as soon."""
+"""Flushes that wait for the disk at once share the work of the file system: eight are hardly slower than one,
+and each of hundreds of busy partitions is on the disk ten times as soon."""
 PAUSE_S = 0.001
-"""From the begin of one piece of work that may wait to that of the next: each costs the broker 0.2 ms of CPU,
-whatever comes meanwhile shares it, and no message waits longer for it than a client notices."""
+"""Seconds from the beginning of one piece of work that may wait to that of the next. Each costs the broker
+0.2 ms of CPU and takes whatever came meanwhile, and no message waits longer for it than a client notices."""
 
 _Queue: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
@@ -36,11 +36,11 @@ class FlushThreads:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self.seconds = Histogram()
-        """How long each piece of work took."""
+        """Durations of the pieces of work."""
         self.done = 0
         """Number of pieces of work that have ended. Any thread may read it."""
         self._began: dict[int, float] = {}
-        """When each thread at work began, in monotonic time."""
+        """Begin of the work of each busy thread, in monotonic time."""
         self._lock = threading.Lock()
         self._work: _Queue = queue.SimpleQueue()
         self._may_wait: _Queue = queue.SimpleQueue()
@@ -54,7 +54,7 @@ class FlushThreads:
 
     @property
     def since(self) -> float | None:
-        """When the oldest work under way began, in monotonic time; from any thread."""
+        """Begin of the oldest work under way, in monotonic time; from any thread."""
         with self._lock:
             return min(self._began.values(), default=None)
 
@@ -66,7 +66,7 @@ class FlushThreads:
     ) -> None:
         """Run `work` in a thread, then `outcome` on the loop with its result or its exception.
 
-        In the thread `after` follows, which nobody waits for.
+        `after` follows in the thread; no outcome waits for it.
         """
         self._work.put(lambda: self._flush(work, outcome, after))
 
@@ -76,11 +76,11 @@ class FlushThreads:
         outcome: Callable[[T | None, BaseException | None], None],
         after: Callable[[], None] | None = None,
     ) -> None:
-        """As `submit`, when the disk is free: one after the other, no more often than the pause allows."""
+        """Run as `submit` does, when the disk is free: one piece after the other, with pauses."""
         self._may_wait.put(lambda: self._flush(work, outcome, after))
 
     def close(self) -> None:
-        """Finish what was handed over and end the threads."""
+        """Finish the work handed over and end the threads."""
         self._closing = True
         self._may_wait.put(None)
         for _ in self._threads:

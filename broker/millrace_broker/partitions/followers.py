@@ -1,7 +1,6 @@
-"""The followers that copy from this broker: one connection each, parked while there is nothing to say.
+"""The followers that copy from this broker: one connection each, parked while there is no news.
 
-On the loop. What a follower hears is `replication.session`'s business; which partitions are led here is the
-broker's.
+On the loop. `replication.session` makes the answers; the broker knows which partitions are led here.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from millrace_broker.replication.session import FindLed, ReplicaSession
 
 MAX_WAIT_MS = 10_000
 MAX_BYTES = 16 << 20
-"""The most that a follower gets and waits at once, whatever it asks for."""
+"""Most bytes that a follower gets at once, and longest wait, whatever it asks for."""
 
 Answer: TypeAlias = Callable[[Sequence[Copied]], None]
 
@@ -27,11 +26,11 @@ class Connected(Protocol):
     closed: bool
 
     def abort(self, reason: str) -> None:
-        """Close it, and log why."""
+        """Close the connection, and log why."""
 
 
 class Follower:
-    """One follower's connection, and its request that waits for something new."""
+    """One follower's connection, and its request that waits for news."""
 
     def __init__(
         self,
@@ -48,9 +47,9 @@ class Follower:
         self._woken = False
 
     def fetch(self, request: ReplicaFetchRequest, answer: Answer) -> bool:
-        """Answer with what is new, at once or later; True when more is committed by what it says."""
+        """Answer with the news, at once or later; True when the request's positions commit more."""
         if self._answer is not None:
-            self._finish([])  # it has something to tell, and did not want to wait any more
+            self._finish([])  # an earlier request: the follower has new positions and stopped waiting
         grown = self.session.update(request, self._mailbox.now())
         self._answer, self._max_bytes = answer, min(request.max_bytes, MAX_BYTES)
         self._look()
@@ -60,14 +59,14 @@ class Follower:
         return grown
 
     def changed(self, partition: ReplicaPartition) -> None:
-        """There may be something to say of this partition: look at the end of the turn."""
+        """Note that this partition may have news: look at the end of the turn."""
         self.session.changed(partition)
         if self._answer is not None and not self._woken:
             self._woken = True
             self._at_end_of_turn(self._look)
 
     def end(self, now: float) -> None:
-        """The connection has ended, or another one takes its place."""
+        """Note that the connection has ended, or another one takes its place."""
         if self._answer is not None:
             self._finish([])
         self.session.closed(now)
@@ -100,7 +99,7 @@ class Followers:
         self._followers: dict[int, Follower] = {}
 
     def fetch(self, connection: Connected, request: ReplicaFetchRequest, answer: Answer) -> bool:
-        """Serve one request; True when more is committed by what it says."""
+        """Serve one request; True when its positions commit more."""
         known = self._followers.get(request.follower)
         if known is None or known.connection is not connection:
             if not request.anew:
@@ -114,12 +113,12 @@ class Followers:
         return known.fetch(request, answer)
 
     def changed(self, partition: ReplicaPartition) -> None:
-        """The partition has grown, or is led by another broker now."""
+        """Note that the partition has grown, or is led by another broker now."""
         for follower in self._followers.values():
             follower.changed(partition)
 
     def end_closed(self, now: float) -> None:
-        """Note whose connection has ended since the last call."""
+        """Remove the followers whose connection has ended since the last call."""
         for broker, follower in list(self._followers.items()):
             if follower.connection.closed:
                 del self._followers[broker]

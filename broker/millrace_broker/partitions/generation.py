@@ -3,16 +3,16 @@
 It grows at each start, before the broker registers, and once a second while anything is flushed. The disk
 comes first, then ZooKeeper, so a crash leaves the disk ahead by one at most. The two numbers at a start:
 
-    disk = ZooKeeper, or one more    the directory is what it was when the broker ended
-    disk < ZooKeeper                 the directory was put back from an older copy
-    disk > ZooKeeper + 1             ZooKeeper was put back from an older copy
+    disk = ZooKeeper, or one more    the directory is as it was when the broker ended
+    disk < ZooKeeper                 the directory was restored from an older copy
+    disk > ZooKeeper + 1             ZooKeeper was restored from an older copy
 
-A ZooKeeper that was put back is written down in the directory until every replica has reported what it has:
-a start in between would see nothing of it any more.
+A restored ZooKeeper is noted in the directory until every replica has reported its log: a start in between
+could no longer see it from the numbers.
 
-A directory that was put back gets a new id. It is then in sync nowhere: the broker copies what other replicas
-have, and a partition that has its only replica there waits for an operator. The same holds for a directory
-without an owner: the disk is empty, or not mounted.
+A restored directory gets a new id. It is then in sync nowhere: the broker copies from other replicas, and a
+partition that has its only replica there waits for an operator. The same holds for a directory without an
+owner: the disk is empty, or not mounted.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Generation:
     def grow(self) -> None:
         """Raise the number on the disk, then in ZooKeeper. If the disk is ahead, write only to ZooKeeper.
 
-        A ZooKeeper that was restored stays so on the disk before the number there shows it no more. Raises
-        OSError when the disk refuses the write, MillraceError when ZooKeeper does.
+        The note that ZooKeeper was restored is on the disk before the numbers stop showing it. Raises OSError
+        when the disk refuses the write, MillraceError when ZooKeeper does.
         """
         owner = replace(self._owner, zookeeper_restored=self.zookeeper_is_restored)
         if owner.generation == self._known:
@@ -81,12 +81,12 @@ class Generation:
         if not self._node.write(self._owner.generation):
             self.compare()
             if self._must_tell:
-                return  # the disk does not say so yet
+                return  # the disk has no note of it yet
             self._node.write(self._owner.generation)
         self._known = self._owner.generation
 
     def compare(self) -> None:
-        """Read ZooKeeper's number. A number lower than before means that ZooKeeper was put back."""
+        """Read ZooKeeper's number. A lower number than before means that ZooKeeper was restored."""
         if self._node.read() < self._known:
             self.zookeeper_is_restored = self._was_restored = self._must_tell = True
 
@@ -103,9 +103,10 @@ class Generation:
         zookeeper_restored: Callable[[], None],
         have_reported: Callable[[], bool],
     ) -> None:
-        """Start a thread that grows the number while `flushes` grows, and reports a ZooKeeper put back.
+        """Start a thread that grows the number while `flushes` grows, and reports a restored ZooKeeper.
 
-        `zookeeper_restored` returns when replicas owe their reports, and `have_reported` says that none does.
+        `zookeeper_restored` returns when replicas owe their reports, and `have_reported` returns True when
+        none does.
         """
 
         def work() -> None:
@@ -140,7 +141,7 @@ class Generation:
         self._thread.start()
 
     def log_zookeeper(self) -> None:
-        """Log that ZooKeeper was put back."""
+        """Log that ZooKeeper was restored from an older copy."""
         log.error(
             "ZooKeeper at %s was put back from an older copy: log directory %s has seen a later state of it",
             self._cluster.session.zookeeper,

@@ -1,10 +1,10 @@
-"""One partition this broker leads, while it runs: who waits for what, and when it is flushed.
+"""One partition this broker leads, while it runs: the requests that wait on it, and its flushes.
 
-Records of one turn are staged and written with one append. A flush runs in a flush thread; when it is
-done the loop publishes it, answers acks=all and wakes parked fetches. One flush at a time: whatever arrives
-meanwhile is the next one's (group commit). A flush that only parked fetches wait for takes its turn among
-those of other partitions (`submit_soon`); one that is due or owed begins beside it. Everything here runs on
-the loop. Bytes are the log's business.
+Records of one turn are staged and written with one append. A flush runs in a flush thread; when it is done
+the loop publishes it, answers acks=all and wakes parked fetches. One flush runs at a time: later appends are
+the next one's (group commit). A flush that only parked fetches wait for takes its turn among those of other
+partitions (`submit_soon`); one that is due or owed begins beside it. Everything here runs on the loop. The
+log handles the bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("millrace.broker.partition")
 Outcomes: TypeAlias = Sequence[int | BrokerError]
 """The base offset of each batch, or why it was refused."""
 FLUSH_AGAIN_S = 0.5
-"""A flush that failed is tried again after this time, if the log allows it."""
+"""Seconds after which a failed flush is tried again, if the log allows it."""
 
 
 class Producing(Protocol):
@@ -36,21 +36,21 @@ class Producing(Protocol):
     principal: str
     """Sender of the batches, by whom places for producer ids are shared out."""
     timeout_ms: int
-    """How long it waits for acks=all, where that takes other brokers."""
+    """Longest wait for acks=all, where that takes other brokers."""
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
-        """What became of the batches that were staged as number `index`; for acks=all once on the disk."""
+        """Note the outcome of the batches staged as number `index`; for acks=all once on the disk."""
 
     def abort(self, reason: str) -> None:
-        """A mistake in the code was met: nobody knows what to answer, so close the client's connection."""
+        """Close the client's connection: a bug showed, and the answer is unknown."""
 
 
 Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
-"""(batches, whose they are, its index)."""
+"""(batches, the request they belong to, its index)."""
 
 
 Unsynced: TypeAlias = tuple[int, Producing, int, Outcomes]
-"""(log position to be flushed, who waits for it, its index, its outcomes)."""
+"""(log position to be flushed, the request that waits for it, its index, its outcomes)."""
 
 
 class Parked(Protocol):
@@ -58,17 +58,17 @@ class Parked(Protocol):
 
     @property
     def any_is_enough(self) -> bool:
-        """True when it waits for a single byte, as consumers do that look at latency."""
+        """True when it waits for a single byte, as consumers do for low latency."""
 
     def grown(self, partition: Partition, size: int) -> None:
-        """So many bytes of the partition were published."""
+        """Note that `size` bytes of the partition were published."""
 
     def wake(self) -> None:
-        """The partition has gone, or can get no more records."""
+        """Look again: the partition has gone, or can get no more records."""
 
 
 class Partition:
-    """A led partition: its log, what is staged for it, and who waits for its next flush."""
+    """A led partition: its log, its staged batches, and the requests that wait for its next flush."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Partition:
         flushes: FlushThreads,
         doubtful: Callable[[], bool],
     ) -> None:
-        """`doubtful` says whether the topic may have gone: acks=all then waits for `answer_flushed`."""
+        """`doubtful` returns True while the topic may have gone: acks=all then waits for `answer_flushed`."""
         self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
         self.leader_epoch = leader_epoch
         log.lead(leader_epoch)
@@ -89,18 +89,18 @@ class Partition:
         """True when it is the mirror of another partition: ordinary producers are refused."""
         self.parked: set[Parked] = set()
         self._hurrying = 0
-        """How many of them any byte is enough for."""
+        """Number of parked fetches for which any byte is enough."""
         self.opened_end = log.end
         self.batches_in = 0
         self.bytes_out = self.reads_out = 0
         """For metrics: batches taken, bytes of records and slices of them handed out."""
         self.gone: BrokerError | None = None
-        """Why it is not served any more."""
+        """Reason for which it is no longer served; None while it is."""
         self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
         self._staged: list[Staged] = []
         self._unsynced: deque[Unsynced] = deque()
         self._watched: deque[tuple[int, Callable[[], None]]] = deque()
-        """(log position to be flushed, what to call then): nobody waits, so nothing is flushed sooner."""
+        """(log position to be flushed, function to call then): no client waits, so no flush comes sooner."""
         self._flushing = self._flushing_soon = self._failing = False
         self._timer: Timer | None = None
         self._when_idle: Callable[[], None] | None = None
@@ -110,21 +110,21 @@ class Partition:
         return f"{self.topic}-{self.number}"
 
     def check_epoch(self, known: int) -> None:
-        """Refuse a client that knows another leader's epoch than this one's; -1: it knows none."""
+        """Refuse a client that knows another leader epoch than this one; -1: it knows none."""
         if known > self.leader_epoch:
             raise UnknownLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} here, not {known}")
         if 0 <= known < self.leader_epoch:
             raise FencedLeaderEpoch(f"{self.name} is led in epoch {self.leader_epoch} now, not {known}")
 
     def check_knows(self, offset: int) -> None:
-        """Raise NotLeader where an offset behind the end may be another leader's by now."""
+        """Raise NotLeader where an offset after the end may be another leader's by now."""
 
     def stage(self, batches: Sequence[memoryview], producing: Producing, index: int = 0) -> None:
         """Take checked batches; `write` appends them with all others of this turn."""
         self._staged.append((batches, producing, index))
 
     def write(self) -> None:
-        """Append what is staged, answer acks=1, note acks=all, and flush if it is due. Raises nothing."""
+        """Append the staged batches, answer acks=1, note acks=all, and flush if due. Raises nothing."""
         staged, self._staged = self._staged, []
         try:
             self._append(staged)
@@ -154,7 +154,7 @@ class Partition:
                 self._notify(producing, index, mine, start)
 
     def _notify(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
-        """Answer one client; a mistake in it costs that client's connection, and the others are answered."""
+        """Answer one client; a bug in that costs only this client's connection."""
         try:
             producing.appended(index, outcomes, start)
         except Exception:
@@ -168,7 +168,7 @@ class Partition:
             logger.exception("a mistake while closing the connection of a producer of %s", self.name)
 
     def maybe_flush(self) -> None:
-        """Start a flush if one is due, or set the clock for it. Call it after each append."""
+        """Start a flush if one is due, or set a timer for it. Call it after each append."""
         if not self._may_flush:
             return
         log = self.log
@@ -182,7 +182,7 @@ class Partition:
             self._flushes.submit_soon(log.flush, self._flushed_soon, log.write_due_checkpoint)
 
     def park(self, fetch: Parked) -> None:
-        """Let a fetch wait; what is appended and not flushed yet may be what it waits for."""
+        """Let a fetch wait; it may be waiting for records that are appended and not flushed yet."""
         if fetch not in self.parked:
             self.parked.add(fetch)
             self._hurrying += fetch.any_is_enough
@@ -204,7 +204,7 @@ class Partition:
         return not (self._flushing or self.gone or log.end == log.visible_end or log.flush_refusal)
 
     def flush(self) -> None:
-        """Start the flush of what is not on the disk yet, if there is anything and none runs."""
+        """Start the flush of the bytes not on the disk yet, if there are any and no flush runs."""
         if self._may_flush:
             self._start_flush()
 
@@ -224,14 +224,14 @@ class Partition:
             self._notify(producing, index, outcomes, start)
 
     def note_append(self) -> None:
-        """Something was appended in another way than by `write`."""
+        """Note an append made otherwise than by `write`."""
 
     def when_visible(self, end: int, then: Callable[[], None]) -> None:
-        """Call `then` when consumers see the log up to `end`, as soon as that comes about by itself."""
+        """Call `then` when consumers see the log up to `end`; no flush is started for it."""
         self._watched.append((end, then))
 
     def close(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
-        """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
+        """Stop serving it: refuse every waiting request, and call `when_idle` once no flush runs."""
         self.gone = why
         staged, self._staged = self._staged, []
         for batches, producing, index in staged:
@@ -244,7 +244,7 @@ class Partition:
             when_idle()
 
     def finalize(self) -> None:
-        """Flush here and now what is left, and answer who waits; the flush threads have ended."""
+        """Flush the rest here and now, and answer waiting requests; the flush threads have ended."""
         if self._owes_flush and self.log.flush_refusal is None:
             try:
                 self._flushed(self.log.flush(), None)
@@ -283,8 +283,8 @@ class Partition:
             if self.log.flush_refusal is None and self.gone is None and self._timer is None:
                 self._timer = self._mailbox.after(FLUSH_AGAIN_S, self._flush_is_due)
         elif self.gone is None:
-            # Else nothing is published: when the log is led here again, a flush of that `Partition` does it,
-            # and only that one knows who waits.
+            # Else nothing is published: when the log is led here again, a flush of the new `Partition`
+            # publishes it, and only that one knows its waiting requests.
             self._publish(flushed)
             self.maybe_flush()
         if self._when_idle is not None and not (self._flushing or self._flushing_soon):
@@ -297,7 +297,7 @@ class Partition:
         self._shown(before)
 
     def _shown(self, before: int) -> None:
-        """More is visible than `before`: answer and wake those who waited for it."""
+        """Answer and wake the requests that waited for bytes beyond `before`, which are visible now."""
         visible = self.log.visible_end
         self.answer_flushed()
         while self._watched and self._watched[0][0] <= visible:

@@ -1,7 +1,7 @@
-"""Moving replicas and electing leaders, as operators ask for it: checks, then one compare-and-set of a topic.
+"""Moving replicas and electing leaders for operators: checks, then one compare-and-set of a topic.
 
 Everything here blocks on ZooKeeper, so it runs in the background, never on the loop. Any broker may do it for
-the whole cluster. What it begins, the partitions' leaders end.
+the whole cluster. The partitions' leaders complete what is begun here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("millrace.replication")
 def reassign(
     broker: Broker, name: str, targets: Mapping[int, Replicas | None], *, may_change_factor: bool = True
 ) -> dict[int, BrokerError]:
-    """Have partitions move to these replicas, None: back to those of before; why some of them do not."""
+    """Move partitions to these replicas (None: back to those of before); return why some do not move."""
 
     def move(topic: TopicState, number: int, state: PartitionState) -> PartitionState:
         target = targets[number]
@@ -60,7 +60,7 @@ def _check_target(broker: Broker, topic: TopicState, number: int, target: Replic
     """Refuse replicas that cannot be, or too few for the topic's own minimum; a dead one may stay."""
     brokers = broker.cluster.brokers
     check_assigned(topic.name, target, {*brokers, *topic.partitions[number].replicas})
-    if target != topic.partitions[number].replicas:  # also from one to one there are two meanwhile
+    if target != topic.partitions[number].replicas:  # even a move of an only replica has two meanwhile
         check_replicating(brokers)
     minimum = int(topic.settings.get(MIN_INSYNC_REPLICAS, 1))
     if len(target) < minimum:
@@ -70,7 +70,7 @@ def _check_target(broker: Broker, topic: TopicState, number: int, target: Replic
 
 
 def elect_preferred(broker: Broker, name: str, numbers: Iterable[int]) -> dict[int, BrokerError]:
-    """Have the leaders of partitions resign for their first replicas; why some of them do not."""
+    """Have the leaders of partitions resign for their first replicas; return why some do not."""
 
     def elect(topic: TopicState, number: int, state: PartitionState) -> PartitionState:
         preferred = state.replicas[0]
@@ -87,7 +87,7 @@ def elect_preferred(broker: Broker, name: str, numbers: Iterable[int]) -> dict[i
 
 
 def elect_unclean(broker: Broker, name: str, number: int, replica: int, *, who: str, reason: str) -> None:
-    """Have a replica lead a partition though it may lack committed messages; the log says who wants it."""
+    """Have a replica lead a partition though it may lack committed messages; log who wants it, and why."""
     if not reason.strip():
         raise InvalidRequest("an unclean election needs a reason, for the log")
 
@@ -129,7 +129,7 @@ def _change_each(
     numbers: Iterable[int],
     change: Callable[[TopicState, int, PartitionState], PartitionState],
 ) -> dict[int, BrokerError]:
-    """Change partitions of a topic in one write; the errors of those that are refused."""
+    """Change partitions of a topic in one write; return the errors of the refused ones."""
     refused: dict[int, BrokerError] = {}
     wanted = list(numbers)
 

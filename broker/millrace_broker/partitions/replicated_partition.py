@@ -1,7 +1,7 @@
 """A partition with several replicas that this broker leads: what is flushed here is not shown yet.
 
 Messages are shown, and acks=all is answered, once they are committed: flushed on every in-sync replica, while
-there are enough of them. Who counts is the leadership's business; on the loop only.
+there are enough of them. The leadership decides which replicas count; on the loop only.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class ReplicatedPartition(Partition):
         grown: Callable[[], None],
         flush_failed: Callable[[], None],
     ) -> None:
-        """`cut_off` says whether others may lead without this broker's having heard of it; `grown` is called
-        after each append, `flush_failed` when nobody can tell what is on the disk."""
+        """`cut_off` returns True while another broker may lead without this broker's knowledge; `grown` is
+        called after each append, `flush_failed` when the state of the disk is unknown."""
         super().__init__(topic, number, topic_id, leading.epoch, log, mailbox, flushes, doubtful)
         self.leading = leading
         self._states = CommittedStates(log)
         self._cut_off, self._grown, self._flush_failed = cut_off, grown, flush_failed
         self._noted_end = log.end
         self._marks: deque[tuple[float, int]] = deque()
-        """When the log was how long, as far back as somebody waits."""
+        """(time, end of the log then), as far back as a request waits."""
 
     def check_knows(self, offset: int) -> None:
         if offset > self.log.high_watermark and self._cut_off():
@@ -67,14 +67,14 @@ class ReplicatedPartition(Partition):
             self._grown()
 
     def show_committed(self) -> None:
-        """Show what is committed by now, and answer who waited for it."""
+        """Show what is committed by now, and answer the requests that waited for it."""
         if self.leading.committed > self.log.visible_end:
             before = self.log.visible_end
             self._states.publish(self.leading.committed)
             self._shown(before)
 
     def refuse_late(self, now: float) -> None:
-        """Answer acks=all that has waited for as long as its producer wanted to; to be called often.
+        """Answer acks=all that has waited for its producer's timeout; called often.
 
         Its batches are in the log and may yet be committed: a repeated one is a duplicate, and waits, too.
         """
@@ -110,7 +110,7 @@ class ReplicatedPartition(Partition):
             self.note_append()
 
     def _without_acks_all(self, staged: Sequence[Staged]) -> list[Staged]:
-        """What is left after the refusal of who wants to hear that enough replicas have it."""
+        """Refuse acks=all, as too few replicas are in sync; return the other staged batches."""
         snapshot = self.leading.snapshot
         why = NotEnoughReplicas(
             f"{self.name} has {len(snapshot.state.isr)} replicas in sync, and min.insync.replicas is"

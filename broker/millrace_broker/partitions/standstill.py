@@ -1,10 +1,10 @@
-"""Whether the broker stood still, and so may not know what became of its topics.
+"""Detection of standstills of the broker, after which its knowledge of the topics may be stale.
 
 A broker that was stopped, or whose machine was, wakes up with the requests that came meanwhile and with the
-topics it knew before. One of them may have been deleted and created anew: a client that was told so may have
-written to it, and its old log is about to go. So after a standstill nothing is acknowledged with acks=all
-until the topics were read again. A broker that did not stand still hears of a change at once. It needs no
-ZooKeeper to go on: while that is away nobody can delete a topic.
+topics it knew before. One of them may have been deleted and recreated: a client that knows the new topic may
+have written to it, and its old log is about to go. So after a standstill nothing is acknowledged with
+acks=all until the topics were read again. A broker that did not stand still learns of a change at once. It
+needs no ZooKeeper to go on: while that is away no topic can be deleted.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Standstill:
         unconfirmed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read_topics` reads in a thread, then calls back on the loop; one of the other two follows."""
+        """`read_topics` reads in a thread, then calls back on the loop; one of the two others follows."""
         self._mailbox, self._read_topics, self._clock = mailbox, read_topics, clock
         self._confirmed, self._unconfirmed = confirmed, unconfirmed
         self._turned = clock()
         self.count = 0
-        """So many standstills were noticed."""
+        """Number of standstills noticed."""
         self._doubtful = False
 
     def watch(self) -> None:
@@ -50,7 +50,7 @@ class Standstill:
         self._mailbox.every(TURN_S, self.doubtful)
 
     def doubtful(self) -> bool:
-        """True from a standstill on until the topics were read again; to be asked in every turn."""
+        """Return True from a standstill on until the topics were read again; called in every turn."""
         before, self._turned = self._turned, self._clock()
         if self._turned - before > STANDSTILL_S:
             log.warning("stood still for %.1f s: reading the topics again", self._turned - before)
@@ -70,7 +70,7 @@ class Standstill:
                 self._unconfirmed()
                 self._mailbox.after(RETRY_S, self._read_again)
             elif self.doubtful() and count != self.count:
-                self._read_again()  # it stood still once more meanwhile
+                self._read_again()  # the broker stood still once more meanwhile
             else:
                 self._doubtful = False
                 self._confirmed()

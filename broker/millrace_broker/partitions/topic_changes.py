@@ -27,7 +27,7 @@ from millrace_broker.replication.state import with_minimum
 from millrace_broker.storage.partition_log import PartitionLog
 
 OPENING_SECONDS = 30.0
-"""The most a request waits for logs to open, however long its client would: others need the thread."""
+"""Longest wait of a request for logs to open, however long its client would wait: others need the thread."""
 
 
 def create_topic(
@@ -43,7 +43,7 @@ def create_topic(
 ) -> None:
     """Create a topic (-1: the default numbers of partitions, of replicas); those led here are open on return.
 
-    `assigned` says which brokers have the replicas of each partition; both numbers are its own, then.
+    `assigned` names the brokers of each partition's replicas; both numbers then come from it.
     """
     check_topic_name(name)
     _check_collision(broker, name)
@@ -67,7 +67,7 @@ def create_topic(
 
 
 def _check_collision(broker: Broker, name: str) -> None:
-    """InvalidTopic, as with Kafka, when a topic differs from this one in dots and underscores alone."""
+    """Raise InvalidTopic, as Kafka does, if another topic's name differs only in dots and underscores."""
     plain = name.replace(".", "_")
     for other in broker.cluster.topics if "_" in plain else ():
         if other != name and other.replace(".", "_") == plain:
@@ -87,7 +87,7 @@ def add_partitions(
 ) -> None:
     """Give a topic `count` partitions in all; the new ones led here are open on return.
 
-    `assigned` says which brokers have the replicas of each new one.
+    `assigned` names the brokers of the replicas of each new one.
     """
     _check_limit(broker, name, count)
 
@@ -108,7 +108,7 @@ def alter_topic(
     *,
     validate_only: bool = False,
 ) -> None:
-    """Replace a topic's own settings with what `alter` makes of them; open partitions follow soon after."""
+    """Replace a topic's own settings with the result of `alter`; open partitions follow soon after."""
 
     def change(topic: TopicState) -> TopicState:
         settings = alter(topic.settings)
@@ -146,7 +146,7 @@ def _topic(broker: Broker, name: str) -> TopicState:
 
 
 def _wait_until_open(broker: Broker, name: str, timeout_s: float) -> None:
-    """Wait for the partitions led here; the topic is there even if one of them cannot be opened."""
+    """Wait for the partitions led here; the topic exists even if one of them cannot be opened."""
 
     def opening() -> list[concurrent.futures.Future[PartitionLog]]:
         broker.refresh()

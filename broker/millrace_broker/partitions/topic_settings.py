@@ -1,9 +1,9 @@
-"""Settings of topics and of the broker by Kafka's names: what they may be, what holds, and who says so.
+"""Settings of topics and of the broker by Kafka's names: their allowed values, present values and sources.
 
-A topic's setting is its own (and may change at run time), else what the broker's file says, else the
-product's default. Some have one value, because Millrace behaves so in any case; some are taken and have no
-effect, because what they bound is not here. The broker's settings are read-only: those that tools look for by
-Kafka's names, and those of its file under the names they have there. Pure: values in, values out.
+A topic's setting is its own (and may change at run time), else that of the broker's file, else the product's
+default. Some have one value, because Millrace always behaves so. Some are accepted without effect, because
+the thing that they limit does not exist here. The broker's settings are read-only: those that tools look for
+by Kafka's names, and those of its file under the names they have there. Pure: values in, values out.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FORMS = {
 
 
 class InvalidTopicConfig(BrokerError, code=ErrorCode.INVALID_CONFIG):
-    """A topic setting is unknown or its value cannot be."""
+    """A topic setting is unknown or has an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSetting:
-    """A number that a topic may set for itself: which field of LogConfig it is, and what values it takes."""
+    """A number that a topic may set for itself: its field of LogConfig, and its allowed values."""
 
     field: str
     broker_name: str
-    """Kafka's name of the broker's own setting, which holds where a topic has none."""
+    """Kafka's name of the broker's own setting, which counts where a topic has none."""
     smallest: int
     unlimited: bool = False
     """True when -1 sets no limit."""
@@ -70,14 +70,14 @@ class OnlyValue:
 
 @dataclass(frozen=True, slots=True)
 class WithoutEffect:
-    """A setting that any value of its type may be given to, because what it is about is not here."""
+    """A setting that takes any value of its type, because the thing it is about does not exist here."""
 
     type: ConfigType
     reason: str
     values: Sequence[str] = ()
     """Values that it may have; empty: any of its type."""
     default: str | None = None
-    """Value that holds in any case; None where none does."""
+    """Value that always counts; None where none does."""
 
     @property
     def documentation(self) -> str:
@@ -87,7 +87,7 @@ class WithoutEffect:
         return text in self.values if self.values else re.fullmatch(_FORMS[self.type], text) is not None
 
 
-# What else a new one changes is in docs/architecture.md, "How to add".
+# docs/architecture.md, "How to add", lists what else a new setting changes.
 SETTINGS: Mapping[str, TopicSetting] = {
     "segment.bytes": TopicSetting("segment_bytes", "log.segment.bytes", 1024),
     "segment.ms": TopicSetting("segment_ms", "log.roll.ms", 1, unlimited=True),
@@ -125,7 +125,7 @@ FIXED: Mapping[str, OnlyValue] = {
     "leader.replication.throttled.replicas": OnlyValue("", "", _NOT_THROTTLED),
     "follower.replication.throttled.replicas": OnlyValue("", "", _NOT_THROTTLED),
 }
-"""What Millrace does in any case; clients may say so, but not ask for anything else."""
+"""Settings with one value, as Millrace always behaves so; clients may set that value, but no other."""
 
 WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "compression.type": WithoutEffect(
@@ -153,7 +153,7 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "remote.log.copy.disable": WithoutEffect(ConfigType.BOOLEAN, _NOT_REMOTE),
     "remote.log.delete.on.disable": WithoutEffect(ConfigType.BOOLEAN, _NOT_REMOTE),
 }
-"""Hints to parts that are not here: taken, and told where a topic made for Kafka has them."""
+"""Hints to parts that do not exist here: accepted, and described where a topic made for Kafka has them."""
 
 BROKER_SETTINGS: Mapping[str, str] = {
     "broker.id": "broker_id",
@@ -192,15 +192,15 @@ BROKER_FIXED: Mapping[str, tuple[str, str]] = {
     },
     **{name: (one.default, one.documentation) for name, one in WITHOUT_EFFECT.items() if one.default},
 }
-"""What a broker does in any case, by Kafka's names: the value, and its documentation."""
+"""Fixed behaviour of a broker: the value and its documentation, by Kafka's names."""
 
 
 LISTS = ("cleanup.policy",)
-"""Settings of several values, parted by commas."""
+"""Settings of several values, separated by commas."""
 
 
 def check_topic_settings(broker: BrokerConfig, settings: Mapping[str, str], replicas: int) -> None:
-    """Refuse settings that a topic, whose partitions have that many replicas at least, cannot be given.
+    """Refuse settings that a topic cannot have whose partitions have at least `replicas` replicas.
 
     InvalidTopicConfig is one line that names the setting.
     """
@@ -218,10 +218,10 @@ def check_topic_settings(broker: BrokerConfig, settings: Mapping[str, str], repl
 
 
 def topic_log_config(broker: BrokerConfig, settings: Mapping[str, str]) -> LogConfig:
-    """How a topic's partitions are kept: its settings over the broker's defaults.
+    """Return the configuration of a topic's logs: its settings over the broker's defaults.
 
     A value above what this broker allows counts as the largest that it allows: another broker or an older
-    version has taken it, and the topic must be served all the same. Raises InvalidTopicConfig.
+    version has accepted it, and the topic must be served all the same. Raises InvalidTopicConfig.
     """
     changes = {
         SETTINGS[name].field: value if value is None else min(value, SETTINGS[name].largest(broker))
@@ -231,13 +231,12 @@ def topic_log_config(broker: BrokerConfig, settings: Mapping[str, str]) -> LogCo
 
 
 def is_setting(name: str) -> bool:
-    """True for what a topic may be given, be there one value or many."""
+    """Return True for a setting that a topic may be given, with one allowed value or many."""
     return name in SETTINGS or name in FIXED or name in WITHOUT_EFFECT or name == MIN_INSYNC_REPLICAS
 
 
 def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
-    """Those of a topic's settings that its logs are kept by, None for no limit; InvalidTopicConfig for what
-    cannot be."""
+    """Return the settings that a topic's logs use, None for no limit; InvalidTopicConfig if invalid."""
     values: dict[str, int | None] = {}
     for name, text in settings.items():
         if (only := FIXED.get(name)) is not None:
@@ -269,9 +268,9 @@ def _value(name: str, smallest: int, text: str, *, unlimited: bool = False) -> i
 
 
 def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedConfig]:
-    """Every setting of a topic; its synonyms are the values given anywhere, the one that counts first.
+    """Yield every setting of a topic; its synonyms are the values given anywhere, the one that counts first.
 
-    One without effect is told where the topic has it, or where something holds in any case.
+    A setting without effect is described where the topic has it, or where it has a default.
     """
     product = LogConfig()
     for name, setting in SETTINGS.items():
@@ -309,9 +308,10 @@ def _own(topic: TopicState, name: str) -> list[tuple[str, str, ConfigSource]]:
 
 
 def describe_broker(config: BrokerConfig, address: BrokerAddress | None) -> Iterator[DescribedConfig]:
-    """Every setting of a broker: by Kafka's names, with the key of its file as a synonym, then by those keys.
+    """Yield every setting of a broker: by Kafka's names, with the key of its file as a synonym, then by those
+    keys.
 
-    `address` is where the broker says that clients find it.
+    `address` holds the broker's advertised addresses.
     """
     by_key = {one.name: one for one in _describe_file(config)}
     for name, key in BROKER_SETTINGS.items():
@@ -337,7 +337,7 @@ def describe_broker(config: BrokerConfig, address: BrokerAddress | None) -> Iter
 
 
 def _describe_file(config: Any, prefix: str = "") -> Iterator[DescribedConfig]:
-    """Every setting of the broker's file, those of its sections by SECTION.NAME."""
+    """Yield every setting of the broker's file, those of its sections by SECTION.NAME."""
     texts = documentation_of(type(config))
     for field in dataclasses.fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
