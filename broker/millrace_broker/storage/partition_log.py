@@ -113,9 +113,11 @@ class PartitionLog:
         self._take_over(recovered)
         self._visible = recovered.committed if is_replica else recovered.state
         self.refusal: str | None = None
-        """Why this log takes no more writes until it is opened again; None while it takes them."""
+        """Reason for which this log takes no more writes until it is opened again; None while it takes
+        them."""
         self.flush_refusal: str | None = None
-        """Why nothing more becomes visible until the log is opened again; then it takes no writes either."""
+        """Reason for which nothing more becomes visible until the log is opened again; then it takes no
+        writes either."""
         self.expires_by_time = True
         """False while the clock cannot be trusted: then no segment is too old."""
         self._closed = self._directory_changed = False
