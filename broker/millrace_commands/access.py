@@ -13,7 +13,7 @@ from millrace.printing import say
 from millrace.service.access import add_entry
 
 ROLES = ("read", "register", "admin", "accept", "write", "metrics")
-"""What the routes of the services ask for."""
+"""Roles that the routes of the services require."""
 
 
 @click.group(cls=Group)

@@ -1,4 +1,4 @@
-"""What an operator asks of a cluster's access control lists, and how they are changed.
+"""Requests of operators about a cluster's access control lists: listing and changing them.
 
 The client's side, of Millrace and of Apache Kafka. Each call is one request to one broker.
 """
@@ -20,9 +20,9 @@ _DENY, _ALLOW = 2, 3
 
 
 def rules(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
-    """The rules that the filter takes; those about what Millrace does not know are left out.
+    """Return the rules that the filter takes, without rules about things that Millrace does not know.
 
-    BrokerError when the cluster refuses to tell.
+    BrokerError when the cluster refuses.
     """
     answer = client.call(None, ApiKey.DESCRIBE_ACLS, _VERSION, _filter(wanted), messages.DescribeAclsResponse)
     raise_error(answer.error_code, "access control lists", answer.error_message)
@@ -34,7 +34,7 @@ def rules(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
 
 
 def add(client: ClusterClient, added: Sequence[Rule]) -> None:
-    """Add rules, those that are there already too; BrokerError when one is refused."""
+    """Add rules, also those that exist already; BrokerError when one is refused."""
     creations = tuple(
         messages.CreateAclsRequest.Creation(
             resource_type=rule.type,
@@ -54,7 +54,7 @@ def add(client: ClusterClient, added: Sequence[Rule]) -> None:
 
 
 def remove(client: ClusterClient, wanted: RuleFilter) -> list[Rule]:
-    """Delete the rules that the filter takes, and name them; BrokerError when that is refused."""
+    """Delete the rules that the filter takes, and return them; BrokerError when that is refused."""
     request = messages.DeleteAclsRequest(filters=(_filter(wanted),))
     answer = client.call(None, ApiKey.DELETE_ACLS, _VERSION, request, messages.DeleteAclsResponse)
     (result,) = answer.filter_results

@@ -1,4 +1,4 @@
-"""`millrace acls`: list, add and remove the rules of who may do what in a cluster, through its brokers."""
+"""`millrace acls`: list, add and remove a cluster's access control lists, through its brokers."""
 
 from __future__ import annotations
 

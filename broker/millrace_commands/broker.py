@@ -51,8 +51,8 @@ log = logging.getLogger("millrace.commands.broker")
 
 GARBAGE_THRESHOLD = 20_000
 SWITCH_INTERVAL_S = 0.0005
-"""How long another thread may keep the loop waiting at a time. While metrics of 1,000 partitions are made,
-half the requests took 2.8 ms with Python's own 5 ms and 0.8 ms with this; it cost no CPU time."""
+"""Longest time that another thread may keep the loop waiting at once. While metrics of 1,000 partitions are
+made, half the requests took 2.8 ms with Python's own 5 ms and 0.8 ms with this; it cost no CPU time."""
 
 
 @click.command()
@@ -116,10 +116,10 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         first = listeners[0]
         told = {listener.name: listener.advertised for listener in listeners}
         own = BrokerAddress(*first.advertised, told, config.rack, generation.directory, PROTOCOL)
-        # Last: clients may come at once.
+        # Last: clients may come at once
         cluster.register_broker(config.broker_id, own, (first.host, first.port))
         broker.clock_check.look()
-        # Until here nothing has to be ended.
+        # Until here nothing has to be ended
         generation.keep(
             lambda: broker.flushes.done,
             partial(_in_loop, mailbox, broker.zookeeper_restored),
@@ -160,7 +160,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
 
 
 def _certificates(config: BrokerConfig) -> ServerCertificates | None:
-    """What TLS needs, if a listener or the metrics use it; ConfigError when it cannot be used."""
+    """Return the certificates, if a listener or the metrics use TLS; ConfigError when they cannot be used."""
     modes = [one.client_certificates for one in config.listeners.values() if one.uses_tls]
     if config.metrics_tls:
         modes.append("none")
@@ -168,7 +168,7 @@ def _certificates(config: BrokerConfig) -> ServerCertificates | None:
 
 
 def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]) -> Users | None:
-    """Who may log in, where a listener asks for it or users are managed; only then libraries are loaded."""
+    """Return the users, where a listener asks for logins or users are managed; load libraries only then."""
     asking = [one for one in listeners if config.named_listeners[one.name].uses_sasl]
     if not (asking or config.security.authorizer):
         return None
@@ -199,7 +199,7 @@ def _users(config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]
 def _rights(
     config: BrokerConfig, cluster: Cluster, listeners: Sequence[Listener]
 ) -> tuple[AclStore, QuotaStore] | tuple[None, None]:
-    """Who may do what, and how much of it, if the broker asks for it."""
+    """Return the access rules and quotas, if the broker has an authorizer, and have listeners use them."""
     if not config.security.authorizer:
         return None, None
     acls, quotas = AclStore(cluster.session, config.cluster), QuotaStore(cluster.session, config.cluster)
@@ -217,7 +217,7 @@ def _serve_metrics(
     mirror: Mirror,
     certificates: ServerCertificates | None,
 ) -> MetricsServer:
-    """Start to answer on `metrics_listen`; only then the libraries for it are loaded."""
+    """Start to answer on `metrics_listen`; the libraries for it are loaded only then."""
     from millrace.service.access import AccessList
     from millrace_broker.metrics import MetricsServer
     from millrace_broker.metrics.lag import GroupOffsets
@@ -236,10 +236,10 @@ def _serve_metrics(
 
 
 def _collect_garbage_seldom() -> None:
-    """Let the collector forget what the start has made, and look at the rest after many more objects.
+    """Have the collector ignore the objects of the start, and run again only after many more objects.
 
-    A turn makes thousands of objects, nearly all freed by their reference counts; looking at them every 700
-    was a tenth of what a small request costs.
+    A turn makes thousands of objects, nearly all freed by their reference counts. A run after every 700
+    objects took a tenth of the cost of a small request.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What an operator asks of a cluster's brokers: where they are, and to move replicas between them."""
+"""Requests of operators to a cluster's brokers: list them, and move replicas between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.wire.messages import ApiKey
 
 
 def broker_racks(client: ClusterClient) -> dict[int, str]:
-    """Each live broker and its rack, "" for one that has told none."""
+    """Return each live broker and its rack, "" for a broker without one."""
     request = messages.DescribeClusterRequest()
     response = client.call(None, ApiKey.DESCRIBE_CLUSTER, 0, request, messages.DescribeClusterResponse)
     raise_error(response.error_code, f"the brokers of {client.bootstrap}", response.error_message)
@@ -20,7 +20,7 @@ def broker_racks(client: ClusterClient) -> dict[int, str]:
 
 
 def broker_directories(client: ClusterClient, brokers: Iterable[int]) -> dict[int, str]:
-    """The log directory of each broker, which each is asked for."""
+    """Return the log directory of each broker; each broker is asked for its own."""
     found = {}
     for broker in brokers:
         request = messages.DescribeLogDirsRequest(topics=())
@@ -32,7 +32,7 @@ def broker_directories(client: ClusterClient, brokers: Iterable[int]) -> dict[in
 
 
 def move_replicas(client: ClusterClient, plan: Mapping[TopicPartition, tuple[int, ...]]) -> None:
-    """Have partitions move to these replicas; BrokerError for the first that is refused."""
+    """Move partitions to these replicas; BrokerError for the first that is refused."""
     Topic = messages.AlterPartitionReassignmentsRequest.Topic
     for name in dict.fromkeys(topic for topic, _ in plan):
         partitions = tuple(
@@ -57,7 +57,7 @@ def move_replicas(client: ClusterClient, plan: Mapping[TopicPartition, tuple[int
 
 
 def count_moving(client: ClusterClient, partitions: Iterable[TopicPartition]) -> int:
-    """How many of these partitions are being reassigned."""
+    """Return how many of these partitions are being reassigned."""
     request = messages.ListPartitionReassignmentsRequest()
     response = client.call(
         None, ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, request, messages.ListPartitionReassignmentsResponse

@@ -1,4 +1,4 @@
-"""`millrace brokers`: what each broker of a cluster has, and taking everything off one."""
+"""`millrace brokers`: list the brokers of a cluster, and move everything off one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def drain(broker: int, bootstrap: str) -> None:
     """Move every replica off BROKER to the other brokers, and wait until it stores none.
 
     The number of each partition's replicas stays. New partitions still go to BROKER as long as it runs. The
-    command may be stopped: what it has begun goes on, and the next call begins where it stands.
+    command may be stopped: moves that it has begun go on, and the next call continues.
 
     Example: millrace brokers drain 3
     """
@@ -78,12 +78,12 @@ def drain(broker: int, bootstrap: str) -> None:
                 f"there is no broker {broker}, and nothing is stored on it: see `millrace brokers list"
                 f" --bootstrap {bootstrap}`"
             )
-        _wait_for_moves(client, _placed(client))  # what is on its way has replicas that are to go
+        _wait_for_moves(client, _placed(client))  # present moves still have replicas that will go
         placed, racks = _placed(client), broker_racks(client)
         plan = dict(drained(placed, broker, racks))
         lost = [each for each in plan if broker not in racks and placed[each] == (broker,)]
         for each in lost:
-            del plan[each]  # nobody can copy it
+            del plan[each]  # no broker can copy it
         move_replicas(client, plan)
         _wait_for_moves(client, plan)
         stored = [each for each, replicas in _placed(client).items() if broker in replicas]

@@ -34,7 +34,7 @@ FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000
 MAX_LAST = 100_000
 _ID_BYTES = 5
-"""An Avro value begins with a zero byte and the four of its schema's id."""
+"""Bytes before an Avro value's record: a zero byte and the four of its schema's id."""
 
 
 @click.command()
@@ -89,7 +89,7 @@ def _send(producer: Any, topic: str, key: bytes | None, value: bytes, options: d
         try:
             producer.produce(topic, value, key, **options)
         except BufferError:
-            producer.poll(0.1)  # the queue is full: let some of it leave first
+            producer.poll(0.1)  # the queue is full: let some messages leave first
         else:
             producer.poll(0)
             return
@@ -103,7 +103,7 @@ def _messages(lines: Iterable[bytes], separator: str | None) -> Iterator[tuple[b
 
 
 def _with_progress(lines: BinaryIO) -> Iterator[bytes]:
-    """The lines; with a counter on the terminal when they do not come from one."""
+    """Yield the lines; with a counter on the terminal when they do not come from one."""
     if sys.stdin.isatty() or not sys.stderr.isatty():
         yield from lines
         return
@@ -186,20 +186,20 @@ def consume(
                 ids |= new
                 try:
                     lines = others_in_words(topic, ids_of_others(topic, new, named_by, client))
-                except MillraceError as error:  # a registry may not say whose an id is
+                except MillraceError as error:  # the registry may not know the subjects of an id
                     lines = [f"{topic}: whether its messages are of its subject is not known: {error}"]
                 for line in lines:
                     say(f"note: {line}", err=True)
 
 
 def _last(bootstrap: str, topic: str, partitions: list[int], count: int) -> dict[int, int]:
-    """Partition -> where its last `count` messages begin."""
+    """Return partition -> the offset at which its last `count` messages begin."""
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
         return {number: offset_of_last(client, topic, number, count) for number in partitions}
 
 
 def _reader(bootstrap: str, positions: list[Any]) -> Any:
-    """A consumer that begins at these positions and commits nothing."""
+    """Return a consumer that begins at these positions and commits nothing."""
     settings = {"enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
     # The library wants a group's name; nothing is committed under it.
     consumer = connected(Consumer, _consumer_settings(bootstrap, "millrace-consume") | settings)
@@ -208,7 +208,7 @@ def _reader(bootstrap: str, positions: list[Any]) -> Any:
 
 
 def _member(bootstrap: str, topic: str, group: str, from_beginning: bool) -> Any:
-    """A member of a group; where nothing is committed it begins with the oldest or with new messages."""
+    """Return a member of a group; without a committed offset it begins at the oldest or new messages."""
     reset = "earliest" if from_beginning else "latest"
     consumer = connected(Consumer, _consumer_settings(bootstrap, group) | {"auto.offset.reset": reset})
     consumer.subscribe([topic])
@@ -220,7 +220,7 @@ def _consumer_settings(bootstrap: str, group: str) -> dict[str, Any]:
 
 
 def _received(consumer: Any, open_partitions: int | None) -> Iterator[Any]:
-    """Messages as they come; ends when so many partitions were read to their end, None: never."""
+    """Yield messages as they come; end when `open_partitions` were read to their end, None: never."""
     at_end: set[int] = set()
     while open_partitions is None or len(at_end) < open_partitions:
         message = consumer.poll(1.0)
@@ -260,7 +260,7 @@ def _line(message: Any, decoded: AvroValues | None, as_json: bool) -> str:
 
 
 def _finite(value: object) -> object:
-    """The same value with text for NaN and the infinities, for which JSON has no numbers."""
+    """Return the same value with text for NaN and the infinities, for which JSON has no numbers."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -281,7 +281,7 @@ class AvroValues:
         return self._schemas.keys()
 
     def __call__(self, value: bytes | None) -> object:
-        """The record as JSON takes it; what is no Avro message of this registry as `printable` gives it."""
+        """Return the record for JSON; for anything but an Avro message of this registry, `printable`."""
         if value is None or len(value) < _ID_BYTES or value[0]:
             return printable(value)
         schema = self._schema(int.from_bytes(value[1:_ID_BYTES], "big"))
@@ -290,24 +290,24 @@ class AvroValues:
         body = BytesIO(value[_ID_BYTES:])
         try:
             record = fastavro.schemaless_reader(body, schema, None)
-        except Exception:  # fastavro raises what its code happens to; the bytes say more than that
+        except Exception:  # fastavro raises any error; the bytes say more than it would
             return printable(value)
         return record if not body.read(1) else printable(value)
 
     def _schema(self, schema_id: int) -> Any:
-        """Parsed; None when the registry has no Avro schema of that id; one may be registered in a moment."""
+        """Return the parsed schema; None without an Avro schema of that id, which may be registered later."""
         if schema_id not in self._schemas:
             try:
                 self._schemas[schema_id] = fastavro.parse_schema(self._registry.schema(schema_id))
             except UnknownSchema:
                 return None
             except (fastavro.schema.SchemaParseException, ValueError, KeyError, TypeError):
-                self._schemas[schema_id] = None  # of another kind, JSON Schema for one
+                self._schemas[schema_id] = None  # another kind, such as JSON Schema
         return self._schemas[schema_id]
 
 
 def printable(value: object) -> object:
-    """For JSON: bytes as text, or as base64 where they are none; dates and decimals as their text."""
+    """Return a value for JSON: bytes as text, or as base64 if not UTF-8; dates and decimals as text."""
     if not isinstance(value, bytes):
         return value if value is None else str(value)
     try:

@@ -53,7 +53,7 @@ def list_(as_json: bool, bootstrap: str) -> None:
 
 
 class _Position(NamedTuple):
-    """Where a group is in one partition; None: not known, or nobody."""
+    """A group's position in one partition; None: not known, or no member."""
 
     topic: str
     partition: int
@@ -185,7 +185,7 @@ def _positions(
 
 
 def _count(cluster: ClusterClient, topic: str, number: int, offset: int, end: int) -> MessageCount | None:
-    """The messages of a lag; None where they cannot be read, for want of a right or of a leader."""
+    """Return the message count of a lag; None where a right or a leader is missing."""
     try:
         return count_messages(cluster, topic, number, offset, end)
     except (BrokerError, TryAgain):
@@ -200,7 +200,7 @@ def _ends(cluster: ClusterClient, topic: str) -> dict[int, int]:
 
 
 def _target(text: str) -> tuple[int, int | None]:
-    """What --to means: (timestamp, None), or (-, offset)."""
+    """Return the value of --to: (timestamp, None), or (-, offset)."""
     if text in ("earliest", "latest"):
         return (EARLIEST if text == "earliest" else LATEST), None
     if text.isdecimal():

@@ -1,4 +1,4 @@
-"""`millrace log`: look into a broker's log directory, check every byte of it, and get past damage."""
+"""`millrace log`: list, check, compare and repair the batches in a broker's log directory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def log() -> None:
 @_DIRECTORY
 @_JSON
 def dump(directory: Path, as_json: bool) -> None:
-    """List every batch in DIR: where it is, what it holds, who sent it. Works beside a running broker."""
+    """List every batch in DIR: position, content, sender. Works beside a running broker."""
     for partition in partition_directories(directory):
         if not as_json:
             say(partition.name)
@@ -97,8 +97,9 @@ def verify(directory: Path, as_json: bool) -> None:
 def compare(directories: Sequence[Path], as_json: bool) -> None:
     """Compare the replicas that lie in two or more DIRs, byte by byte and file by file.
 
-    Compared is what all of them know to be committed. Exit 1 with file and position if replicas differ.
-    Works beside running brokers: what they have committed in the last seconds may be left out.
+    The comparison ends at the lowest end that each replica knows to be committed. Exit 1 with file and
+    position if replicas differ. Works beside running brokers: the commits of the last seconds may be left
+    out.
     """
     partitions = size = 0
     differing = []
@@ -147,7 +148,7 @@ def _comparison_json(found: Comparison) -> dict[str, Any]:
 )
 @_JSON
 def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:
-    """Replace every damaged batch in DIR by a control batch that readers skip, and say what was lost.
+    """Replace every damaged batch in DIR by a control batch that readers skip, and print what was lost.
 
     Refused while a broker uses the directory. Restore the file from a copy instead if there is one.
     """
@@ -164,7 +165,7 @@ def repair(directory: Path, give_up_neighbours: bool, as_json: bool) -> None:
 
 @contextmanager
 def _progress(partitions: Sequence[Path]) -> Iterator[Callable[[int], None]]:
-    """Shows on a terminal how many of the partitions' bytes were looked at; elsewhere nothing."""
+    """Show on a terminal how many of the partitions' bytes were checked; elsewhere nothing."""
     console = Console(stderr=True)
     total = sum(path.stat().st_size for partition in partitions for path in partition.glob("*.log"))
     with Progress(
@@ -174,7 +175,7 @@ def _progress(partitions: Sequence[Path]) -> Iterator[Callable[[int], None]]:
         console=console,
         transient=True,
         disable=not console.is_terminal,
-        redirect_stdout=sys.stdout.isatty(),  # what goes to a file must not go to the terminal instead
+        redirect_stdout=sys.stdout.isatty(),  # output for a file must not go to the terminal
     ) as progress:
         task = progress.add_task("", total=total)
         yield lambda size: progress.advance(task, size)
@@ -182,7 +183,7 @@ def _progress(partitions: Sequence[Path]) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a log directory, given itself or a partition in it."""
+    """Hold the lock of a log directory, given itself or by a partition in it."""
     is_partition = partition_directories(directory) == [directory]
     fd = lock_directory(directory.resolve().parent if is_partition else directory)
     try:

@@ -1,7 +1,7 @@
-"""How many messages lie between two offsets, and where the last so many begin, from the headers of batches.
+"""Counts of the messages between two offsets, and the offset of the last N messages, from batch headers.
 
 On Millrace an offset is a byte position, so neither is a difference of offsets. Works against Apache Kafka as
-well. What is too much to be read is estimated from its beginning.
+well. The count of a range that is too large to read is estimated from its beginning.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from millrace.records import BatchHeader
 from millrace.records.header import split_batches
 
 COUNTED_BYTES = 1 << 20
-"""Read of one partition to count a lag; beyond it the lag is estimated."""
+"""Bytes read of one partition to count a lag; beyond them the lag is estimated."""
 _GROWTH = 4
 _FETCH_BYTES = 1 << 20
 _MAX_WAIT_MS = 500
 
 
 class MessageCount(NamedTuple):
-    """Some messages, counted or estimated."""
+    """A number of messages, counted or estimated."""
 
     messages: int
     exact: bool
@@ -33,23 +33,24 @@ class MessageCount(NamedTuple):
 def count_messages(
     client: ClusterClient, topic: str, partition: int, first: int, end: int, most: int = COUNTED_BYTES
 ) -> MessageCount:
-    """How many messages there are from `first` up to the offset `end`.
+    """Count the messages from `first` up to the offset `end`.
 
     BrokerError or TryAgain when they cannot be read.
     """
     counted, size = 0, 0
     for header in _headers(client, topic, partition, first, end):
         if size >= most:
-            # The offsets up to here are bytes on Millrace and messages on Apache Kafka, as are those behind.
+            # The offsets up to here are bytes on Millrace and messages on Apache Kafka, and so are the later
+            # ones.
             return MessageCount(round(counted * (end - first) / (header.base_offset - first)), exact=False)
-        # Of the batch that holds the first offset some messages may lie before it.
+        # In the batch that holds the first offset some messages may lie before that offset.
         counted += max(0, header.records_count - max(0, first - header.base_offset))
         size += header.size
     return MessageCount(counted, exact=True)
 
 
 def offset_of_last(client: ClusterClient, topic: str, partition: int, count: int) -> int:
-    """The offset of the `count`-th last message of a partition, or of the first that it still has."""
+    """Return the offset of the `count`-th last message of a partition, or of the first that it still has."""
     start, end = client.bounds(topic, partition)
     back = count
     while True:
@@ -69,7 +70,7 @@ def offset_of_last(client: ClusterClient, topic: str, partition: int, count: int
 def _headers(
     client: ClusterClient, topic: str, partition: int, first: int, end: int
 ) -> Iterator[BatchHeader]:
-    """Of the batches of messages from the one that holds the offset `first` up to the offset `end`."""
+    """Yield the headers of data batches from the one that holds the offset `first` up to the offset `end`."""
     while first < end:
         part = client.fetch(topic, {partition: first}, max_bytes=_FETCH_BYTES, max_wait_ms=_MAX_WAIT_MS)[
             partition

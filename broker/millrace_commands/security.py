@@ -23,7 +23,7 @@ days_option = click.option(
     type=click.IntRange(1, 3650),
     default=DAYS,
     show_default=True,
-    help="How long the brokers' certificate counts.",
+    help="Days for which the brokers' certificate is valid.",
 )
 
 
@@ -55,9 +55,9 @@ def security() -> None:
 )
 @days_option
 def init(folder: Path, hosts: Sequence[str], users: Sequence[str], days: int) -> None:
-    """Make in DIR what is missing of an authority, a certificate for the brokers, users and client files.
+    """Create in DIR what is missing of an authority, a certificate for the brokers, users and client files.
 
-    What is there stays, so users can be added later. Create them in each cluster with `millrace security
+    Existing files stay, so users can be added later. Create them in each cluster with `millrace security
     users DIR`. Everything is explained in docs/security.md.
 
     Example: millrace security init security --host kafka-1.dc1 --host kafka-2.dc1
@@ -105,9 +105,9 @@ def create_users(folder: Path, zookeeper: str, cluster: str) -> None:
 
 
 def install(session: Session, cluster: str, folder: SecurityFolder) -> list[str]:
-    """Create a folder's users in a cluster, and the rules of what they may do; the users' names."""
+    """Create a folder's users in a cluster, and the rules of their rights; return the users' names."""
     users, passwords = Users(session, cluster), folder.passwords()
-    # Of new users only, and before they can log in: what an operator has taken away does not come back.
+    # For new users only, and before they can log in: rights that an operator removed do not come back.
     new = {f"User:{name}" for name in passwords.keys() - set(users.names)}
     rules = [rule for rule in rules_of_users() if rule.principal in new]
     AclStore(session, cluster).change(lambda there: [*there, *rules])

@@ -31,7 +31,7 @@ _SOURCES: dict[int, str] = {
     ConfigSource.STATIC_BROKER: "broker",
     ConfigSource.DEFAULT: "default",
 }
-"""Where a setting comes from, in a word."""
+"""Source of a setting, in a word."""
 
 bootstrap_option = click.option(
     "--bootstrap",
@@ -67,7 +67,7 @@ def create(
     """
     values = _settings(settings)
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        assert client.cluster_id  # a broker answers: only from here on may a failure leave something behind
+        assert client.cluster_id  # a broker answers: only a later failure may leave a topic behind
         try:
             client.create_topic(topic, partitions or -1, values, replicas=replicas or -1)
         except MillraceError as error:
@@ -110,7 +110,7 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     """Show settings of TOPIC, and leader, replicas, offsets and size of each partition.
 
     Replicas are ids of brokers: all, those in sync, and those that may lead though they are not in sync.
-    Offsets are byte positions, not counts of messages; -1 stands for what nobody tells, because the
+    Offsets are byte positions, not counts of messages; -1 stands for an unknown number, because the
     partition's broker is not running. A mirrored topic shows its origins, too.
 
     Example: millrace topics describe PageView
@@ -157,7 +157,7 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
 @click.argument("topic")
 @click.option("--config", "settings", multiple=True, metavar="KEY=VALUE", help="Set, e.g. retention.ms=-1.")
 @click.option("--delete-config", "deleted", multiple=True, metavar="KEY", help="Leave it to the brokers.")
-@click.option("--partitions", type=click.IntRange(1), default=None, help="How many there are to be in all.")
+@click.option("--partitions", type=click.IntRange(1), default=None, help="New number of partitions in all.")
 @bootstrap_option
 def alter(
     topic: str, settings: Sequence[str], deleted: Sequence[str], partitions: int | None, bootstrap: str
@@ -188,13 +188,13 @@ def alter(
 @topics.command()
 @click.argument("partitions", nargs=-1, metavar="[TOPIC-PARTITION]...")
 @click.option("--unclean", is_flag=True, help="Have --replica lead though it may lack committed messages.")
-@click.option("--replica", type=click.IntRange(0), default=None, help="The broker that is to lead, unclean.")
+@click.option("--replica", type=click.IntRange(0), default=None, help="With --unclean, the broker that must lead.")
 @click.option("--reason", default="", help="Why, for the brokers' log.")
 @bootstrap_option
 def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason: str, bootstrap: str) -> None:
-    """Give the lead of partitions, of all if none is named, back to the first of their replicas.
+    """Give the lead of partitions back to the first of their replicas; without arguments, of all partitions.
 
-    With --unclean partitions go on that nobody can lead without a loss, because all disks that have
+    With --unclean, partitions go on that no replica can lead without a loss, because all disks that have
     everything committed are gone or were put back from an older copy. Messages that --replica lacks are lost,
     and their offsets may mean others.
 
@@ -243,7 +243,7 @@ def delete(topic: str, bootstrap: str) -> None:
 
 @contextmanager
 def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
-    """Turns the protocol's word for an unknown topic into what to do about it."""
+    """Turn the protocol's error for an unknown topic into advice."""
     try:
         yield
     except UnknownTopicOrPartition:
@@ -254,7 +254,7 @@ def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
 
 
 def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> list[int]:
-    """The topic's partitions, or the only one that is wanted; MillraceError when there is none."""
+    """Return the topic's partitions, or only the requested one; MillraceError when it does not exist."""
     partitions = list(client.topic(topic).partitions)
     if only is None:
         return partitions
@@ -264,12 +264,12 @@ def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> li
 
 
 def led(topic: TopicMetadata) -> list[int]:
-    """Those of its partitions that have a leader: of the others nobody tells an offset."""
+    """Return the partitions that have a leader: the others have nobody to ask for offsets."""
     return [partition for partition, leader in topic.partitions.items() if leader >= 0]
 
 
 def _leaderless(partition: str, replicas: Sequence[int]) -> str:
-    """Say why a partition may have no leader, and what to do."""
+    """Return why a partition may have no leader, and what to do."""
     brokers = ", ".join(map(str, replicas))
     return (
         f"{partition} has no leader: start its brokers ({brokers}). If they all run, a log directory was"
@@ -290,13 +290,13 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _partitions(client: ClusterClient, topic: TopicMetadata) -> Iterator[dict[str, Any]]:
-    """Leader, replicas, offsets and size of each partition, -1 for what nobody tells."""
+    """Yield leader, replicas, offsets and size of each partition, -1 for unknown numbers."""
     served = led(topic)
     starts = client.list_offsets(topic.name, EARLIEST, served)
     ends = client.list_offsets(topic.name, LATEST, served)
     sizes = partition_sizes(client, topic.name, topic.partitions)
     lacking = any(len(each.isr) < len(each.replicas) for each in topic.copies.values())
-    # Apache Kafka knows the question since 3.8 only.
+    # Apache Kafka has this request only since 3.8.
     eligible = (
         eligible_replicas(client, topic.name)
         if lacking and client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
@@ -317,6 +317,6 @@ def _partitions(client: ClusterClient, topic: TopicMetadata) -> Iterator[dict[st
 
 
 def _origins(text: str | None) -> dict[int, str]:
-    """Partition -> the origin's partition it is a copy of."""
+    """Return partition -> the origin's partition of which it is a copy."""
     entries = [entry.partition("=") for entry in (text or "").split(",")]
     return {int(number): origin for number, equals, origin in entries if equals}

@@ -49,7 +49,7 @@ def users() -> None:
     show_default=True,
     help="How the user may log in.",
 )
-@click.option("--iterations", type=int, default=ITERATIONS, show_default=True, help="What a guess costs.")
+@click.option("--iterations", type=int, default=ITERATIONS, show_default=True, help="Hashes that each guess of a password costs.")
 @zookeeper_option
 @cluster_option
 def create(
@@ -107,14 +107,14 @@ def delete(name: str, zookeeper: str, cluster: str) -> None:
 
 @contextmanager
 def open_users(zookeeper: str, cluster: str) -> Iterator[Users]:
-    """The users of a cluster that is there; MillraceError when none is."""
+    """Open the users of an existing cluster; MillraceError without one."""
     with session_of(zookeeper, cluster) as session:
         yield Users(session, cluster)
 
 
 @contextmanager
 def session_of(zookeeper: str, cluster: str) -> Iterator[Session]:
-    """A session with the ensemble of a cluster that is there; MillraceError when none is."""
+    """Open a session with the ensemble of an existing cluster; MillraceError without one."""
     check_cluster_name(cluster)
     session = Session.connect(zookeeper)
     try:

@@ -1,4 +1,4 @@
-"""`millrace zookeeper`: runs the embedded ZooKeeper in the foreground; makes an ensemble's nodes secure."""
+"""`millrace zookeeper`: run the embedded ZooKeeper in the foreground; secure an ensemble's nodes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _run(port: int, data_dir: Path, heap_mb: int) -> None:
         for server in started:
             server.stop()
 
-    stop_on_signals(stop, limited=True)  # ZooKeeper may be killed at any moment, and ends with this process
+    stop_on_signals(stop, limited=True)  # killing ZooKeeper is safe; it ends with this process
     with ZooKeeper.start(data_dir, port, heap_mb) as server:
         started.append(server)
         if stopping.is_set():
@@ -109,7 +109,7 @@ def identities(directory: Path) -> None:
     help="The ensemble, addresses separated by commas.",
 )
 def secure(identity: str, clusters: tuple[str, ...], address: str) -> None:
-    """Give every node of a cluster, and the audit's, the rights of its place; it can be repeated.
+    """Give every node of a cluster, and the audit's, the rights of its place; safe to repeat.
 
     Example: millrace zookeeper secure --identity zookeeper/brokers.toml --cluster dc1
     """

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the 2011 paper: which stream of a group reads which partitions of a topic.
+"""Algorithm 1 of the 2011 paper: the assignment of a topic's partitions to the streams of a group.
 
 Pure. Every consumer computes it for itself from the same registries, so all of them come to the same answer.
 """
@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 
 def assign(partitions: Iterable[int], streams: Iterable[str]) -> dict[str, list[int]]:
-    """Stream -> its partitions: each partition to one stream, shares that differ by one at most.
+    """Return stream -> its partitions: each partition to one stream, in shares that differ by one at most.
 
     The paper gives Ci the partitions j*N to (j+1)*N-1 with N = |P|/|C|. Where that leaves a rest, the first
-    |P| mod |C| streams take one more each, as LinkedIn's code did.
+    P| mod |C| streams take one more each, as in LinkedIn's code.
     """
     p_t = sorted(partitions)  # all partitions of the topic
     c_t = sorted(streams)  # all streams of the group that read the topic

@@ -2,7 +2,7 @@
 
 Owns the application's side: making streams, committing, seeking, closing. There is no coordinator: consumers
 find each other in ZooKeeper, and each computes its own share (rebalance.py), claims it there and pulls it
-from the brokers that hold it (puller.py), ahead of the application (streams.py).
+from the brokers that lead its partitions (puller.py), ahead of the application (streams.py).
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ __all__ = ["Consumer", "Message", "MessageStream", "NotOwner"]
 log = logging.getLogger("millrace.consumer")
 
 MAX_SESSION_TIMEOUT_MS = 40_000
-"""A ZooKeeper with default settings grants no longer session: it would end before we know."""
+"""Longest session that a ZooKeeper with default settings grants: a longer one would end before we know."""
 
 
 class Consumer:
     """One consumer of a group; use it as a context manager.
 
     Every message of a subscribed topic goes to one stream of the group, in order within its partition, at
-    least once: again only after a consumer has died without closing, lost its session, or worked on one
-    message for more than five seconds while its partition was given to another; with `auto_commit=False`
-    also what was not committed when a partition changed hands.
+    least once. A message comes again only after a consumer has died without closing, lost its session, or
+    worked on one message for more than five seconds while its partition was given to another. With
+    `auto_commit=False`, messages also come again that were not committed when their partition changed hands.
 
     A message counts as consumed when the thread that took it from its stream asks for the next one, commits
-    or closes; leaving the `with` block by an exception gives up the one in hand. Only that is committed,
-    never what was pulled ahead. An application that hands messages to other threads, or writes them somewhere
-    later, takes `auto_commit=False` and commits the smallest offset that it has not stored yet.
+    or closes; leaving the `with` block by an exception gives up the message in hand. Only consumed messages
+    are committed, never those pulled ahead. An application that hands messages to other threads, or writes
+    them somewhere later, takes `auto_commit=False` and commits the smallest offset that it has not stored
+    yet.
 
     Ownership: a partition is given to another consumer only when this one has released it or its ZooKeeper
     session has expired on the server. A stream hands out a message only within two thirds of the session
     timeout after ZooKeeper last confirmed the session with a write, so never at a time when another consumer
-    can have got the partition; without confirmation it blocks, and goes on when it comes. What the
-    application does with a message that it has already taken cannot be taken back, nor can that of a process
-    that was stopped between the check and the return. Offsets are written in one transaction with a check of
-    the registration: a consumer that has lost its session cannot write any.
+    can have got the partition. Without confirmation it blocks, and goes on once it is confirmed. A message
+    that the application has already taken cannot be taken back, nor can one of a process that was stopped
+    between the check and the return. Offsets are written in one transaction with a check of the registration:
+    a consumer that has lost its session cannot write any.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class Consumer:
         queued_bytes: int = 3_000_000,
         session_timeout_ms: int = 6000,
     ) -> None:
-        """A consumer that reads nothing yet; MillraceError when ZooKeeper or the cluster is not there.
+        """Make a consumer that reads nothing yet; MillraceError when ZooKeeper or the cluster is not there.
 
-        `start`: where to begin in a partition without a committed offset, and where the committed one has
-        expired. `fetch_bytes`: how much one pull asks of a partition. `queued_bytes`: pulling ahead for a
-        stream stops there; one more pull, or one batch that is larger, may be added to it by each broker.
+        `start`: where to begin in a partition without a committed offset, or whose committed offset has
+        expired. `fetch_bytes`: bytes that one pull requests of a partition. `queued_bytes`: pulling ahead for
+        a stream stops at this size; each broker may add one more pull, or one batch that is larger.
         """
         if start not in ("smallest", "largest"):
             raise MillraceError(f"start is {start!r}: it must be 'smallest' or 'largest'")
@@ -97,7 +98,7 @@ class Consumer:
         self._closed = False
 
     def create_message_streams(self, topics: Mapping[str, int]) -> dict[str, list[MessageStream]]:
-        """Topic -> as many iterators as asked for, among which this consumer's share is divided.
+        """Return topic -> the requested number of iterators, among which this consumer's share is divided.
 
         Once per consumer. A topic need not exist yet. MillraceError when the group is one of Kafka's classic
         protocol.
@@ -128,10 +129,11 @@ class Consumer:
         return sorted(self._rebalancer.owned) if self._rebalancer is not None else []
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Commit what this thread has taken and other threads are done with, or these next offsets to read.
+        """Commit these next offsets to read, or the messages that this thread has taken and other threads
+        have done.
 
-        Blocks until ZooKeeper has it. NotOwner when a partition is not this consumer's (any more): whoever
-        has it goes on at what was committed before.
+        Blocks until ZooKeeper has them. NotOwner when a partition is not, or no longer, this consumer's: its
+        owner goes on at the offset committed before.
         """
         self._home.check()
         if offsets is not None and self._commit_every is not None:
@@ -144,7 +146,7 @@ class Consumer:
         self._rebalancer.commit(offsets)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on in this partition at `offset`: forwards or back; what was pulled ahead of it is dropped.
+        """Go on in this partition at `offset`, forwards or back; messages pulled ahead are dropped.
 
         NotOwner when this consumer does not read the partition.
         """
@@ -157,23 +159,23 @@ class Consumer:
         self._pullers.wake()
 
     def seek_to_time(self, topic: str, partition: int, time_ms: int) -> int:
-        """As `seek`, to the first message of that time or later, or to the end; returns the offset."""
+        """Seek to the first message of that time or later, or to the end; return the offset."""
         with ClusterClient(self._cluster.bootstrap) as client:
             offset = client.list_offsets(topic, time_ms, [partition])[partition]
         self.seek(topic, partition, offset)
         return offset
 
     def close(self) -> None:
-        """Commit (with `auto_commit`), release everything, end all streams. Twice is harmless.
+        """Commit (with `auto_commit`), release everything, end all streams. A second call does nothing.
 
-        The message that this thread has taken counts as consumed; for one that another thread has in hand,
-        five seconds are waited. A ZooKeeper that is away is waited for twenty seconds at most, and then once
+        The message that this thread has taken counts as consumed. Closing waits five seconds for a message in
+        hand of another thread. It waits for an absent ZooKeeper for twenty seconds at most, and then once
         more for as long as the session timeout.
         """
         self._close(done=True)
 
     def _close(self, *, done: bool) -> None:
-        if self._closed or not self._home.is_here:  # in a forked child everything is the parent's
+        if self._closed or not self._home.is_here:  # a forked child owns nothing: all is the parent's
             return
         self._closed = True
         self._pullers.stop()

@@ -1,7 +1,7 @@
 """Pulls batches ahead of the application: one thread for each broker that leads a partition of ours.
 
-Owns what an answer means for the streams. Where the leaders are is read from the broker registry; what is
-wanted and what becomes of it is the streams' business. Every CRC is checked here.
+Owns the meaning of an answer for the streams. The addresses of leaders come from the broker registry; the
+streams decide what to pull and what becomes of it. Every CRC is checked here.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ log = logging.getLogger("millrace.consumer.puller")
 
 FETCH_WAIT_MS = 250
 FULL_WAIT_MS = 50
-"""How long an answer may be waited for while another stream's queue is full: room may come any moment."""
+"""Longest wait for an answer while another stream's queue is full: it may have room any moment."""
 PAUSE_SECONDS = 0.2
 IDLE_SECONDS = 1.0
 CRC_TRIES = 3
-"""The network may have damaged a batch: only one that comes damaged so often is damaged in the log."""
+"""Tries of a damaged batch before it counts as damaged in the log, and not by the network."""
 
 Owned = Mapping[TopicPartition, OwnedPartition]
 
 
 class Pullers:
-    """The threads that pull what `owned()` names, from whoever leads it."""
+    """The threads that pull the partitions in `owned()`, each from its leader."""
 
     def __init__(
         self, group: str, cluster: Cluster, owned: Callable[[], Owned], *, start: int, fetch_bytes: int
     ) -> None:
-        """`start`: EARLIEST or LATEST, where nothing is committed or what was is gone."""
+        """`start`: EARLIEST or LATEST, for a partition whose committed offset is missing or gone."""
         self.group, self.cluster, self.owned, self.start = group, cluster, owned, start
         self.fetch_bytes = fetch_bytes
         self._pullers: dict[int, ConsumerPuller] = {}
         self._closed = False
 
     def wake(self) -> None:
-        """Something has changed: a queue has room, partitions came or went, a leader moved."""
+        """Wake the pullers: a queue has room, partitions came or went, or a leader moved."""
         for puller in list(self._pullers.values()):
             puller.wake()
 
@@ -59,7 +59,7 @@ class Pullers:
         self.wake()
 
     def leader(self, partition: TopicPartition) -> int | None:
-        """The live broker that leads a partition, or None."""
+        """Return the live broker that leads a partition, or None."""
         topic = self.cluster.topics.get(partition[0])
         state = topic.partitions.get(partition[1]) if topic is not None else None
         return state.leader if state is not None and state.leader in self.cluster.brokers else None
@@ -82,7 +82,7 @@ class Pullers:
 
 
 class _Pull(NamedTuple):
-    """One partition in a fetch; `life` is the partition's when it was asked for."""
+    """One partition in a fetch; `life` is the partition's at the time of the request."""
 
     partition: OwnedPartition
     life: int
@@ -104,7 +104,7 @@ class ConsumerPuller(Puller):
         self._pullers, self._broker_id = pullers, broker_id
         self._crc_failures: dict[tuple[TopicPartition, int], int] = {}
         self._refused: dict[TopicPartition, tuple[int, float]] = {}
-        """Partition -> the error that the broker has answered last, and when to ask for it again."""
+        """Partition -> the broker's last error for it, and when to ask for it again."""
 
     def address(self) -> tuple[str, int]:
         address = self._pullers.cluster.brokers.get(self._broker_id)
@@ -157,9 +157,9 @@ class ConsumerPuller(Puller):
         return {name: answer.error_code for name, answer in listed.items() if answer.error_code}
 
     def _pull(self, pulls: list[_Pull], wait_ms: int) -> dict[TopicPartition, int]:
-        """Ask once for all of them and queue what comes; the errors that are not understood."""
+        """Fetch all of them once and queue what comes; return the errors of partitions that must wait."""
         broker, most = self.connected(), self._pullers.fetch_bytes
-        # All of the answer may be for the stream that has the least room.
+        # The whole answer may be for the stream with the least room.
         room = min(pull.partition.stream.room for pull in pulls)
         limits = FetchLimits(max_bytes=max(most, room), partition_max_bytes=most, max_wait_ms=wait_ms)
         requested = {pull.partition.topic_partition: pull for pull in pulls}
@@ -193,7 +193,7 @@ class ConsumerPuller(Puller):
             self._corrupt(pull, error)
 
     def _pause_for(self, errors: Mapping[TopicPartition, int]) -> None:
-        """After the others, which go on: wait for the registry to say where partitions have moved to."""
+        """Pause partitions with errors while others go on; after a move, wait for the registry's news."""
         for name, error in errors.items():
             if error in MOVED:
                 continue
@@ -225,14 +225,14 @@ class ConsumerPuller(Puller):
         pull.partition.stream.put(pull.partition, pull.life, Jump(pull.offset, offset))
 
     def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> bool:
-        """Go on behind what is gone; False when the broker does not say what is left."""
+        """Go on after the deleted offsets; False when the broker does not state its bounds."""
         partition, offset = pull.partition, pull.offset
         bounds = broker.bounds([partition.topic_partition]).get(partition.topic_partition)
         if bounds is None:
             return False
         earliest, latest = bounds
         if earliest <= offset <= latest:
-            self.stopping.wait(PAUSE_SECONDS)  # it is there: the answer was of a moment ago
+            self.stopping.wait(PAUSE_SECONDS)  # the offset exists: the answer was stale
             return True
         to = earliest if self._pullers.start == EARLIEST else latest
         log.warning(

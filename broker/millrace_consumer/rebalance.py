@@ -1,8 +1,8 @@
 """The decentralised rebalancing of the 2011 paper: every consumer of a group does it for itself.
 
-Owns what this consumer owns: it claims, releases and commits partitions, and follows the registries. Any
-change of the brokers, the topics or the group's consumers wakes it; a topic whose partitions and streams are
-what they were at its last rebalance is left alone.
+Owns this consumer's partitions: it claims, releases and commits them, and follows the registries. Any change
+of the brokers, the topics or the group's consumers wakes it; a topic whose partitions and streams are
+unchanged since its last rebalance is left alone.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from millrace_consumer.streams import MessageStream, OwnedPartition
 log = logging.getLogger("millrace.consumer.rebalance")
 
 HAND_OVER_SECONDS = 5.0
-"""How long a partition is kept for a message that is being worked on, before it is given up without it."""
+"""Seconds that a partition is kept for a message in hand, before it is given up without that message."""
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 1.0
 TRIES_BEFORE_LOGGED = 4
 
 Shape = tuple[UUID | None, tuple[int, ...], tuple[str, ...]]
-"""What a topic's assignment is computed from: its id, its live partitions, the streams that read it."""
+"""Input of a topic's assignment: its id, its live partitions, the streams that read it."""
 
 
 class Rebalancer(Rounds):
@@ -52,7 +52,7 @@ class Rebalancer(Rounds):
         *,
         commit_every: float | None,
     ) -> None:
-        """`commit_every` in seconds; None: only when told to."""
+        """`commit_every` in seconds; None: only by `commit`."""
         super().__init__(f"consumer {group}", log, f"group {group}")
         self.owned: Mapping[TopicPartition, OwnedPartition] = {}
         self._group, self._cluster, self._registry = group, cluster, registry
@@ -63,7 +63,7 @@ class Rebalancer(Rounds):
         self._members: Mapping[str, groups.StreamsMember] = {}
         self._members_stale = threading.Event()
         self._settled: dict[str, Shape] = {}
-        self._claimed: dict[str, list[TopicPartition]] = {}  # asked for, perhaps owned, not in `owned` yet
+        self._claimed: dict[str, list[TopicPartition]] = {}  # claimed, perhaps owned, not in `owned` yet
         self._retry: dict[str, tuple[int, float]] = {}  # topic -> (tries, when to try again)
         self._commit_at = time.monotonic()
         self._writing = threading.RLock()  # one commit or release at a time, in this order in ZooKeeper
@@ -78,7 +78,7 @@ class Rebalancer(Rounds):
         super().start()
 
     def close(self) -> None:
-        """Commit, release and leave. Blocks; MillraceError when ZooKeeper cannot be told."""
+        """Commit, release and leave. Blocks; MillraceError when ZooKeeper cannot be reached."""
         self.stop()
         try:
             self.join(OPERATION_SECONDS)
@@ -162,7 +162,7 @@ class Rebalancer(Rounds):
     # Algorithm 1, for one topic
 
     def _rebalance(self, topic: str, fence: Fence) -> bool:
-        """Own our share of the topic and nothing else of it; False when somebody else still owns some."""
+        """Own our share of the topic and no more; False when another consumer still owns some of it."""
         self._settled.pop(topic, None)
         # Remove the partitions we own from the ownership registry.
         self._release([owned for name, owned in self.owned.items() if name[0] == topic], fence)
@@ -178,11 +178,11 @@ class Rebalancer(Rounds):
             owner = stream_name(self._registration.consumer_id, index)
             for number in shares.get(owner, ()):
                 readers[topic, number], owners[topic, number] = stream, owner
-        # Own each of them; when another still does, release all, wait and do it all again.
+        # Own each of them; when another consumer still does, release all, wait and do it all again.
         self._claimed[topic] = list(owners)
         if topic_id is not None and not self._registry.own(self._group, owners, fence):
             return False
-        # Read the offsets where to begin from the offset registry, and have them pulled.
+        # Read the offsets to begin at from the offset registry, and have the partitions pulled.
         if topic_id is not None:
             self._begin(readers, topic_id, fence)
         del self._claimed[topic]
@@ -211,7 +211,7 @@ class Rebalancer(Rounds):
         self._pullers.refresh()
 
     def _release(self, partitions: Collection[OwnedPartition], fence: Fence) -> None:
-        """Commit what is done of these partitions, then give them up."""
+        """Commit the consumed messages of these partitions, then give the partitions up."""
         if not partitions:
             return
         streams = {partition.stream for partition in partitions}
@@ -238,7 +238,7 @@ class Rebalancer(Rounds):
         self.owned = {name: owned for name, owned in self.owned.items() if owned not in partitions}
 
     def _forget_everything(self) -> None:
-        """The registration is gone, and what was owned with it."""
+        """Forget everything owned: the registration is gone, and ownership with it."""
         with self._writing:
             self._end(list(self.owned.values()))
             self._settled.clear()
@@ -248,15 +248,15 @@ class Rebalancer(Rounds):
     # Offsets
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Go on there in a partition; NotOwner when it is not ours."""
-        with self._writing:  # while it is given up, what is done of it was written already
+        """Go on at `offset` in a partition; NotOwner when it is not ours."""
+        with self._writing:  # not while the partition is given up: its offset is written already
             owned = self.owned.get(topic_partition)
             if owned is None:
                 raise NotOwner("{}-{} is not this consumer's (any more)".format(*topic_partition))
             owned.stream.seek(owned, offset)
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Write these offsets, or where the application is; NotOwner when a partition is not ours."""
+        """Write these offsets, or the application's positions; NotOwner when a partition is not ours."""
         with self._writing:
             owned, fence = self.owned, self._fence
             missing = sorted(set(offsets or ()) - owned.keys())

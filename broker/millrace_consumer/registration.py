@@ -1,10 +1,11 @@
-"""A consumer's entry in the consumer registry, and how long it may trust that the entry is there.
+"""A consumer's entry in the consumer registry, and the time for which it may trust that the entry exists.
 
-Owns the registration, the heartbeats that prove it and the time until which they do. ZooKeeper gives nobody
-what a consumer owns before the consumer's whole session timeout has passed since it last heard of it. A
-heartbeat is a write, because only a write proves it: a server that is cut off from its ensemble still answers
-readings. It is trusted for two thirds of the timeout from the moment it was sent; the rest is for clocks that
-do not run alike, and for the time an ensemble takes to tell its leader that a session is alive.
+Owns the registration, the heartbeats that prove it and the time until which they do. ZooKeeper gives a
+consumer's partitions to no other before the consumer's whole session timeout has passed since it last heard
+from it. A heartbeat is a write, because only a write proves it: a server that is cut off from its ensemble
+still answers reads. It is trusted for two thirds of the timeout from the moment it was sent. The rest is for
+clocks that run at different speeds, and for the time an ensemble takes to report a live session to its
+leader.
 """
 
 from __future__ import annotations
@@ -48,16 +49,18 @@ class Registration:
         self._thread = threading.Thread(target=self._prove, name=f"consumer {group} heartbeat", daemon=True)
         self.consumer_id = self._next_id = ""
         self.fence: Fence | None = None
-        """None: not registered (any more)."""
+        """None: not registered, or no longer."""
 
     def proves(self, fence: Fence) -> bool:
-        """Whether nobody else can own by now what this consumer came to own under `fence`."""
+        """Return True if no other consumer can own by now what this one came to own under `fence`."""
         return self.fence is fence and time.monotonic() < self._trusted_until
 
     def register(self) -> Fence:
-        """The fence of this consumer's registration, a new one if there is none. Blocks; BrokerError."""
+        """Return the fence of this consumer's registration; register first if need be. Blocks;
+        BrokerError."""
         if self.fence is None:
-            # Kept over a try whose answer was lost: else the first might stay registered, and read nothing.
+            # Kept after a try whose answer was lost: else the first id might stay registered, and read
+            # nothing.
             self._next_id = self._next_id or f"{self._member.host}-{os.getpid()}-{secrets.token_hex(4)}"
             self.fence = self._registry.register(self._group, self._next_id, self._member)
             self.consumer_id, self._next_id = self._next_id, ""
@@ -75,7 +78,7 @@ class Registration:
         self._trusted_until = 0.0
 
     def close(self) -> None:
-        """Stop the heartbeats and take the consumer off the list, if it is on it. Blocks; BrokerError."""
+        """Stop the heartbeats and remove the consumer from the list, if it is listed. Blocks; BrokerError."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -101,7 +104,7 @@ class Registration:
                 self.lost()
                 self._on_loss()
         except (KazooException, KazooTimeoutError):
-            return  # nothing is proved; the next one may
+            return  # nothing is proved; the next heartbeat may
         else:
             if self.fence is fence and not self._closing.is_set():
                 self._trusted_until = began + TRUSTED * timeout

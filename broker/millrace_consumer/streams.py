@@ -1,10 +1,10 @@
 """The streams that an application iterates, and the partitions that feed them.
 
-Owns the bounded queue between pulling and iterating, and what of a partition counts as consumed. Knows no
-sockets and no ZooKeeper: batches are handed in by the pullers, partitions by the rebalancing.
+Owns the bounded queue between pulling and iterating, and the position up to which a partition counts as
+consumed. Knows no sockets and no ZooKeeper: pullers hand in batches, the rebalancing hands in partitions.
 
 A message is taken when the iterator returns it, and done when the thread that took it asks for the next one,
-commits or closes. Only what is done is ever committed.
+commits or closes. Only done messages are ever committed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from millrace.records import BatchHeader, Record, iter_records
 from millrace.records.topic_partition import TopicPartition
 
 UNPROVEN_WAIT_SECONDS = 0.1
-"""How soon it is noticed that ownership is proved again."""
+"""Seconds between checks of whether ownership is proved again."""
 
 
 class Message(NamedTuple):  # a frozen dataclass takes four times as long to make
-    """One message. `timestamp` in ms; the next one of its partition has a larger offset, not the next."""
+    """One message. `timestamp` in ms. Offsets of a partition rise, but not always by one."""
 
     topic: str
     partition: int
@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """Reading goes on at `offset` instead of where it was to go on."""
+    """A change of the position to read on from: `offset` in place of `instead_of`."""
 
     instead_of: int | None
     offset: int
@@ -59,28 +59,28 @@ Pulled = Batch | Jump | CorruptMessage
 
 @dataclass(eq=False, slots=True)
 class OwnedPartition:
-    """One partition that a stream reads. What changes is guarded by the stream's lock."""
+    """One partition that a stream reads. The stream's lock guards its changing fields."""
 
     topic_partition: TopicPartition
     topic_id: UUID
     stream: MessageStream
     committed: int | None
     proved: Callable[[], bool]
-    """Whether nobody else can own the partition now."""
+    """Returns True if no other consumer can own the partition now."""
     done: int | None = field(init=False)
-    """Behind the last message that is done: where whoever takes over goes on; None: not known yet."""
+    """Position after the last done message, where the next owner goes on; None: not known yet."""
     taken: int = field(init=False)
     """Messages below this were handed out, or are not wanted."""
     pull_offset: int | None = field(init=False)
-    """What to pull next; None: where the start policy says."""
+    """Offset to pull next; None: where the start policy says."""
     pull_epoch: int = -1
     """Leader epoch of the batch before `pull_offset`; -1: not known."""
     life: int = 0
-    """Counts seeks and the end: what was pulled in an earlier life is dropped."""
+    """Counts seeks and the end: batches pulled in an earlier life are dropped."""
     stopped: bool = False
-    """Nothing more is handed out, and nothing pulled."""
+    """True: nothing more is handed out or pulled."""
     broken: bool = False
-    """The next batch is damaged: nothing more is pulled until a seek."""
+    """True: the next batch is damaged, and nothing more is pulled until a seek."""
 
     def __post_init__(self) -> None:
         self.done = self.pull_offset = self.committed
@@ -103,8 +103,8 @@ class MessageStream(Iterator[Message]):
     """Messages of the partitions that this stream owns at the moment; it blocks while there are none.
 
     Ends only when the consumer is closed. In order within a partition. CorruptMessage when a batch is
-    damaged: its partition stands still until `Consumer.seek` puts it behind the batch, others go on. Meant
-    for one thread at a time.
+    damaged: its partition stands still until `Consumer.seek` puts it after the batch, others go on. Meant for
+    one thread at a time.
     """
 
     def __init__(self, name: str, queued_bytes: int, on_room: Callable[[], None]) -> None:
@@ -121,7 +121,7 @@ class MessageStream(Iterator[Message]):
     # The application's side
 
     def __next__(self) -> Message:
-        self._home.check()  # no thread pulls for it elsewhere
+        self._home.check()  # a forked child has no threads that pull
         with self._changed:
             if self._in_hand is not None:
                 self._put_down(self._in_hand)
@@ -134,7 +134,7 @@ class MessageStream(Iterator[Message]):
             raise StopIteration
 
     def _advance(self) -> Message | None:
-        """The next message that may be handed out; None when there is nothing, or no proof of ownership."""
+        """Return the next message to hand out; None when there is none, or no proof of ownership."""
         while self._reading is not None or self._queue:
             partition, life, *_ = self._reading or self._queue[0]
             alive = partition.life == life
@@ -174,14 +174,14 @@ class MessageStream(Iterator[Message]):
             self._reading = (partition, partition.life, self._records(partition, pulled))
 
     def _records(self, partition: OwnedPartition, batch: Batch) -> Iterator[Record]:
-        """The records; a batch with a right CRC that cannot be decoded all the same stops its partition."""
+        """Yield the records; a batch with a right CRC that still cannot be decoded stops its partition."""
         try:
             yield from iter_records(batch.header, batch.data)
         except CorruptMessage as error:
             partition.life += 1
             partition.broken = True
             raise CorruptMessage(damaged(partition, partition.taken, error)) from error
-        except Exception:  # as for want of memory: the rest must not be passed over
+        except Exception:  # for example out of memory: the rest must not be skipped
             partition.life += 1
             partition.pull_offset, partition.pull_epoch = partition.taken, -1
             raise
@@ -189,7 +189,7 @@ class MessageStream(Iterator[Message]):
     # The pullers' side
 
     def next_pull(self, partition: OwnedPartition) -> tuple[int, int | None] | None:
-        """(life, offset) of what to pull next; None when nothing is wanted now, the queue may be full."""
+        """Return (life, offset) of the next pull; None when nothing is wanted, as when the queue is full."""
         with self._changed:
             if partition.stopped or partition.broken or self._closed or self._queued >= self._limit:
                 return None
@@ -200,12 +200,12 @@ class MessageStream(Iterator[Message]):
         return self._limit - self._queued
 
     def put(self, partition: OwnedPartition, life: int, pulled: Pulled) -> None:
-        """Queue what was pulled; dropped when it was asked for in an earlier life of the partition."""
+        """Queue what was pulled; drop it when it was requested in an earlier life of the partition."""
         with self._changed:
             if partition.life != life or partition.stopped:
                 return
             if isinstance(pulled, Jump) and partition.pull_offset != pulled.instead_of:
-                return  # a second puller, where the leader has just moved, has found it out already
+                return  # the leader has just moved: a second puller was first
             self._queue.append((partition, life, pulled))
             if isinstance(pulled, Batch):
                 self._queued += len(pulled.data)
@@ -213,7 +213,7 @@ class MessageStream(Iterator[Message]):
                 partition.pull_epoch = pulled.header.partition_leader_epoch
             elif isinstance(pulled, Jump):
                 partition.pull_offset, partition.pull_epoch = pulled.offset, -1
-                if pulled.instead_of is None:  # who takes over begins here, and not at what is the end then
+                if pulled.instead_of is None:  # the next owner begins here, not at the end of that time
                     partition.done = pulled.offset
             else:
                 partition.broken = True
@@ -227,7 +227,7 @@ class MessageStream(Iterator[Message]):
             self._stop(partitions)
 
     def end(self, partitions: Collection[OwnedPartition]) -> None:
-        """These partitions are not ours any more: what is in hand of them does not count."""
+        """End these partitions, which are no longer ours: their message in hand does not count."""
         with self._changed:
             for partition in partitions:
                 partition.life += 1
@@ -240,7 +240,7 @@ class MessageStream(Iterator[Message]):
         self._drop(partitions)
 
     def seek(self, partition: OwnedPartition, offset: int) -> None:
-        """Go on at `offset`: the next message handed out is the first at or behind it."""
+        """Go on at `offset`: the next message handed out is the first at or after it."""
         with self._changed:
             partition.life += 1
             partition.broken = False
@@ -261,17 +261,17 @@ class MessageStream(Iterator[Message]):
         if held.partition.life == held.life:
             held.partition.done = held.next_offset
         if held.partition.stopped:
-            self._changed.notify_all()  # somebody waits for it
+            self._changed.notify_all()  # `wait_for_hands` waits for it
 
     def put_down(self, thread: int, *, done: bool = True) -> None:
-        """The message in hand is done, or was given up, if `thread` holds it."""
+        """Count the message in hand as done, or as given up, if `thread` holds it."""
         with self._changed:
             held = self._in_hand
             if held is not None and held.thread == thread:
                 self._put_down(held if done else held._replace(life=-1))
 
     def wait_for_hands(self, partitions: Collection[OwnedPartition], seconds: float) -> bool:
-        """Wait until no message of these partitions is being worked on; False when that takes too long."""
+        """Wait until no message of these partitions is in hand; False when that takes too long."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._in_hand is not None and self._in_hand.partition in partitions:

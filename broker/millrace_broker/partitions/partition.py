@@ -95,7 +95,7 @@ class Partition:
         self.bytes_out = self.reads_out = 0
         """For metrics: batches taken, bytes of records and slices of them handed out."""
         self.gone: BrokerError | None = None
-        """Reason for which it is no longer served; None while it is."""
+        """Reason that it is no longer served; None while it is."""
         self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
         self._staged: list[Staged] = []
         self._unsynced: deque[Unsynced] = deque()

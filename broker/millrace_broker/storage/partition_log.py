@@ -113,11 +113,10 @@ class PartitionLog:
         self._take_over(recovered)
         self._visible = recovered.committed if is_replica else recovered.state
         self.refusal: str | None = None
-        """Reason for which this log takes no more writes until it is opened again; None while it takes
-        them."""
+        """Reason that the log takes no more writes until it is opened again; None while it takes them."""
         self.flush_refusal: str | None = None
-        """Reason for which nothing more becomes visible until the log is opened again; then it takes no
-        writes either."""
+        """Reason that nothing more becomes visible until the log is opened again; it also takes no writes
+        then."""
         self.expires_by_time = True
         """False while the clock cannot be trusted: then no segment is too old."""
         self._closed = self._directory_changed = False
