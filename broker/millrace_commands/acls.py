@@ -38,9 +38,9 @@ def acls() -> None:
 def _resource_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option("--topic", metavar="NAME", help="Topics of this name; * for all."),
-        click.option("--topic-prefix", metavar="TEXT", help="Topics whose names begin so."),
+        click.option("--topic-prefix", metavar="TEXT", help="Topics whose names begin with it."),
         click.option("--group", metavar="NAME", help="Groups of this name; * for all."),
-        click.option("--group-prefix", metavar="TEXT", help="Groups whose names begin so."),
+        click.option("--group-prefix", metavar="TEXT", help="Groups whose names begin with it."),
         click.option("--cluster", is_flag=True, help="The cluster itself."),
     ]
     for option in reversed(options):

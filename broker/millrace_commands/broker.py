@@ -141,7 +141,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
             )
             if listener.is_open:
                 may = "may do everything" if acls is None else f"is {ANONYMOUS}"
-                log.warning("listener %s on %s has no TLS: who reaches it %s", listener.name, at, may)
+                log.warning("listener %s on %s has no TLS: whoever reaches it %s", listener.name, at, may)
         log.info("runs of small requests are served %s", "compiled" if IS_COMPILED else "in Python alone")
         address = f"{first.host}:{first.port}"
         print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)

@@ -93,7 +93,7 @@ def drain(broker: int, bootstrap: str) -> None:
             names = ", ".join(f"{t}-{n}" for t, n in lost)
             raise MillraceError(
                 f"{len(plan)} partitions have moved; broker {broker} is not alive and has the only replica of"
-                f" {names}: start it with its disk, or create these topics anew"
+                f" {names}: start it with its disk, or create these topics again"
             )
     say(f"broker {broker} stores nothing any more; {len(plan)} partitions have moved")
 

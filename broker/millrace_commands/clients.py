@@ -127,7 +127,7 @@ def _with_progress(lines: BinaryIO) -> Iterator[bytes]:
     help="Start with the last N messages of each partition.",
 )
 @click.option("--partition", type=click.IntRange(0), help="Read only this partition.")
-@click.option("--until-end", is_flag=True, help="Stop at the end of what is there instead of waiting.")
+@click.option("--until-end", is_flag=True, help="Stop at the end of the present messages instead of waiting.")
 @click.option("--group", help="Share the partitions with the group's other members, and commit.")
 @click.option("--registry", metavar="URL", help="Decode Avro values with this registry's schemas.")
 @click.option(

@@ -118,7 +118,7 @@ def compare(directories: Sequence[Path], as_json: bool) -> None:
     if differing:
         raise MillraceError(
             f"{len(differing)} of {partitions} partitions differ: keep the replica that leads; reassign the"
-            " partition without the broker of the other one, and then with it: it copies everything anew"
+            " partition without the broker of the other one, and then with it: it copies everything again"
         )
 
 

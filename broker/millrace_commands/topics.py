@@ -188,7 +188,9 @@ def alter(
 @topics.command()
 @click.argument("partitions", nargs=-1, metavar="[TOPIC-PARTITION]...")
 @click.option("--unclean", is_flag=True, help="Have --replica lead though it may lack committed messages.")
-@click.option("--replica", type=click.IntRange(0), default=None, help="With --unclean, the broker that must lead.")
+@click.option(
+    "--replica", type=click.IntRange(0), default=None, help="The broker that must lead (--unclean)."
+)
 @click.option("--reason", default="", help="Why, for the brokers' log.")
 @bootstrap_option
 def elect(partitions: Sequence[str], unclean: bool, replica: int | None, reason: str, bootstrap: str) -> None:
@@ -264,7 +266,7 @@ def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> li
 
 
 def led(topic: TopicMetadata) -> list[int]:
-    """Return the partitions that have a leader: the others have nobody to ask for offsets."""
+    """Return the partitions that have a leader: no broker knows offsets of the others."""
     return [partition for partition, leader in topic.partitions.items() if leader >= 0]
 
 

@@ -49,7 +49,7 @@ def users() -> None:
     show_default=True,
     help="How the user may log in.",
 )
-@click.option("--iterations", type=int, default=ITERATIONS, show_default=True, help="Hashes that each guess of a password costs.")
+@click.option("--iterations", type=int, default=ITERATIONS, show_default=True, help="Hashes per login.")
 @zookeeper_option
 @cluster_option
 def create(

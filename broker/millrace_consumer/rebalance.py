@@ -96,7 +96,7 @@ class Rebalancer(Rounds):
         try:
             self._look()
         except NotOwner as error:
-            log.warning("group %s: %s; registering anew", self._group, error)
+            log.warning("group %s: %s; registering again", self._group, error)
             self._registration.lost()
         else:
             self.sleep(self._next_due())
@@ -221,7 +221,7 @@ class Rebalancer(Rounds):
         for stream in streams:
             if not stream.wait_for_hands(partitions, deadline - time.monotonic()):
                 log.warning(
-                    "group %s: a message is worked on for more than %g s; who takes its partition over "
+                    "group %s: a message is worked on for more than %g s; the next owner of its partition "
                     "gets it again",
                     self._group,
                     HAND_OVER_SECONDS,
@@ -252,7 +252,7 @@ class Rebalancer(Rounds):
         with self._writing:  # not while the partition is given up: its offset is written already
             owned = self.owned.get(topic_partition)
             if owned is None:
-                raise NotOwner("{}-{} is not this consumer's (any more)".format(*topic_partition))
+                raise NotOwner("{}-{} is not, or no longer, this consumer's".format(*topic_partition))
             owned.stream.seek(owned, offset)
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
@@ -262,7 +262,7 @@ class Rebalancer(Rounds):
             missing = sorted(set(offsets or ()) - owned.keys())
             if fence is None or missing:
                 what = ", ".join(f"{topic}-{number}" for topic, number in missing) or "the registration"
-                raise NotOwner(f"{what} is not this consumer's (any more): nothing is committed")
+                raise NotOwner(f"{what} is not, or no longer, this consumer's: nothing is committed")
             if offsets is None:
                 self._commit(owned.values(), fence)
             else:

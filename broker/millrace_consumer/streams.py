@@ -297,5 +297,5 @@ def _message(partition: OwnedPartition, record: Record) -> Message:
 def damaged(partition: OwnedPartition, offset: int, error: CorruptMessage) -> str:
     return (
         f"{partition} is damaged at offset {offset}: {error}; have it repaired (millrace log repair) "
-        "or seek behind it"
+        "or seek past it"
     )

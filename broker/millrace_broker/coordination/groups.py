@@ -507,7 +507,7 @@ class ConsumerRegistry:
         # The steps before the failed one, and those after it, have errors of their own.
         failed = [index for index, result in enumerate(results) if isinstance(result, _CONFLICTS)]
         if fence is not None and failed and failed[0] < len(checks):
-            raise fence.broken(f"what is at {checks[failed[0]][0]} in ZooKeeper is not ours any more")
+            raise fence.broken(f"node {checks[failed[0]][0]} in ZooKeeper is no longer ours")
         if not failed and any(isinstance(result, KazooException) for result in results):
             raise errors.BrokerError(
                 f"ZooKeeper at {self._session.zookeeper} refuses a transaction: {results}"

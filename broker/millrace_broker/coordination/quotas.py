@@ -42,7 +42,7 @@ class QuotaStore(WatchedNode[Quotas]):
         def changed(quotas: Quotas) -> bytes:
             encoded = _encoded(change(quotas))
             if len(encoded) > MAX_BYTES:
-                raise PolicyViolation("these are quotas of too many users: set those of everybody instead")
+                raise PolicyViolation("too many users have quotas: set the default quotas instead")
             return encoded
 
         self.write(changed)

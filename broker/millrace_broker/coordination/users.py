@@ -94,7 +94,7 @@ class Users:
                     raise MillraceError(
                         f"cannot read user {name} in ZooKeeper: {error}; delete {path} or write it again"
                     ) from None
-                log.error("cannot read user %s in ZooKeeper, who stays as before: %s", name, error)
+                log.error("cannot read user %s in ZooKeeper, which stays as before: %s", name, error)
                 users |= {name: self._users[name]} if name in self._users else {}
         self._users = users
 

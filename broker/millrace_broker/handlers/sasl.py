@@ -63,8 +63,8 @@ def sasl_authenticate(
                 except LoginFailed as error:
                     _fail(call, error)
                 except Exception:
-                    log.exception("a mistake in the login of %s", call.received.client.address)
-                    call.received.client.abort("a mistake was met in its login")
+                    log.exception("a bug in the login of %s", call.received.client.address)
+                    call.received.client.abort("a bug was met in its login")
 
         host = call.received.client.address.rpartition(":")[0]
         call.login_thread.answer(host, exchange, message, done)

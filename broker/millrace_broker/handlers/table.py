@@ -178,9 +178,7 @@ class Call(Generic[M]):
         """Send the response; a thread writes a large one, a slice of the loop at a time."""
         try:
             if self._lists:
-                raise RuntimeError(
-                    "it would list names without having asked which of them its client may see"
-                )
+                raise RuntimeError("the handler has not asked which names its client may see")
             if items_in(response, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT:
                 self.answer_from(Broker.in_look_up_thread, lambda: response)
                 return

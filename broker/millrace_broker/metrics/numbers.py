@@ -32,9 +32,9 @@ Declaration: TypeAlias = tuple[Callable[..., Any], str, Sequence[str]]
 """Kind, help and names of the labels of a metric."""
 METRICS: dict[str, Declaration] = {
     "connections_accepted": (_COUNTER, "Connections that clients opened.", ()),
-    "connections_refused": (_COUNTER, "Of them, closed at once by a limit.", ()),
-    "connections_closed": (_COUNTER, "Closed later by a limit.", ("limit",)),
-    "tls_failures": (_COUNTER, "Connections closed because TLS failed, or its certificate is nobody's.", ()),
+    "connections_refused": (_COUNTER, "Connections closed at once by a limit.", ()),
+    "connections_closed": (_COUNTER, "Connections closed later by a limit.", ("limit",)),
+    "tls_failures": (_COUNTER, "Connections closed because TLS failed or no rule takes the certificate.", ()),
     "login_failures": (_COUNTER, "Logins that failed, by mechanism.", ("mechanism",)),
     "rights_refused": (_COUNTER, "Refusals for want of a right, by API.", ("api",)),
     "throttled_seconds": (_COUNTER, "Seconds that clients were told to wait for a quota.", ("quota",)),
@@ -53,7 +53,7 @@ METRICS: dict[str, Declaration] = {
     "topic_batches_in": (_COUNTER, "Batches that producers sent.", ("topic",)),
     "topic_messages_in": (_COUNTER, "Messages appended.", ("topic",)),
     "topic_bytes_out": (_COUNTER, "Bytes of batches handed to consumers.", ("topic",)),
-    "topic_reads_out": (_COUNTER, "Answers to fetches that carried them.", ("topic",)),
+    "topic_reads_out": (_COUNTER, "Answers to fetches that carried batches.", ("topic",)),
     "connections": (_GAUGE, "Connections open now.", ()),
     "buffered_bytes": (_GAUGE, "Bytes held for clients; a request without an answer counts 4 KiB.", ()),
     "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
@@ -61,7 +61,7 @@ METRICS: dict[str, Declaration] = {
     "clock_difference_seconds": (_GAUGE, "Seconds by which the clock is ahead of ZooKeeper's.", ()),
     "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PARTITION),
     "log_segments": (_GAUGE, "Files of a partition's log.", _PARTITION),
-    "log_high_watermark": (_GAUGE, "Offset behind the last message consumers see.", _PARTITION),
+    "log_high_watermark": (_GAUGE, "Offset after the last message consumers see.", _PARTITION),
     "log_failed": (
         _GAUGE,
         "1 for a log that takes no writes until the broker restarts; else absent.",
@@ -69,14 +69,14 @@ METRICS: dict[str, Declaration] = {
     ),
     "replicas": (_GAUGE, "Partitions with several replicas stored here, by what this one does.", ("role",)),
     "under_replicated": (_GAUGE, "Partitions led here of which not all replicas are in sync.", ()),
-    "under_min_isr": (_GAUGE, "Those of them that commit nothing: fewer than min.insync.replicas.", ()),
+    "under_min_isr": (_GAUGE, "Partitions led here with too few replicas in sync to commit.", ()),
     "leaderless": (_GAUGE, "Partitions of the whole cluster that no live broker leads.", ()),
     "replica_lag_bytes": (
         _GAUGE,
         "Bytes of partitions led here that a follower is not known to have on its disk.",
         ("follower",),
     ),
-    "moving_bytes": (_GAUGE, "Those of them that reassignments wait for.", ()),
+    "moving_bytes": (_GAUGE, "Bytes of replica lag that reassignments wait for.", ()),
     "replica_events": (
         _COUNTER,
         "Elections won and unclean ones asked for here, replicas that came in sync or went out, cut logs.",
@@ -86,7 +86,7 @@ METRICS: dict[str, Declaration] = {
     "group_generation": (_GAUGE, "How often the group has been balanced.", ("group",)),
     "group_lag_bytes": (
         _GAUGE,
-        "Bytes behind a group's committed offset, of partitions led here.",
+        "Bytes after a group's committed offset, of partitions led here.",
         ("group", *_PARTITION),
     ),
     "request_seconds": (

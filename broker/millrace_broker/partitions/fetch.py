@@ -119,9 +119,9 @@ class Fetch:
         try:
             self._try(final=final)
         except Exception:
-            logger.exception("a mistake in a fetch that waited")
+            logger.exception("a bug in a fetch that waited")
             self.abandon()
-            self._abort("a mistake was met while its fetch waited")
+            self._abort("a bug was met while its fetch waited")
 
     def _try(self, *, final: bool = False) -> None:
         if self._answer is None:

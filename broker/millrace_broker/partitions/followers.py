@@ -103,7 +103,7 @@ class Followers:
         known = self._followers.get(request.follower)
         if known is None or known.connection is not connection:
             if not request.anew:
-                raise InvalidRequest("a follower's first request over a connection names everything anew")
+                raise InvalidRequest("a follower's first request over a connection must name all partitions")
             if known is not None:
                 known.end(self._mailbox.now())
                 known.connection.abort(f"broker {request.follower} copies by another one now")

@@ -34,7 +34,7 @@ class Producing(Protocol):
 
     acks_all: bool
     principal: str
-    """Sender of the batches, by whom places for producer ids are shared out."""
+    """Sender of the batches; places for producer ids are shared out by sender."""
     timeout_ms: int
     """Longest wait for acks=all, where that takes other brokers."""
 
@@ -130,7 +130,7 @@ class Partition:
             self._append(staged)
             self.maybe_flush()
         except Exception:
-            logger.exception("a mistake while appending to %s", self.name)
+            logger.exception("a bug while appending to %s", self.name)
             for _, producing, _ in staged:
                 self._abort(producing)
 
@@ -158,14 +158,14 @@ class Partition:
         try:
             producing.appended(index, outcomes, start)
         except Exception:
-            logger.exception("a mistake while answering a producer of %s", self.name)
+            logger.exception("a bug while answering a producer of %s", self.name)
             self._abort(producing)
 
     def _abort(self, producing: Producing) -> None:
         try:
-            producing.abort(f"a mistake was met while its request to {self.name} was served")
+            producing.abort(f"a bug was met while its request to {self.name} was served")
         except Exception:
-            logger.exception("a mistake while closing the connection of a producer of %s", self.name)
+            logger.exception("a bug while closing the connection of a producer of %s", self.name)
 
     def maybe_flush(self) -> None:
         """Start a flush if one is due, or set a timer for it. Call it after each append."""
@@ -309,7 +309,7 @@ class Partition:
         try:
             then()
         except Exception:
-            logger.exception("a mistake after a flush of %s", self.name)
+            logger.exception("a bug after a flush of %s", self.name)
 
     def refuse_waiting(self, why: BrokerError) -> None:
         """Answer every acks=all that waits with an error."""

@@ -142,7 +142,7 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = {
     "min.compaction.lag.ms": WithoutEffect(ConfigType.LONG, _NOT_COMPACTED),
     "max.compaction.lag.ms": WithoutEffect(ConfigType.LONG, _NOT_COMPACTED),
     "file.delete.delay.ms": WithoutEffect(
-        ConfigType.LONG, "a file is deleted at once, and who reads it reads on"
+        ConfigType.LONG, "a file is deleted at once, and its readers read on"
     ),
     "index.interval.bytes": WithoutEffect(ConfigType.LONG, _OWN_INDEX),
     "segment.index.bytes": WithoutEffect(ConfigType.LONG, _OWN_INDEX),
@@ -282,7 +282,7 @@ def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedCo
         yield _described(name, synonyms, ConfigType.LONG, setting.documentation, read_only=False)
     least = str(default_minimum(topic.fewest_replicas))
     synonyms = [*_own(topic, MIN_INSYNC_REPLICAS), (MIN_INSYNC_REPLICAS, least, ConfigSource.DEFAULT)]
-    words = "Messages are committed, and shown, while so many replicas are in sync."
+    words = "Messages are committed, and shown, while at least this many replicas are in sync."
     yield _described(MIN_INSYNC_REPLICAS, synonyms, ConfigType.INT, words, read_only=False)
     for name, only in FIXED.items():
         synonyms = [(only.broker_name or name, only.value, ConfigSource.DEFAULT)]

@@ -168,7 +168,7 @@ class LeaderThread(threading.Thread):
                 self._failed(error)
                 time.sleep(RETRY_S)
             except Exception:
-                log.exception("a mistake while copying from broker %s", self.leader)
+                log.exception("a bug while copying from broker %s", self.leader)
                 time.sleep(TIMEOUT_S)
 
     def _failed(self, error: Exception) -> None:

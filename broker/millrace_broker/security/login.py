@@ -122,7 +122,7 @@ class Login:
             holds.append(exchange.until - time.time())
         self.holds_s = min(holds, default=None)
         if principal == ANONYMOUS:  # rules for it are for clients of listeners that ask for no proof
-            raise LoginFailed(f"{principal} is who has not logged in: use another name")
+            raise LoginFailed(f"{principal} is the name of clients without a login: use another name")
         if self._principal not in (None, principal):
             raise LoginFailed(f"{self._principal} proves to be {principal} now, on the same connection")
         if self.holds_s is not None and self.holds_s <= 0:

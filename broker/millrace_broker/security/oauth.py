@@ -149,9 +149,9 @@ class BearerExchange:
         claims = self._claims(token)
         user = claims.get(self._config.principal_claim)
         if not isinstance(user, str) or not 0 < len(user) <= MAX_NAME_CHARACTERS or not user.isprintable():
-            raise LoginFailed(f"OAUTHBEARER: {self._config.principal_claim} of the token names nobody")
+            raise LoginFailed(f"OAUTHBEARER: {self._config.principal_claim} of the token is no user's name")
         if other not in ("", user):
-            raise LoginFailed(f"OAUTHBEARER as {user!r}, who wants to be {other[:100]!r}")
+            raise LoginFailed(f"OAUTHBEARER as {user!r}, which asks to be {other[:100]!r}")
         self.user, self.until = user, float(claims["exp"]) + LEEWAY_S
         return b""
 

@@ -39,7 +39,7 @@ class PlainExchange:
         except ValueError:  # its text would show the password
             raise LoginFailed(f"PLAIN with a message of {len(message)} bytes that is none") from None
         if other not in ("", user):
-            raise LoginFailed(f"PLAIN as {user[:100]!r}, who wants to be {other[:100]!r}")
+            raise LoginFailed(f"PLAIN as {user[:100]!r}, which asks to be {other[:100]!r}")
         mechanism, kept = self._credential(user)
         known = kept is not _NOBODY
         try:

@@ -124,7 +124,7 @@ class Server:
             try:
                 self._turn(ready)
             except Exception:
-                log.exception("a mistake in a turn of the loop; the next turn goes on")
+                log.exception("a bug in a turn of the loop; the next turn goes on")
 
     def _turn(self, ready: list[tuple[int, int]]) -> None:
         self.now = time.monotonic()
@@ -214,11 +214,11 @@ class Server:
 
     def _fail(self, connection: ClientConnection) -> None:
         """Close the connection of a client because handling its bytes met a bug."""
-        log.exception("a mistake while serving %s: its connection is closed", connection.address)
+        log.exception("a bug while serving %s: its connection is closed", connection.address)
         try:
             self.drop(connection)
         except Exception:
-            log.exception("a mistake while closing the connection of %s", connection.address)
+            log.exception("a bug while closing the connection of %s", connection.address)
 
     def _accept(self, listener: Listener) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -247,7 +247,7 @@ class Server:
                     log.warning("refused the connection of %s: %s", address[0], refusal)
             except Exception:
                 client.close()
-                log.exception("a mistake while admitting %s: its connection is closed", address[0])
+                log.exception("a bug while admitting %s: its connection is closed", address[0])
 
     def _admit(
         self, listener: Listener, client: socket.socket, host: str, port: int, refusal: str = ""

@@ -110,7 +110,7 @@ class Checkpoint:
                 f"{directory / FILE_NAME} has version {version}, this Millrace reads {VERSION}: "
                 "use the release that wrote it"
             )
-        if version == 1:  # which said the size of each segment's largest batch, too
+        if version == 1:  # it also held the size of each segment's largest batch
             segments = [(base, max_timestamp, end) for base, max_timestamp, _, end in segments]
         # Version 1 had no landmarks, version 2 had others: they are rebuilt when a look-up needs them.
         landmarks = fields["landmarks"] if version == VERSION else []

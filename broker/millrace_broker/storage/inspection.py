@@ -80,7 +80,7 @@ def inspect_partition(directory: Path) -> Iterator[Finding]:
     checkpoint = read_checkpoint(directory)
     paths = segment_paths(directory)
     if checkpoint is None and any(path.stat().st_size for path in paths):
-        reason = "missing or unreadable; the next start of the broker reads the whole log and writes it anew"
+        reason = "missing or unreadable; the next start of the broker reads the whole log and rewrites it"
         yield Damage(directory / FILE_NAME, 0, 0, reason, flushed=True)
     # Without a checkpoint anything may once have been on the disk.
     flushed = (1 << 63) - 1 if checkpoint is None else checkpoint.flushed
@@ -146,7 +146,7 @@ def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entr
         try:
             mirror = MirrorPosition.from_batch(header, batch)
         except (CorruptMessage, ValueError, KeyError):
-            mirror = None  # a right CRC over a record that is none of ours: shown as what it is
+            mirror = None  # a right CRC over another record: a plain control batch
         kind = "control" if mirror is None else "position"
     return Entry(path, position, header, kind, mirror)
 

@@ -190,7 +190,7 @@ def short_walk(file: LogFile, start: int, limit: int, mark: int) -> Iterator[tup
     try:
         for count, item in enumerate(chain.walk(file, start, limit)):
             if count == WALKED_HEADERS:
-                raise LandmarksMissing(f"no landmark within {count} batches behind position {start}")
+                raise LandmarksMissing(f"no landmark within {count} batches after position {start}")
             yield item
     except ChainBroken as error:
         if error.position == mark > file.base:

@@ -80,7 +80,7 @@ def lock_directory(path: Path) -> int:
             f"log directory {path} is in use by another broker (process {holder}): "
             "stop it or choose another directory"
         ) from None
-    with contextlib.suppress(OSError):  # it only tells who holds the lock; a full disk must not keep us out
+    with contextlib.suppress(OSError):  # it only names the lock's holder; a full disk must not keep us out
         os.truncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd

@@ -276,7 +276,7 @@ class PartitionLog:
                 self._write(staging)
             except Exception as error:
                 if not isinstance(error, StorageError):
-                    log.exception("a mistake while appending to %s", self.directory)
+                    log.exception("a bug while appending to %s", self.directory)
                     error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
                 self._producers.abandon(staging.producers)
                 self._producers.note_refused(batches[written:], principals[written:], error)
@@ -439,7 +439,7 @@ class PartitionLog:
                     copying.note(active, header, batches[start:end], before + start)
                     start = end
             except Exception as error:  # a bug: the file holds more than is known here; a restart reads it
-                log.exception("a mistake while copying to %s", self.directory)
+                log.exception("a bug while copying to %s", self.directory)
                 self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
                 raise StorageError(self.refusal) from error
             self._appended = copying.state
@@ -454,7 +454,7 @@ class PartitionLog:
             if self.flush_refusal is not None:
                 raise StorageError(self.flush_refusal)
             if position < self._visible.end:
-                raise MillraceError(f"{self.directory}: a cut at {position} takes what is committed")
+                raise MillraceError(f"{self.directory}: a cut at {position} would remove committed bytes")
             self._lower_checkpoint(position)
             first = self._files.segments[0]
             try:
@@ -492,7 +492,7 @@ class PartitionLog:
                     segment.unlink()
                 sync_directory(self.directory)
             except OSError as error:
-                self.refusal = self.flush_refusal = f"{self.directory} cannot begin anew: {error}"
+                self.refusal = self.flush_refusal = f"{self.directory} cannot begin again, empty: {error}"
                 raise StorageError(self.refusal) from error
             self._visible = state
             self._recover_again()
@@ -561,7 +561,7 @@ class PartitionLog:
         """Write the checkpoint if it is due; for the flush thread, after it has posted its outcome."""
         state = self._flushed_whole
         if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
-            return  # whoever holds the lock writes one, or waits for a flush and finds it due later
+            return  # the lock's holder writes one, or waits for a flush and finds it due later
         try:
             if not self._closed:
                 self._write_checkpoint(self._flushed_whole, self._files)  # a cut may have come in between

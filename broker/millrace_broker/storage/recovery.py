@@ -271,7 +271,7 @@ def _truncate(segment: Segment, end: int) -> None:
 
 
 def _discard(segment: Segment) -> bool:
-    log.warning("%s lies behind the last valid batch, deleting it", segment.path)
+    log.warning("%s lies after the last valid batch, deleting it", segment.path)
     segment.unlink()
     return False
 

@@ -175,7 +175,7 @@ def test_a_leader_that_hangs_up_while_nothing_is_asked_is_asked_again_at_once(
     leader.thread.taken()
     assert leader.fetch().anew
     assert "it has closed the connection" in caplog.text
-    assert "a mistake" not in caplog.text
+    assert "a bug" not in caplog.text
 
 
 def test_an_answer_to_another_request_ends_the_connection(leader: Leader) -> None:

@@ -77,7 +77,7 @@ def test_a_login_holds_no_longer_than_its_proof() -> None:
 
 
 def test_nobody_logs_in_as_who_has_not_logged_in() -> None:
-    with pytest.raises(LoginFailed, match="User:ANONYMOUS is who has not logged in"):
+    with pytest.raises(LoginFailed, match="User:ANONYMOUS is the name of clients without a login"):
         logged_in(Login({"NAMED": Named}), "ANONYMOUS")
 
 
