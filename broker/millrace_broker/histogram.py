@@ -8,7 +8,7 @@ from itertools import accumulate
 
 _UNDER_A_SECOND = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
 DURATIONS_S = (*_UNDER_A_SECOND, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds in seconds, from an answer out of memory to a disk that hangs."""
+"""Upper bounds in seconds, from an answer out of memory to a hanging disk."""
 
 
 class Histogram:

@@ -29,7 +29,8 @@ _RESOURCES: dict[str, tuple[ResourceType, Pattern]] = {
 def acls() -> None:
     """List, add and remove access control lists: rules of who may do what.
 
-    They count where brokers have `authorizer = true` under [security]; there, what no rule allows is refused.
+    They count where brokers have `authorizer = true` under [security]; there, only what a rule allows is
+    allowed.
 
     Example: millrace acls list --bootstrap 127.0.0.1:9092
     """

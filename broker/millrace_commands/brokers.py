@@ -23,7 +23,7 @@ _LOOK_AGAIN_S = 0.5
 
 @click.group(cls=Group)
 def brokers() -> None:
-    """List brokers with what they store, and take everything off one of them.
+    """List brokers with what they store, and move everything off one of them.
 
     Example: millrace brokers list --bootstrap 127.0.0.1:9092
     """
@@ -33,7 +33,7 @@ def brokers() -> None:
 @json_option()
 @bootstrap_option
 def list_(as_json: bool, bootstrap: str) -> None:
-    """List live brokers: rack, log directory, partitions led and stored, and how many lack replicas.
+    """List live brokers: rack, log directory, partitions led, stored and under-replicated.
 
     Example: millrace brokers list --json
     """

@@ -150,10 +150,10 @@ def consume(
 ) -> None:
     """Print the messages of TOPIC, one line each: the value as text, or everything with --json.
 
-    Control characters in a value but the tab are escaped; --json has every value as it is.
+    Control characters in a value except tabs are escaped; --json shows every value unchanged.
 
-    With --registry an Avro value is a line of JSON. What is no Avro message is shown as it is. A schema of
-    another subject than the topic's is named once, on standard error.
+    With --registry an Avro value is a line of JSON, and any other value is shown unchanged. Schemas of
+    another subject than the topic's are named once, on standard error.
 
     Example: millrace consume PageView --last 100 --until-end --registry http://127.0.0.1:8081
     """

@@ -71,7 +71,7 @@ class _Position(NamedTuple):
 @json_option()
 @bootstrap_option
 def describe(group: str, as_json: bool, bootstrap: str) -> None:
-    """Show where GROUP is in each partition, how far behind, and who reads it.
+    """Show the position of GROUP in each partition, its lag, and the member that reads it.
 
     On Millrace an offset is a byte position, so a difference of offsets is a lag in bytes. The messages of a
     lag are counted up to 1 MiB of each partition; a larger lag is estimated from them, and shown with a ~.

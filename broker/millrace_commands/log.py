@@ -61,9 +61,9 @@ def dump(directory: Path, as_json: bool) -> None:
 def verify(directory: Path, as_json: bool) -> None:
     """Check every batch in DIR with a second CRC implementation; exit 1 if one is damaged or missing.
 
-    Bytes above a partition's checkpoint are named but are no failure: they are still being written, or the
-    next start of the broker cuts them off. The second implementation, crcmod, is slow: 300 MB a second with
-    batches of 100 KB, 100 MB with batches of 1 KB, and 2 MB where it has no C extension.
+    Damage above a partition's checkpoint is printed but is no failure: these bytes are still being written,
+    or the next start of the broker cuts them off. The second implementation, crcmod, is slow: 300 MB a second
+    with batches of 100 KB, 100 MB with batches of 1 KB, and 2 MB where it has no C extension.
     """
     if find_spec("crcmod._crcfunext") is None:
         say("crcmod has no C extension here: this takes 100 times as long", err=True)

@@ -84,7 +84,7 @@ def create(
 @json_option()
 @bootstrap_option
 def list_(as_json: bool, bootstrap: str) -> None:
-    """List every topic with its numbers of partitions and replicas, and of partitions that lack some.
+    """List every topic with its partitions and replicas, and the number of under-replicated partitions.
 
     Example: millrace topics list --json
     """

@@ -25,7 +25,7 @@ FORMAT = 1
 
 
 class AclStore(WatchedNode[Acls]):
-    """The registry, and the authorizer of a broker's clients: `allows` and `version` are for any thread."""
+    """The registry of rules, and the authorizer of clients: `allows` and `version` are for any thread."""
 
     def __init__(self, session: Session, cluster: str) -> None:
         """Wait for ZooKeeper; MillraceError when it cannot be read: then no right could be decided."""

@@ -23,7 +23,7 @@ Quotas = Mapping[str | None, Limits]
 
 
 class QuotaStore(WatchedNode[Quotas]):
-    """The registry; `limits` is for any thread; methods that wait for ZooKeeper say so."""
+    """The registry of quotas; `limits` is for any thread; methods that wait for ZooKeeper say so."""
 
     def __init__(self, session: Session, cluster: str) -> None:
         """Wait for ZooKeeper; MillraceError when the quotas cannot be read."""

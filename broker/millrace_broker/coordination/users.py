@@ -41,7 +41,7 @@ def check_user_name(name: str) -> None:
 
 
 class Users:
-    """The registry. `credentials` is for any thread; methods that wait for ZooKeeper say so."""
+    """The registry of users. `credentials` is for any thread; methods that wait for ZooKeeper say so."""
 
     def __init__(self, session: Session, cluster: str) -> None:
         """Wait for ZooKeeper; MillraceError when it cannot be read: without users nobody could log in."""

@@ -35,7 +35,7 @@ def check_topics(cluster: Cluster, offsets: Offsets) -> None:
 
 
 class Commits:
-    """The queue of one group. `fenced` is called when another broker has become its coordinator."""
+    """The queue of one group's commits. `fenced` is called when another broker has become its coordinator."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class State(StrEnum):
 
 
 class Group:
-    """The state machine. Requests are answered through callbacks, at once or when the group is ready."""
+    """The state machine of one group. Callbacks answer requests, at once or when the group is ready."""
 
     def __init__(self, name: str, config: BrokerConfig, mailbox: Mailbox, memory: Memory) -> None:
         self.name = name

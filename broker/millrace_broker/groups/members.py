@@ -134,7 +134,7 @@ class Members:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Member]:
-        """Over a copy: members may leave meanwhile."""
+        """Iterate over a copy: members may leave meanwhile."""
         return iter(list(self._members.values()))
 
     def __getitem__(self, member_id: str) -> Member:
@@ -196,7 +196,7 @@ class Members:
         _subtract(self._topics, (None,) if member.topics is None else member.topics)
 
     def measure(self, member: Member) -> None:
-        """Count its memory again, after its metadata or its assignment has changed."""
+        """Count the member's memory again, after its metadata or its assignment has changed."""
         self._memory.add(member.size - member.bytes_held)
         member.bytes_held = member.size
 

@@ -57,7 +57,7 @@ class Waiting(Generic[T]):
 
 
 class Work:
-    """The threads. `run` and `ask` are for the loop."""
+    """The threads for work on groups. `run` and `ask` are for the loop."""
 
     def __init__(self, mailbox: Mailbox, threads: int) -> None:
         self._mailbox = mailbox

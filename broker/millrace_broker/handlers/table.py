@@ -155,7 +155,7 @@ class Call(Generic[M]):
 
     @property
     def is_large(self) -> bool:
-        """True for a request of so many items that a thread must serve it, a slice of the loop at a time."""
+        """True if the request has so many items that a thread must serve it, and not the loop."""
         return items_in(self.request, MIN_ITEM_LIMIT) > MIN_ITEM_LIMIT
 
     def check(self, resource: Resource) -> None:
@@ -306,7 +306,7 @@ class Handlers:
         return None if frame is None else self.handle(client, frame)
 
     def handle(self, client: Client, frame: memoryview) -> Request:
-        """Serve one frame; the request that is returned has its answer now or gets it later."""
+        """Serve one frame; the returned request has its answer now or gets it later."""
         api_key, version, correlation_id, body = parse_header(frame)
         api = self._apis.get((api_key, version))
         if api is None:

@@ -1,4 +1,4 @@
-"""The names of topics by their ids, as the cluster's snapshot has them (KIP-516)."""
+"""Names of topics by their ids, from the cluster's snapshot (KIP-516)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Source(Protocol):
     def partition(self, topic: str, number: int) -> Partition: ...
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build the landmarks that a read lacked, in a thread; then wake parked fetches. StorageError: not
+        """Build the landmarks that a read lacked, in a thread, and wake parked fetches. StorageError: not
         now."""
 
     def at_end_of_turn(self, function: Callable[[], None]) -> None: ...

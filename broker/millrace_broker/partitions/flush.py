@@ -31,7 +31,7 @@ _Queue: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
 class FlushThreads:
-    """Run work apart from the loop and report each outcome on it."""
+    """Runs work apart from the loop and reports each outcome on it."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox

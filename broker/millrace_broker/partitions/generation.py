@@ -91,7 +91,7 @@ class Generation:
             self.zookeeper_is_restored = self._was_restored = self._must_tell = True
 
     def still_there(self, topic: str, partition: int, topic_id: UUID) -> bool:
-        """True if ZooKeeper has the partition. MillraceError if it may be older than the partition."""
+        """Return True if ZooKeeper has the partition. MillraceError if ZooKeeper may be the older one."""
         known = self._known  # first: the number grows meanwhile
         if self._was_restored or DirectoryNode(self._cluster, self.directory).read() < known:
             raise MillraceError("it was put back from an older copy since this broker started")

@@ -57,7 +57,7 @@ def reassign(
 
 
 def _check_target(broker: Broker, topic: TopicState, number: int, target: Replicas) -> None:
-    """Refuse replicas that cannot be, or too few for the topic's own minimum; a dead one may stay."""
+    """Refuse invalid replicas, or too few for the topic's own minimum; a dead one may stay."""
     brokers = broker.cluster.brokers
     check_assigned(topic.name, target, {*brokers, *topic.partitions[number].replicas})
     if target != topic.partitions[number].replicas:  # even a move of an only replica has two meanwhile

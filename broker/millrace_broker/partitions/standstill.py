@@ -19,7 +19,7 @@ from millrace_broker.mailbox import Mailbox
 log = logging.getLogger("millrace.broker")
 
 STANDSTILL_S = 1.0
-"""The loop turns at least once in this time, unless the broker stands still. No session with ZooKeeper
+"""Longest time between two turns of the loop, unless the broker stands still. No session with ZooKeeper
 expires sooner, so a broker that others took for dead always notices. A busy loop's turns take 50 ms."""
 TURN_S = STANDSTILL_S / 4
 RETRY_S = 1.0

@@ -40,8 +40,7 @@ class Following:
 
     @property
     def flushed(self) -> int:
-        """End that the leader may count as flushed here; -1 while the log may hold other bytes than its
-        own."""
+        """End that the leader may count as flushed here; -1 while the log may hold bytes not its own."""
         return self._log.flushed if self.is_in_step else -1
 
     def accepted(self, committed: int) -> int:

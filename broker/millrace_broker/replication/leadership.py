@@ -320,7 +320,7 @@ class Leadership:
         return all(one in self._seen for one in counting if one[0] != self.broker)
 
     def _commit(self) -> bool:
-        """Commit what is flushed everywhere, up to the end of a unit; True when that is more than before."""
+        """Commit what is flushed everywhere, up to the end of a unit; True when that commits more."""
         if not self._units or not self.has_enough or self.is_outrun:
             return False
         flushed = min(self._log.flushed, self._flushed_by(self.snapshot.state.isr))

@@ -154,7 +154,8 @@ class Replica:
     def campaign(self) -> None:
         """Take nothing from a leader any more; next come a cut to the last whole unit, and `election`.
 
-        What is not flushed yet may stay so: it is committed, and shown, only when it is on this disk, too.
+        Bytes that are not flushed yet may stay so: they are committed, and shown, only once they are on this
+        disk, too.
         """
         self._follow(None)
         self.is_campaigning = True
@@ -186,7 +187,6 @@ class Replica:
         return self.leading
 
     def not_won(self, now: float) -> None:
-        """Go by the newest state: the compare-and-set failed, or its answer was lost. Campaign again in
-        turn."""
+        """Go by the newest state: the compare-and-set failed, or its answer was lost. Campaign later."""
         self.is_campaigning, self._leaderless_since = False, None
         self._take_role(now)

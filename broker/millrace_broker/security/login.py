@@ -33,7 +33,7 @@ class LoginFailed(Exception):
 
 
 class Exchange(Protocol):
-    """One mechanism under way."""
+    """One exchange of a mechanism, under way."""
 
     slow: bool
     """True if `answer` takes too long for the loop."""

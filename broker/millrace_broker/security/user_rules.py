@@ -8,7 +8,7 @@ from millrace_broker.security.acls import ANY_NAME, EVERYWHERE, Pattern, Rule
 from millrace_broker.security.rights import CLUSTER, Operation, Resource, ResourceType
 
 COUNTED = ("audit-counts", "audit-offline")
-"""Topics in which readers report their counts: another writer there could prove what is not so."""
+"""Topics in which readers report their counts: another writer there could prove false counts."""
 _TOPICS = Resource(ResourceType.TOPIC, ANY_NAME)
 _GROUPS = Resource(ResourceType.GROUP, ANY_NAME)
 _READS = (Operation.READ, Operation.DESCRIBE_CONFIGS)

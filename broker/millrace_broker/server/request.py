@@ -46,7 +46,7 @@ class Client(Protocol):
     spare: bool
     """The connection exceeds a limit: it stays only if a broker copies by it."""
     address: str
-    """HOST:PORT."""
+    """HOST:PORT of the client."""
     access: Access
     """The client's principal and rights."""
     errors: Counter[tuple[int, int]]

@@ -24,7 +24,7 @@ class ApiStatistics:
     """The numbers of one API."""
 
     requests: list[int] = field(default_factory=lambda: [0] * (MAX_VERSION + 2))
-    """By version; the last number counts all higher ones."""
+    """Number of requests by version; the last number counts all higher versions."""
     latency: Histogram = field(default_factory=Histogram)
     timed: Request | None = None
     since: float = 0.0

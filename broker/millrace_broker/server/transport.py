@@ -58,7 +58,7 @@ class Transport(Protocol):
 
     @property
     def held(self) -> int:
-        """Bytes of memory beside those of the connection."""
+        """Bytes of memory that the transport holds, beside those of the connection."""
 
     def fileno(self) -> int: ...
 

@@ -22,8 +22,7 @@ NEVER = 1 << 63
 """A timestamp later than that of any record."""
 READ_AHEAD_BYTES = 64 << 10
 SMALL_BATCH_BYTES = 8 << 10
-"""One large read serves several headers of smaller batches; for larger ones 61 bytes per batch are
-cheaper."""
+"""For smaller batches one large read serves several headers; above it 61 bytes per batch are cheaper."""
 WRONG_CRC = "wrong CRC"
 SEARCH_BYTES = 1 << 20
 """Bytes that a search for the next batch reads at once."""

@@ -26,18 +26,17 @@ VERSION = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The log as of one flush."""
+    """The durable description of a log, as of one flush."""
 
     state: LogState
-    """Every position up to its end is on disk; `messages` is 0."""
+    """Every position up to the state's end is on disk; its `messages` is 0."""
     start: int
     """Base of the first segment. A missing file above it is a loss, a file below it a leftover."""
     start_offset: int
     """Offset after the last record that was given up; `start` when unknown."""
     segments: tuple[SegmentFacts, ...]
     landmarks: Mapping[int, Landmarks]
-    """Landmarks that are in no file of their own, by their segment's base; only those below the state's
-    end."""
+    """Landmarks that are in no file of their own, by segment base; only those below the state's end."""
     producers: list[Any] | int
     """Result of `ProducerStates.save`: the producers, or a position."""
     epochs: tuple[tuple[int, int], ...]

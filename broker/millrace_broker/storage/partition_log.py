@@ -75,15 +75,14 @@ CHECKPOINT_INTERVAL_S = 5.0
 ROOM_AGAIN_S = 10.0
 """Seconds without a refusal after which a full disk has room again: small appends may fit all the time."""
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors by which a file cannot be opened for the moment. A sync that fails with one may have lost its
-bytes."""
+"""Errors by which a file cannot be opened for now. A sync that fails with one may have lost its bytes."""
 _START_NOT_WRITTEN = "where the log starts could not be written down"
 IDLE_SECONDS = 60.0
 """Seconds without an append after which a log keeps no file open: most of many partitions are idle."""
 
 
 class PartitionLog:
-    """Append, read and keep one partition."""
+    """The log of one partition: appends, reads, flushes, retention."""
 
     def __init__(
         self,
@@ -108,15 +107,14 @@ class PartitionLog:
         limit = ProducerLimit() if producer_limit is None else producer_limit
         self._producers = ProducerStates(directory, clock, limit)
         self.is_replica = is_replica
-        """True while there are other replicas."""
+        """True while the partition has other replicas."""
         recovered = self._recover()
         self._take_over(recovered)
         self._visible = recovered.committed if is_replica else recovered.state
         self.refusal: str | None = None
         """Reason that the log takes no more writes until it is opened again; None while it takes them."""
         self.flush_refusal: str | None = None
-        """Reason that nothing more becomes visible until the log is opened again; it also takes no writes
-        then."""
+        """Reason that nothing new becomes visible, and nothing is written, until the log is opened again."""
         self.expires_by_time = True
         """False while the clock cannot be trusted: then no segment is too old."""
         self._closed = self._directory_changed = False
@@ -225,7 +223,7 @@ class PartitionLog:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Segments on the disk, and data records appended since it was opened."""
+        """Number of segments on the disk, and of data records appended since the log was opened."""
         return len(self._files.segments), self._appended.messages
 
     def active_producers(self) -> list[tuple[int, ProducerState]]:
@@ -242,7 +240,7 @@ class PartitionLog:
         return self._appended.messages - self._flushed.messages
 
     def lead(self, epoch: int) -> None:
-        """Stamp this leader epoch, or the log's own last one if that is newer, into what is appended."""
+        """Stamp this leader epoch into later appends, or the log's own last epoch if that is newer."""
         with self._lock:
             self._epoch, self._copying = max(epoch, self.epochs.last), None
             self._refused_at = None
@@ -707,8 +705,8 @@ class PartitionLog:
             log.error("retention cannot begin a new segment: %s", error)
 
     def _checkpoint_is_due(self, state: LogState) -> bool:
-        """Return True after a while, and after each new segment: a full disk keeps files without a
-        checkpoint."""
+        """Return True after a while, and after each new segment: a full disk keeps files not covered by
+        one."""
         elapsed = self._clock() - self._checkpoint_at
         is_time = not 0 <= elapsed < CHECKPOINT_INTERVAL_S or self._active.base > self._checkpoint_base
         return state.end > self._checkpointed and is_time

@@ -25,7 +25,7 @@ class Places(Generic[Key]):
         self._all: OrderedDict[Key, float] = OrderedDict()
         """Time at which each id was last seen; the longest silent id first."""
         self._of: dict[Principal, OrderedDict[Key, float]] = {}
-        """The same for each principal."""
+        """Time at which each id of a principal was last seen; the longest silent id first."""
 
     def __len__(self) -> int:
         return len(self._all)

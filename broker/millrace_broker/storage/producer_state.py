@@ -51,12 +51,12 @@ logger = logging.getLogger("millrace.storage.producer_state")
 REMEMBERED_BATCHES = 5
 """Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
 RETRIED_S = 120.0
-"""Time for which a batch may be retried: the default `delivery.timeout.ms` of Kafka's producers."""
+"""Seconds for which a batch may be retried: the default `delivery.timeout.ms` of Kafka's producers."""
 SEEN_AGAIN_S = 1.0
-"""Time in which a place notes only once that its id was seen, because noting costs each batch."""
+"""Seconds within which a place notes only once that its id was seen, because noting costs each batch."""
 EXPIRY_S = 24 * 3600.0
 REFUSED_S = 300.0
-"""Time for which a refused batch is awaited: librdkafka's own limit, after which it begins a new epoch."""
+"""Seconds for which a refused batch is awaited: librdkafka's own limit, after which it begins a new epoch."""
 MAX_SEQUENCE = (1 << 31) - 1
 
 FILE_NAME = "producers"
@@ -111,12 +111,13 @@ class ProducerLimit:
 
     def __init__(self, max_producer_ids: int = MAX_PRODUCER_IDS) -> None:
         self.lock = threading.Lock()
-        """Held for every change of what any partition remembers."""
+        """Held for every change of any partition's memory of producers."""
         self.places = Places[tuple[ProducerStates, int]](max_producer_ids)
         self.copied = Places[tuple[ProducerStates, int]](max_producer_ids)
-        """For producers that came with a log. They take no places of clients: other leaders admitted them."""
+        """Places of producers that came with a log. They take none of clients: other leaders admitted
+        them."""
         self.refused = Places[tuple[ProducerStates, int]](max_producer_ids // 4)
-        """For producers whose refused batch is awaited."""
+        """Places of producers whose refused batch is awaited."""
         self.of_partition = max_producer_ids // 10
 
     def places_of(self, principal: Principal) -> Places[tuple[ProducerStates, int]]:
@@ -313,7 +314,7 @@ class ProducerStates:
             self._drop_refused(producer_id)
 
     def forget(self, producer_id: int) -> None:
-        """Forget a producer; with the lock held."""
+        """Forget a producer; called with the lock held."""
         self._drop(producer_id, self._states.pop(producer_id).principal)
 
     def _put(self, producer_id: int, principal: Principal, seen_at: float) -> None:

@@ -70,7 +70,7 @@ class _Opened(NamedTuple):
 
 
 class Reader:
-    """Finds slices in a log's files."""
+    """Reads slices of a log's files, from offsets that readers ask for."""
 
     def __init__(self, directory: Path, recovered_end: int) -> None:
         """Bytes below `recovered_end` were on the disk before this process opened the log."""

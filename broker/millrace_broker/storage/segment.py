@@ -46,7 +46,7 @@ _SEGMENT_NAME = re.compile(r"\d{20}\.log")
 Sync: TypeAlias = Callable[[int], None]
 """os.fdatasync, or its replacement in a test."""
 TimeRange: TypeAlias = tuple[float, float]
-"""Seconds since the epoch, both ends included."""
+"""Pair of times in seconds since the epoch, both ends included."""
 
 
 def segment_path(directory: Path, base: int) -> Path:
@@ -77,7 +77,7 @@ def remove_directory(directory: Path) -> None:
 
 
 class CutFailed(OSError):
-    """A failed write left bytes behind that could not be cut off again."""
+    """A failed write left bytes at the end of the file that could not be cut off."""
 
 
 @dataclass(slots=True)

@@ -98,7 +98,7 @@ class Staging:
         return bases
 
     def _add(self, batch: Buffer, principal: str) -> int | BrokerError | None:
-        """Place one produced batch of any kind; None: no room for it."""
+        """Place one produced batch of any kind; None when there is no room for it."""
         header = BatchHeader.of(batch)
         is_idempotent = header.producer_id >= 0
         try:
