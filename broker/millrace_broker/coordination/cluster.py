@@ -111,7 +111,7 @@ class Cluster:
     def _open(self) -> None:
         for path in (self._ids, self._topics, f"/{self.name}/consumers"):
             self._call(self._client.ensure_path_async, path)
-        if self.session.get(self._id) is None:  # a session that may only read could not create it
+        if self.session.get(self._id) is None:  # asked first: a read-only session may not create
             with suppress(NodeExistsError):
                 self._call(self._client.create_async, self._id, new_cluster_id(self.name).encode())
         self.cluster_id = self._call(self._client.get_async, self._id)[0].decode()

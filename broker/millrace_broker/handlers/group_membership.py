@@ -11,7 +11,7 @@ which it must come back. From v9 on a static leader that comes back learns that 
 v3 names several members, by id or instance id. Reasons (KIP-800) are not kept.
 
 A broker that must coordinate a group takes it over even for a Heartbeat or a LeaveGroup: only then can it
-answer that a client is no member, which would else look for a coordinator for ever.
+answer that a client is no member. Without that answer the client would look for a coordinator for ever.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ FEW_REQUESTS = 8
 ACCEPTS_PER_TURN = 64
 """Connections accepted in a turn: a client that connects all the time must not keep the others waiting."""
 TURN_BYTES = 16 << 20
-"""Most bytes read of all connections in a turn, in even shares of at least MIN_READ_BYTES."""
+"""Most bytes read from all connections in a turn, in even shares of at least MIN_READ_BYTES."""
 MIN_READ_BYTES = 16 << 10
 TURN_S = 0.05
 """Time of a turn, in even shares of at least MIN_SHARE_S; clients left over are served in the next turn."""

@@ -29,8 +29,7 @@ _APIS = frozenset(map(int, ApiKey))
 FILE_SLICE_BYTES = 200
 """Bytes for which a file slice on its way counts, with the objects that hold it, but without its content."""
 REQUEST_BYTES = 4 << 10
-"""Least bytes that a request without an answer counts for: a waiting fetch takes 2.5 KB and later some
-time."""
+"""Least bytes for each request without an answer: a waiting fetch takes 2.5 KB, and time to look again."""
 MIN_SHARED_BYTES = 16 << 10
 """An answer of this size is not copied behind its prefix: other clients may be receiving the same bytes."""
 

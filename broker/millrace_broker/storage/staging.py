@@ -165,7 +165,7 @@ class Staging:
 
 
 def size_in_log(header: BatchHeader) -> int:
-    """Return a batch's bytes with its filler; InvalidRecord when it states an absurd number of offsets."""
+    """Return a batch's bytes with its filler; InvalidRecord when it states too many offsets."""
     filler = filler_size(header)
     if filler > MAX_FILLER_BYTES:
         raise _too_many_offsets(header)
