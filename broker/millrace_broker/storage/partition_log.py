@@ -705,8 +705,7 @@ class PartitionLog:
             log.error("retention cannot begin a new segment: %s", error)
 
     def _checkpoint_is_due(self, state: LogState) -> bool:
-        """Return True after a while, and after each new segment: a full disk keeps the files that no checkpoint
-        covers."""
+        """Return True after a while, and after each new segment: a full disk keeps files without one."""
         elapsed = self._clock() - self._checkpoint_at
         is_time = not 0 <= elapsed < CHECKPOINT_INTERVAL_S or self._active.base > self._checkpoint_base
         return state.end > self._checkpointed and is_time
