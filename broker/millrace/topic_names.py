@@ -8,7 +8,7 @@ from millrace.errors import InvalidTopic
 
 
 def check_topic_name(name: str) -> None:
-    """InvalidTopic unless Kafka, too, would take the name."""
+    """Raise InvalidTopic unless Kafka, too, would accept the name."""
     if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
         raise InvalidTopic(
             f"{name!r} is no topic name: 1 to 249 letters, digits, dots, underscores or hyphens"

@@ -1,7 +1,7 @@
 """A blocking client of a whole cluster: finds leaders, reconnects, retries within its time limit.
 
-One per thread. Works against Millrace and against Apache Kafka 3.0 or later (Metadata v12 tells the topic
-ids). Does not decode records, commits no offsets, joins no group.
+One client per thread. Works against Millrace and against Apache Kafka 3.0 or later (Metadata v12 returns
+topic ids). Does not decode records, commits no offsets, joins no group.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClusterClient:
         timeout_s: float = 30,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connections are made as `security` says; left out, as the process's client file does."""
+        """Connect as `security` says; without it, as the process's client file says."""
         self.bootstrap = bootstrap
         self.security = security if security is not None else of_process()
         self._addresses = parse_addresses(bootstrap)
@@ -60,18 +60,18 @@ class ClusterClient:
         self._cluster_id: str | None = None
         self._leaders: dict[str, Mapping[int, int]] = {}
         self._epochs: dict[str, tuple[UUID, dict[int, int]]] = {}
-        """Topic -> its id, and the newest leader epoch that any broker has told of each partition."""
+        """Topic -> its id, and the newest leader epoch of each partition that any broker has reported."""
         self._answered: tuple[str, int] | None = None
-        """Who answered last of any broker."""
+        """Address of the broker that answered the last request to any broker."""
         self._outdated: tuple[str, int] | None = None
-        """Who told of a leader that others have followed since: it is asked after all other brokers."""
+        """Address of the broker that last reported a stale leader: it is asked after all other brokers."""
         self._mirror_leaders: dict[tuple[str, Origin], int] = {}
         self._copies: CopiedTopics | None = None
         self._copies_are_known = False
 
     @property
     def copies(self) -> CopiedTopics | None:
-        """How the cluster's topics are seen where MirrorMaker 2 fills them; None of every other cluster."""
+        """The mapping of topics to their copies in a cluster filled by MirrorMaker 2; None for all others."""
         if not self._copies_are_known:
             self.retry(lambda deadline: self._metadata((), deadline))
         return self._copies
@@ -87,13 +87,13 @@ class ClusterClient:
         return self.retry(lambda deadline: self._topic(name, deadline))
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, TopicMetadata]:
-        """Every topic of the cluster by name, or of those named the ones that are there."""
+        """Every topic of the cluster by name, or those of `names` that exist."""
         wanted = None if names is None else tuple(names)
         response = self.retry(lambda deadline: self._metadata(wanted, deadline))
         return metadata.topics_of(response)
 
     def names_there(self, topic: str) -> list[str]:
-        """What the cluster itself calls a topic, or the copies that are there and seen as it."""
+        """The cluster's own names of a topic and of the copies that are merged into it, if they exist."""
         copies = self.copies
         names = [topic] if copies is None else copies.names(topic)
         response = self.retry(lambda deadline: self._asked_metadata(names, deadline))
@@ -105,11 +105,11 @@ class ClusterClient:
 
     @property
     def addresses(self) -> Mapping[int, tuple[str, int]]:
-        """Where the brokers are, as the last answer said."""
+        """Broker id -> address, from the last metadata answer."""
         return self._brokers
 
     def epoch_of(self, partition: TopicPartition) -> int:
-        """The newest leader epoch that is known of a partition; -1 where none is."""
+        """The newest known leader epoch of a partition; -1 when none is known."""
         known = self._epochs.get(partition[0])
         return -1 if known is None else known[1].get(partition[1], -1)
 
@@ -141,10 +141,10 @@ class ClusterClient:
     ) -> dict[int, FetchedPartition]:
         """Partition -> whole batches from the offset on (or its error); at least one batch per broker.
 
-        Several brokers are asked at once, each for its share, and wait only if none of them has anything; one
-        that gets something while they wait is heard when all have answered. Only committed transactions'
-        records count as readable (on Apache Kafka the aborted ones are in the bytes too, named by
-        `aborted_transactions`). `last_epochs`: see BrokerFetcher.request.
+        Several brokers are asked at once, each for its share, and wait only if none of them has data. Data
+        that arrives while they wait is returned once all have answered. Only records of committed
+        transactions count as readable (on Apache Kafka the bytes include aborted ones, which
+        `aborted_transactions` names). `last_epochs`: see BrokerFetcher.request.
         """
         last = {(topic, partition): epoch for partition, epoch in (last_epochs or {}).items()}
         fetched: dict[int, FetchedPartition] = {}
@@ -186,7 +186,7 @@ class ClusterClient:
     ) -> None:
         """Create the topic and wait until every partition has a leader; BrokerError when it is refused.
 
-        Without `replicas` it has as many as the cluster says: on Apache Kafka that is not for us to know.
+        Without `replicas` the cluster's default replication factor applies.
         """
         settings = tuple(
             messages.CreateTopicsRequest.Topic.Config(name=k, value=v) for k, v in (configs or {}).items()
@@ -206,7 +206,7 @@ class ClusterClient:
         def wait_for_leaders(deadline: float) -> None:
             try:
                 self._leaders_of(name, range(max(partitions, 0)), deadline)
-            except UnknownTopicOrPartition as error:  # a broker of Apache Kafka hears of it a moment later
+            except UnknownTopicOrPartition as error:  # a broker of Apache Kafka learns of it later
                 raise TryAgain(str(error)) from error
 
         self.retry(attempt)
@@ -229,8 +229,8 @@ class ClusterClient:
     def mirror_append(self, topic: str, request: mirror_append.MirrorAppend) -> mirror_append.MirrorAppended:
         """Have the leader of the origin's target partition in `topic` append, describe or reset.
 
-        Millrace only. Raises PositionMismatch, with what is recorded, when an append or a reset does not
-        start there, and PolicyViolation when the origin was created anew and that is not known yet.
+        Millrace only. Raises PositionMismatch, with the recorded position, when an append or a reset does not
+        start there, and PolicyViolation when the origin was recreated and the target does not know that yet.
         """
         body = b"".join(mirror_append.encode_request(topic, request))
         target = (topic, request.origin)
@@ -242,7 +242,7 @@ class ClusterClient:
             )
 
         def attempt(deadline: float) -> mirror_append.MirrorAppended:
-            # Any broker tells who leads. Forgotten first: a leader that fails is not asked twice in a row.
+            # Any broker names the leader. Forget it first: a leader that fails is not asked twice in a row.
             leader = self._mirror_leaders.pop(target, None)
             answer = ask(leader, deadline)
             if answer.error in LEADER_MOVED and answer.leader not in (-1, leader):
@@ -270,9 +270,9 @@ class ClusterClient:
         return self.retry(lambda deadline: self._ask(broker_id, api_key, version, body, deadline))
 
     def retry(self, attempt: Callable[[float], T]) -> T:
-        """What the attempt returns, made until the client's time is up if it raises TryAgain.
+        """Return the attempt's result; on TryAgain or ConnectionFailed retry until the client's time is up.
 
-        It is given the end of that time, as `time.monotonic` counts.
+        The attempt gets that deadline, in seconds of `time.monotonic`.
         """
         self._home.check()  # two processes would take each other's answers
         deadline = time.monotonic() + self._timeout_s
@@ -299,14 +299,14 @@ class ClusterClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # One attempt each: raises TryAgain or ConnectionFailed when it is worth repeating.
+    # One attempt each: TryAgain or ConnectionFailed mean that a retry may succeed.
 
     def _connect(self, address: tuple[str, int], deadline: float) -> Connection:
         connection = self._connections.get(address)
         if connection is not None and connection.idle and not connection.worn:
             return connection
         if connection is not None:
-            # An attempt was given up half-way: its response must never be taken for ours. Or the login ends.
+            # An abandoned attempt's response must never be taken for this one's. Or the login ends.
             connection.close()
         wait = max(0.1, min(_CONNECT_TIMEOUT_S, deadline - time.monotonic()))
         self._connections.pop(address, None)
@@ -335,7 +335,7 @@ class ClusterClient:
         failure: ConnectionFailed | None = None
         for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             now = time.monotonic()
-            try:  # One that does not answer must leave time for the others.
+            try:  # A broker that does not answer must leave time for the others.
                 answer = self._request(address, api_key, version, body, now + (deadline - now) / left)
                 self._answered = address
                 return answer
@@ -353,7 +353,7 @@ class ClusterClient:
         return decode(response, api_key, version, raw)
 
     def _metadata(self, names: tuple[str, ...] | None, deadline: float) -> messages.MetadataResponse:
-        """An answer about the topics named, or all, as they are seen."""
+        """Metadata of the topics named, or of all, with MirrorMaker 2's copies merged."""
         if not self._copies_are_known:
             response = self._asked_metadata(names, deadline)
             if not (response.cluster_id or "").startswith(mirror_append.BYTE_OFFSETS_PREFIX):
@@ -368,7 +368,10 @@ class ClusterClient:
         return replace(response, topics=copies.merged(response.topics, names))
 
     def _read_copies(self, deadline: float) -> CopiedTopics | None:
-        """Whether MirrorMaker 2 fills the cluster; asked once, for a reader has to go on as it began."""
+        """The record of the copied origins; None if the cluster has none.
+
+        It is read once: a reader must keep the partition numbers that it began with.
+        """
         response = self._asked_metadata([COPIES_TOPIC], deadline)
         there = metadata.topics_of(response).get(COPIES_TOPIC)
         if any(topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE for topic in response.topics):
@@ -393,17 +396,17 @@ class ClusterClient:
         return response
 
     def _note_epochs(self, topic: messages.MetadataResponse.Topic) -> None:
-        """Never go back to an older leader: it shows less than was shown already."""
+        """Note the leader epochs; TryAgain for a stale leader, which may show less than was shown already."""
         if topic.name is None or topic.topic_id is None or topic.error_code:
             return
         topic_id, epochs = self._epochs.setdefault(topic.name, (topic.topic_id, {}))
-        if topic_id != topic.topic_id:  # created anew
+        if topic_id != topic.topic_id:  # recreated
             _, epochs = self._epochs[topic.name] = (topic.topic_id, {})
         for partition in topic.partitions:
             number, epoch = partition.partition_index, partition.leader_epoch
             if 0 <= epoch < epochs.get(number, -1):
                 self._outdated = self._answered
-                raise TryAgain(f"{topic.name}-{number}: no broker of {self.bootstrap} knows who leads it now")
+                raise TryAgain(f"{topic.name}-{number}: no broker of {self.bootstrap} names its new leader")
             epochs[number] = epoch
 
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
@@ -414,7 +417,7 @@ class ClusterClient:
         return described
 
     def _leaders_of(self, topic: str, partitions: Iterable[int], deadline: float) -> dict[int, list[int]]:
-        """Leader -> the partitions it leads, out of those named."""
+        """Leader -> those of `partitions` that it leads."""
         wanted = list(partitions)
         leaders = self._leaders.get(topic, {})
         if not leaders or any(partition not in leaders for partition in wanted):
@@ -434,7 +437,7 @@ class ClusterClient:
         return self.fetcher(connection, timeout_s=max(0.1, deadline - time.monotonic()))
 
     def fetcher(self, connection: Connection, *, timeout_s: float) -> BrokerFetcher:
-        """One broker of the cluster, asked by the names by which its topics are seen."""
+        """A fetcher of one broker, which merges the copies that MirrorMaker 2 makes."""
         if self._copies is None:
             return BrokerFetcher(connection, timeout_s=timeout_s, epoch_of=self.epoch_of)
         return CopiesFetcher(connection, self._copies, timeout_s=timeout_s, epoch_of=self.epoch_of)
@@ -442,14 +445,14 @@ class ClusterClient:
     def _list_offsets(
         self, topic: str, timestamp: int, wanted: set[int], offsets: dict[int, int], deadline: float
     ) -> None:
-        """Ask for what `offsets` lacks, and put it there."""
+        """Ask for the wanted partitions that `offsets` lacks, and add them to it."""
         missing = sorted(wanted - offsets.keys())
         for leader, share in self._leaders_of(topic, missing, deadline).items():
             listed = self._fetcher(leader, deadline).list_offsets([(topic, p) for p in share], timestamp)
             for (_, partition), answer in listed.items():
                 what = f"offsets of {topic}-{partition}"
                 if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                    # Another broker knows it already: its leader hears of it a moment later, or it is gone.
+                    # Another broker knew the partition: this one will soon learn of it, or it is deleted.
                     raise TryAgain(f"{what}: broker {leader} knows no such partition")
                 raise_error(answer.error_code, what)
                 offsets[partition] = answer.offset
@@ -463,7 +466,7 @@ class ClusterClient:
         fetched: dict[int, FetchedPartition],
         deadline: float,
     ) -> None:
-        """Ask every leader for its share at once, and put into `fetched` what they answer."""
+        """Ask every leader for its share at once, and add their answers to `fetched`."""
         fetchers = []
         for leader, share in self._leaders_of(topic, offsets, deadline).items():
             fetcher = self._fetcher(leader, deadline)

@@ -1,4 +1,4 @@
-"""Clients made with librdkafka: how they reach brokers and log in, and what librdkafka says of an error."""
+"""Clients made with librdkafka: their settings of connection and login, and the text of their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millrace.security.client import of_process, password, token
 log = logging.getLogger(__name__)
 C = TypeVar("C")
 SECURITY_SETTINGS = ("security.", "ssl.", "sasl.", "enable.ssl.", "oauthbearer_")
-"""How the names of librdkafka's settings of security begin."""
+"""Prefixes of librdkafka's security settings."""
 PATIENCE_S = 5.0
 """The longest that a consumer waits for its new password before it goes on."""
 
@@ -25,8 +25,8 @@ PATIENCE_S = 5.0
 def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]) -> C:
     """A Producer or Consumer with these settings, which reaches brokers as the process's client file says.
 
-    Settings of security among them count for more than the file. After a login that failed the password is
-    read again, so that a new one needs no restart; what waits in the queue goes on waiting meanwhile.
+    Security settings among them replace the file's. After a failed login the password is read again, so that
+    a new one needs no restart; queued messages wait meanwhile.
     """
     if any(name.startswith(SECURITY_SETTINGS) for name in settings):
         return client(dict(settings))
@@ -60,7 +60,7 @@ def connected(client: Callable[[dict[str, Any]], C], settings: Mapping[str, Any]
 
 
 class _PatientConsumer(Consumer):
-    """A consumer that lets another thread have it between two polls: polls behind each other keep it out."""
+    """A consumer that waits between two polls for a thread that needs it; polls in a row would block it."""
 
     waits_for: threading.Thread | None = None
 
@@ -79,9 +79,9 @@ class _PatientConsumer(Consumer):
 
 
 def librdkafka_settings(security: ClientSecurity) -> dict[str, Any]:
-    """The same in librdkafka's words, the password among them: for librdkafka, and to be shown to nobody.
+    """`security` as librdkafka's settings. They include the password: never log or print them.
 
-    Tokens are asked for, and read, as long as the client lives.
+    librdkafka asks for tokens, which are read from their file each time, as long as the client lives.
     """
     if security.protocol == "PLAINTEXT":
         return {}
@@ -102,7 +102,7 @@ def librdkafka_settings(security: ClientSecurity) -> dict[str, Any]:
 
 
 def text_of(error: BaseException | KafkaError) -> str:
-    """What librdkafka says of an error, in the words of a person who has to act."""
+    """librdkafka's text of an error, with advice where a policy is violated."""
     cause = error.args[0] if isinstance(error, BaseException) and error.args else error
     if not isinstance(cause, KafkaError):
         return str(cause)

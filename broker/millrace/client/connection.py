@@ -1,7 +1,7 @@
 """One blocking connection to a broker: a request goes out, its response comes back.
 
 The client side's only socket. Knows frames, headers and time limits; does not know what the messages mean,
-does not retry. It proves who it is before it is of use.
+does not retry. TLS and login are done when the constructor returns.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from millrace.wire.messages import ApiKey
 _HEADER = struct.Struct(">ihhi")
 _MAX_RESPONSE_BYTES = 1 << 30
 _FIRST_BYTES = 16 << 20
-"""Most memory for the stated length of a response: a larger one gets more as it comes."""
+"""Most memory allocated for a response's stated length; a larger response gets more as its bytes arrive."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
-"""Give up a response that comes slower than this once it has begun."""
+"""Slowest rate at which a response may arrive beyond its time limit."""
 _LOGIN_SHARE = 0.8
-"""Of the time that a login holds: then another connection takes its place."""
+"""Share of a login's lifetime after which a new connection replaces this one."""
 _UNHEARD = (
     "; if its listener asks for TLS or a login, name a client file with that in MILLRACE_CLIENT;"
     " if it is older than this client, upgrade it first"
@@ -40,7 +40,7 @@ class ConnectionFailed(MillraceError):
 
 
 class NotTrusted(MillraceError):
-    """A broker has not proved who it is, or took no proof of ours: to try it again is of no use."""
+    """A broker has not proved its identity, so a retry is of no use."""
 
 
 class Connection:
@@ -55,10 +55,10 @@ class Connection:
         timeout_s: float,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect, and log in where `security` says so, which is the process's own if it is left out.
+        """Connect, and log in if `security` says so; without it, as the process's client file says.
 
         With TLS the broker must prove that it is `host`. Raises ConnectionFailed, or NotTrusted and
-        LoginRefused where another try is of no use.
+        LoginRefused when a retry is of no use.
         """
         self.address = f"{host}:{port}"
         security = security if security is not None else of_process()
@@ -69,7 +69,7 @@ class Connection:
         self._failed = False
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
-        except (OSError, UnicodeError) as error:  # a broker may tell a name that cannot be one
+        except (OSError, UnicodeError) as error:  # a broker may report an impossible host name
             reason = getattr(error, "strerror", None) or error
             raise ConnectionFailed(
                 f"cannot reach a broker at {self.address}: {reason}; start it or give another address"
@@ -94,7 +94,7 @@ class Connection:
             raise ConnectionFailed(f"no TLS with the broker at {self.address}: {reason}") from error
 
     def _log_in(self, security: ClientSecurity, timeout_s: float) -> None:
-        from millrace.client.login import log_in  # only who logs in needs the library for it
+        from millrace.client.login import log_in  # only logins need its library
 
         began = time.monotonic()
         try:
@@ -112,18 +112,18 @@ class Connection:
 
     @property
     def worn(self) -> bool:
-        """True when the login will soon not hold any more: connect anew."""
+        """True when the login will soon expire: reconnect."""
         return self._renew_at is not None and time.monotonic() > self._renew_at
 
     def request(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> memoryview:
-        """Send one request and wait for its response's body; ConnectionFailed when none comes."""
+        """Send one request and return its response's body; ConnectionFailed when none comes."""
         self.send(api_key, version, body, timeout_s=timeout_s)
         return self.receive(timeout_s=timeout_s)
 
     def send(
         self, api_key: int, version: int, body: bytes, *, timeout_s: float, answered: bool = True
     ) -> None:
-        """Send one request; its response, if it gets one, is fetched by the matching `receive`, in order."""
+        """Send one request. `receive` returns the responses of the `answered` ones in the order sent."""
         flexible = is_flexible(api_key, version)
         self._correlation_id += 1
         client = struct.pack(">h", len(self._client_id)) + self._client_id + (b"\0" if flexible else b"")
@@ -139,9 +139,9 @@ class Connection:
             self._fail(error)
 
     def wait(self, wake_fd: int, timeout_s: float) -> bool:
-        """Wait for bytes of a response; False when the time is up, or earlier when `wake_fd` has any.
+        """Wait for bytes of a response; False when the time is up or only the pipe `wake_fd` has bytes.
 
-        Those, of a pipe, are read.
+        The bytes of the pipe are consumed.
         """
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
@@ -156,7 +156,7 @@ class Connection:
     def receive(self, *, timeout_s: float, buffer: bytearray | None = None) -> memoryview:
         """The body of the next response; ConnectionFailed when it does not come in time.
 
-        It lies in `buffer` if there is one and it fits, else in memory of its own.
+        It lies in `buffer` if that is large enough, else in memory of its own.
         """
         correlation_id, flexible = self._expected.pop(0)
         try:

@@ -1,16 +1,16 @@
-"""How the topics that MirrorMaker 2 fills in an Apache Kafka are seen: those of all origins as one topic.
+"""Topics that MirrorMaker 2 copies into an Apache Kafka: the copies from all origins are seen as one topic.
 
-MirrorMaker copies partition 3 of topic T of origin dc1 into partition 3 of `dc1.T`. Whoever reads the cluster
-through Millrace's clients sees one topic T instead, with partitions of every origin. The cluster says so
-itself, so that no two readers can see it in different ways:
+MirrorMaker copies partition 3 of topic T of origin dc1 into partition 3 of `dc1.T`. Millrace's clients see
+one topic T instead, with partitions of every origin. A record in the cluster itself names the origins, so all
+readers see the same numbers:
 
     topic     __millrace-copies: one partition, compacted
     record := key = b"origins", value = JSON {"origins": [alias, ...]}; the newest counts
 
     partition of T     0 ...      the cluster's own topic T
-                       10,000 ... those of the first origin, 20,000 ... of the second, and so on
+                       10,000 ... partitions of the first origin, 20,000 ... of the second, and so on
 
-Numbers have to stay what they are, so origins are only ever added at the end. Reads no records of a topic.
+Numbers must never change, so origins are only added at the end. Reads no records of the copied topics.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from millrace.wire.messages import ListOffsetsResponse, MetadataResponse
 COPIES_TOPIC = "__millrace-copies"
 COPIES_KEY = b"origins"
 PARTITIONS_EACH = 10_000
-"""Numbers that each origin has in a topic."""
+"""Partition numbers reserved for each origin of a topic."""
 _FETCH_BYTES, _WAIT_MS = 1 << 20, 500
 Topic = MetadataResponse.Topic
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTopics:
-    """What the record says, and the id of its topic."""
+    """The origins named by the record, and the id of the record's topic."""
 
     origins: tuple[str, ...]
     topic_id: UUID
@@ -52,7 +52,7 @@ class CopiedTopics:
 
     @classmethod
     def decode(cls, value: bytes, topic_id: UUID) -> CopiedTopics:
-        """MillraceError for a record that somebody else wrote."""
+        """Read the record's value; MillraceError when it does not name the origins."""
         try:
             origins = json.loads(value)["origins"]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -66,18 +66,18 @@ class CopiedTopics:
         return cls(tuple(origins), topic_id)
 
     def origin(self, partition: int) -> str | None:
-        """The origin that a topic's partition is a copy of; None for one of the cluster's own."""
+        """The origin from which a partition is copied; None for the cluster's own partitions."""
         index = partition // PARTITIONS_EACH
         return self.origins[index - 1] if 0 < index <= len(self.origins) else None
 
     def in_cluster(self, partition: TopicPartition) -> TopicPartition:
-        """What the cluster itself calls a partition."""
+        """The cluster's own name and number of a partition."""
         topic, number = partition
         origin = self.origin(number)
         return partition if origin is None else (f"{origin}.{topic}", number % PARTITIONS_EACH)
 
     def names(self, topic: str) -> list[str]:
-        """The cluster's own names of the topics that are seen as one; of a copy's own name that alone."""
+        """The cluster's own names of the topics that are seen as `topic`; a copy's own name stays alone."""
         if self._seen_as(topic) != topic:
             return [topic]
         return [topic, *(f"{origin}.{topic}" for origin in self.origins)]
@@ -87,7 +87,7 @@ class CopiedTopics:
         return next(copied, name)
 
     def merged(self, topics: Iterable[Topic], names: Iterable[str] | None) -> tuple[Topic, ...]:
-        """Of a cluster's answer the topics as they are seen: those named, or all."""
+        """Merge the topics of a cluster's answer into those named, or into all."""
         there = {topic.name or "": topic for topic in topics}
         wanted = dict.fromkeys(map(self._seen_as, there)) if names is None else names
         return tuple(self._merge(name, there) for name in wanted)
@@ -107,13 +107,13 @@ class CopiedTopics:
                 replace(one, partition_index=index * PARTITIONS_EACH + one.partition_index)
                 for one in topic.partitions
             )
-        # The same whichever of the origins have it so far.
+        # The id does not depend on which origins have the topic so far.
         topic_id = uuid5(self.topic_id, name)
         return Topic(error_code=0, name=name, topic_id=topic_id, partitions=tuple(partitions))
 
 
 class CopiesFetcher(BrokerFetcher):
-    """One broker's partitions by the names by which they are seen."""
+    """One broker's partitions by the merged topics' names and numbers."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class CopiesFetcher(BrokerFetcher):
 
 
 def read_copies(fetcher: BrokerFetcher, topic_id: UUID) -> CopiedTopics | None:
-    """What the newest record says, of its partition's leader; None when there is none yet."""
+    """Read the newest record from the broker that leads its partition; None when there is no record yet."""
     place: TopicPartition = (COPIES_TOPIC, 0)
     bounds = fetcher.bounds([place]).get(place)
     if bounds is None:

@@ -1,11 +1,11 @@
-"""What a client makes of the error code in an answer: nothing, an exception, or another attempt."""
+"""A client's reaction to the error code in an answer: none, an exception, or a retry."""
 
 from __future__ import annotations
 
 from millrace.errors import ERRORS, BrokerError, ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.wire.fetch import error_name
 
-# The partition has moved or is about to appear: ask again who leads it.
+# The partition has moved or is about to appear: ask for its leader again.
 LEADER_MOVED = frozenset(
     {
         ErrorCode.LEADER_NOT_AVAILABLE,
@@ -14,17 +14,17 @@ LEADER_MOVED = frozenset(
         ErrorCode.UNKNOWN_LEADER_EPOCH,
     }
 )
-MOVED = LEADER_MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}  # to a broker that reads or copies all the time
-# A new leader does not know yet how far the old one had come; Apache Kafka's controller has moved (41).
+MOVED = LEADER_MOVED | {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}  # for a broker that reads all the time
+# A new leader does not know the high watermark yet; Apache Kafka's controller has moved (41).
 _NOT_YET = LEADER_MOVED | {41, ErrorCode.OFFSET_NOT_AVAILABLE}
 
 
 class TryAgain(MillraceError):
-    """The answer may be another one in a moment; the text is what to say when nobody asks again."""
+    """A retry may succeed in a moment; the text is the error to report when retries end."""
 
 
 def raise_error(code: int, what: str, message: str | None = None) -> None:
-    """Raise what an error code means: nothing for 0, TryAgain where the leader has moved."""
+    """Raise the exception of an error code: none for 0, TryAgain when the leader has moved."""
     if not code:
         return
     if code in _NOT_YET:
@@ -35,7 +35,7 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
 
 
 def in_words(code: int) -> str:
-    """What an error code says of a partition, and where to look; while its leader changes, nowhere."""
+    """Describe a partition's error code in words, and name the log to read unless its leader is changing."""
     if code in _NOT_YET:
         return "no broker leads it at the moment"
     return f"its broker answers {error_name(code)}: see the broker's log"

@@ -1,4 +1,4 @@
-"""What status, reset and the batch mirror ask of an origin from outside the brokers.
+"""Questions that status, reset and the batch mirror ask an origin from outside the brokers.
 
 Blocking. Knows neither targets nor threads. (The mirror inside a broker reads with puller.py.)
 """
@@ -12,7 +12,7 @@ from millrace.records.mirror_position import MirrorPosition
 from millrace.wire.fetch import FetchedPartition
 
 FETCH_BYTES = 4 << 20
-"""Of one answer. A single batch may be larger, and still comes whole."""
+"""Most bytes of one answer. A single larger batch still comes whole."""
 FETCH_WAIT_MS = 500
 
 
@@ -30,10 +30,10 @@ def fetch(
     *,
     last_epoch: int = -1,
 ) -> FetchedPartition:
-    """Fetch what is new from an offset on, after a batch of `last_epoch`; if nothing is, wait a moment.
+    """Fetch from an offset on, after a batch of `last_epoch`; wait up to FETCH_WAIT_MS for the first bytes.
 
-    A fetch goes by the topic's name. A topic's id never comes back: asking for it after the fetch vouches for
-    what came.
+    A fetch goes by the topic's name. Topic ids are never reused: an unchanged id after the fetch proves that
+    the batches are of that topic.
     """
     fetched = client.fetch(
         topic,
@@ -47,12 +47,12 @@ def fetch(
 
 
 def examine(client: ClusterClient, recorded: MirrorPosition) -> OriginChanged | None:
-    """Why the copying cannot go on behind a position, or None when it can."""
+    """The reason that copying cannot continue at a position; None when it can."""
     topic, partition = recorded.origin.topic, recorded.origin.partition
     rules = offset_rules(client, topic)
     earliest, high_watermark = client.bounds(topic, partition)
     cursor = recorded.cursor
-    # A log that ends before the position may have reused offsets, too: it is asked at its end.
+    # A log that ends before the position may also have reused offsets: ask at its end.
     asked = min(cursor.next_offset, high_watermark)
     fetched = fetch(client, topic, partition, asked, last_epoch=cursor.epoch)
     try:

@@ -1,7 +1,7 @@
-"""What one broker answers about the partitions that it leads, and threads that ask it round by round.
+"""Fetches from one broker of the partitions that it leads, and threads that fetch round by round.
 
-Blocking. Does not look for leaders, does not retry, does not look inside the records: what an answer means is
-for its user to say. CRCs are checked where batches are taken out of an answer (transactions.py).
+Blocking. Does not look for leaders, does not retry, does not look inside the records: the caller interprets
+an answer. CRCs are checked where batches are taken out of an answer (transactions.py).
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsRespon
 from millrace.wire.primitives import MIN_ITEM_LIMIT
 
 LATEST = -1
-"""As a timestamp: the end of what can be read; on Apache Kafka open transactions lie behind it."""
+"""As a timestamp: the end of the readable log; on Apache Kafka open transactions lie after it."""
 EARLIEST = -2
 """As a timestamp: the first offset still kept."""
 TIMEOUT_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 0.2
 MAX_UNUSED_SECONDS = 60.0
-"""Connect anew after so long without a request: brokers close connections that are idle."""
+"""Reconnect after this time without a request: brokers close idle connections."""
 
 _FETCH_VERSION = 12
 _LIST_OFFSETS_VERSION = 5
 _LISTED_AT_ONCE = MIN_ITEM_LIMIT // 2
-"""Partitions of one request, each perhaps of a topic of its own: every broker of ours takes as many."""
+"""Most partitions of one request; Millrace's brokers accept it even if each is of a different topic."""
 NO_EPOCHS: Mapping[TopicPartition, int] = {}
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-"""What an open transaction has written may yet be aborted: it is neither read, nor counted as there, unless
-somebody asks where the log itself ends."""
+"""Isolation levels. With READ_COMMITTED, records of an open transaction are neither read nor before LATEST:
+they may yet be aborted. READ_UNCOMMITTED is for requests of the log's own end."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchLimits:
-    """What one answer may hold; the first batch of an answer may be larger and still comes whole."""
+    """Limits of one answer; its first batch may be larger and still comes whole."""
 
     max_bytes: int
     partition_max_bytes: int
@@ -61,20 +61,20 @@ class FetchLimits:
 class BrokerFetcher:
     """One broker's partitions, asked for through one connection. For one thread.
 
-    Several requests may be sent before the first answer is received; answers come in their order. Whatever
-    cannot be understood is a MillraceError: the connection is then of no more use.
+    Several requests may be sent before the first answer is received; answers come in the order of the
+    requests. An answer that cannot be decoded is a MillraceError: close the connection then.
     """
 
     def __init__(
         self, connection: Connection, *, timeout_s: float, epoch_of: Callable[[TopicPartition], int]
     ) -> None:
-        """`epoch_of` says which leader epoch of a partition is known, -1 for none: a broker that leads in
-        another one refuses to answer, and one that was replaced without noticing cannot send us back."""
+        """`epoch_of` returns the known leader epoch of a partition, -1 for none. A broker in another epoch
+        refuses to answer, so one that was replaced without noticing cannot send stale data."""
         self._connection, self._timeout_s, self._wait_s = connection, timeout_s, 0.0
         self._epoch_of = epoch_of
         self._used_at = time.monotonic()
         self.answer_bytes = 0
-        """What the last answer took, its framing included."""
+        """Size of the last answer, framing included."""
 
     @property
     def idle(self) -> bool:
@@ -82,7 +82,7 @@ class BrokerFetcher:
 
     @property
     def unused(self) -> bool:
-        """True when the broker may close the connection: unused for so long, or its login ends."""
+        """True when the broker may close the connection: it was unused too long, or its login ends."""
         return self._connection.worn or time.monotonic() - self._used_at > MAX_UNUSED_SECONDS
 
     def close(self) -> None:
@@ -94,10 +94,10 @@ class BrokerFetcher:
         limits: FetchLimits,
         last_epochs: Mapping[TopicPartition, int] = NO_EPOCHS,
     ) -> None:
-        """Ask for what is new behind these offsets; the broker fills its answer in their order.
+        """Ask for the batches from these offsets on; the broker fills its answer in their order.
 
         `last_epochs` holds, where known, the leader epoch of the batch read before each offset. A broker
-        whose log does not hold such a batch answers with a `parting`.
+        whose log does not hold that batch answers with a `parting`.
         """
         most = limits.partition_max_bytes
         body = encode_request(
@@ -145,7 +145,7 @@ class BrokerFetcher:
         return listed
 
     def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """(first offset still there, high watermark) of each; without those the broker cannot tell now."""
+        """(first offset still there, high watermark) of each, without partitions answered with an error."""
         earliest = self.list_offsets(partitions, EARLIEST)
         latest = self.list_offsets(partitions, LATEST)
         return {
@@ -158,7 +158,7 @@ class BrokerFetcher:
         self._send(ApiKey.METADATA, metadata.VERSION, metadata.encode_request(topics))
 
     def receive_topic_ids(self) -> dict[str, UUID]:
-        """Topic -> its id; those that are gone are missing."""
+        """Topic -> its id, without topics that no longer exist."""
         raw = self._receive()
         response = self._understood(lambda: metadata.decode_response(raw))
         return {name: topic.topic_id for name, topic in metadata.topics_of(response).items()}
@@ -173,7 +173,7 @@ class BrokerFetcher:
     def _understood(self, read: Callable[[], T]) -> T:
         try:
             return read()
-        except Exception as error:  # of any kind: the decoder was given whatever somebody has sent
+        except Exception as error:  # of any kind: the decoder reads arbitrary bytes of a peer
             raise MillraceError(
                 f"{self._connection.address} does not answer as a Kafka broker does: {error}"
             ) from error
@@ -208,17 +208,17 @@ def log_was_cut(name: str, offset: int, last_epoch: int, parting: Parting) -> st
 
 
 class Rounds(threading.Thread, ABC):
-    """A thread that makes round after round until `stop`.
+    """A thread that repeats rounds until `stop`.
 
-    A round that fails is logged unless the one before it failed in the same way; the next one follows after a
-    pause that doubles.
+    A failed round is logged unless the round before it failed in the same way, and retried after a pause that
+    doubles.
     """
 
     max_pause_seconds = 5.0
 
     def __init__(self, name: str, log: logging.Logger, subject: str) -> None:
-        """`subject` is what the log says has failed."""
-        super().__init__(name=name, daemon=True)  # one that waits for a broker must not keep us alive
+        """`subject` begins the log lines about failures."""
+        super().__init__(name=name, daemon=True)  # waiting for a broker must not keep the process alive
         self.stopping = threading.Event()
         self._wake = threading.Event()
         self._log, self._subject = log, subject
@@ -226,7 +226,7 @@ class Rounds(threading.Thread, ABC):
     # From any thread
 
     def wake(self) -> None:
-        """Something has changed: end the pause."""
+        """End the pause, because something has changed."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -237,13 +237,13 @@ class Rounds(threading.Thread, ABC):
 
     @abstractmethod
     def round(self) -> None:
-        """Do once what there is to do, or sleep when there is nothing."""
+        """Do all pending work once, or sleep when there is none."""
 
     def failed(self, reason: str) -> None:
-        """A round has failed."""
+        """React to a failed round."""
 
     def disconnect(self) -> None:
-        """Close what a round may have opened: it has failed, or was the last."""
+        """Close what rounds have opened: a round has failed, or it was the last."""
 
     def run(self) -> None:
         pause, logged = FIRST_PAUSE_SECONDS, ""
@@ -255,7 +255,7 @@ class Rounds(threading.Thread, ABC):
                 continue
             except MillraceError as error:
                 reason = str(error)
-            except Exception as error:  # a mistake of ours, or of a broker's, must not end the rounds
+            except Exception as error:  # a bug, here or in a broker, must not end the rounds
                 reason, unexpected = f"unexpected {type(error).__name__}: {error}", error
             self.disconnect()
             if self.stopping.is_set():
@@ -265,20 +265,20 @@ class Rounds(threading.Thread, ABC):
                 self._log.log(level, "%s: %s", self._subject, reason, exc_info=unexpected)
             logged = reason
             self.failed(reason)
-            self.stopping.wait(FIRST_PAUSE_SECONDS)  # whatever wakes it: who waits may be woken all the time
+            self.stopping.wait(FIRST_PAUSE_SECONDS)  # ignores `wake`, which may come all the time
             self.sleep(pause - FIRST_PAUSE_SECONDS)
             pause = min(2 * pause, self.max_pause_seconds)
         self.disconnect()
 
     def sleep(self, seconds: float | None) -> None:
-        """Wait, at most until something changes."""
+        """Wait at most `seconds`, or until `wake` or `stop`."""
         self._wake.wait(seconds)
         if not self.stopping.is_set():
             self._wake.clear()
 
 
 class Puller(Rounds):
-    """A thread that reads from one broker; what it asks for and what becomes of it is the subclass's."""
+    """A thread that reads from one broker; subclasses make the requests and use the answers."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ class Puller(Rounds):
         subject: str,
         security: ClientSecurity | None = None,
     ) -> None:
-        """`security` is how brokers are reached; left out, as the process's client file says."""
+        """`security` says how to reach brokers; without it, the process's client file does."""
         super().__init__(name, log, subject)
         self._client_id, self._security = client_id, security
         self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
@@ -296,14 +296,14 @@ class Puller(Rounds):
 
     @abstractmethod
     def address(self) -> tuple[str, int]:
-        """Where the broker is now; MillraceError when it is not there."""
+        """The broker's current address; MillraceError when it has none."""
 
     @abstractmethod
     def epoch_of(self, partition: TopicPartition) -> int:
-        """In which epoch the broker leads a partition, as far as is known; -1 when it is not."""
+        """The known leader epoch of a partition; -1 when none is known."""
 
     def connected(self) -> BrokerFetcher:
-        """The broker, where it is now; an answer that is outstanding from where it was is awaited first."""
+        """A fetcher at the broker's current address; one at its old address stays until it owes no answer."""
         address = self.address()
         if self._broker is not None:
             connected_to, broker = self._broker
@@ -314,7 +314,7 @@ class Puller(Rounds):
         return self._broker[1]
 
     def connect(self, address: tuple[str, int]) -> BrokerFetcher:
-        """A new connection; MillraceError when nobody answers there."""
+        """Connect to the broker; MillraceError when the connection fails."""
         connection = Connection(
             *address, client_id=self._client_id, timeout_s=TIMEOUT_SECONDS, security=self._security
         )
@@ -326,14 +326,14 @@ class Puller(Rounds):
             broker[1].close()
 
     def in_turn(self, partitions: Set[TopicPartition]) -> list[TopicPartition]:
-        """The partitions in the order to ask for them: the first of an answer may always send a batch."""
+        """The partitions in request order: the first of an answer always has room for a batch."""
         if partitions != self._turns.keys():
             new = sorted(partitions - self._turns.keys())
             self._turns = dict.fromkeys([*new, *(p for p in self._turns if p in partitions)])
         return list(self._turns)
 
     def serve_last(self, partitions: Iterable[TopicPartition]) -> None:
-        """These have sent something: they are asked for after all others next."""
+        """Move partitions that have sent something behind all others."""
         for partition in partitions:
             if partition in self._turns:
                 del self._turns[partition]

@@ -1,7 +1,7 @@
-"""A client's questions about consumer groups: which there are, who is in them, where they are.
+"""A client's requests about consumer groups: list, describe, read and set offsets, delete.
 
-Asks the broker that coordinates a group, and looks for it again where it has moved. Works against Millrace
-and Apache Kafka. Joins no group.
+Asks the broker that coordinates a group, and looks for the coordinator again when it has moved. Works against
+Millrace and Apache Kafka. Joins no group.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupDescription:
 
     @property
     def active(self) -> bool:
-        """True while there are members: then nobody else may commit for it."""
+        """True while the group has members: then only they may commit."""
         return self.state in ("Stable", "PreparingRebalance", "CompletingRebalance")
 
 
@@ -124,7 +124,7 @@ class GroupClient:
         self._at_coordinator(group, attempt)
 
     def delete(self, group: str) -> None:
-        """Forget a group and its offsets; UnknownGroup or GroupNotEmpty when that cannot be."""
+        """Delete a group and its offsets; UnknownGroup or GroupNotEmpty when the broker refuses."""
         request = messages.DeleteGroupsRequest(groups_names=(group,))
 
         def attempt(coordinator: int) -> None:
@@ -137,7 +137,7 @@ class GroupClient:
 
     def _describe(self, broker_id: int, names: list[str]) -> list[messages.DescribedGroup]:
         described: list[messages.DescribedGroup] = []
-        for first in range(0, len(names), MIN_ITEM_LIMIT):  # every broker of ours takes as many
+        for first in range(0, len(names), MIN_ITEM_LIMIT):  # Millrace's brokers accept this number
             request = messages.DescribeGroupsRequest(groups=tuple(names[first : first + MIN_ITEM_LIMIT]))
             described += self._client.call(
                 broker_id, ApiKey.DESCRIBE_GROUPS, 4, request, messages.DescribeGroupsResponse

@@ -1,13 +1,13 @@
-"""How far the mirror of one origin has come in an Apache Kafka, as its own topic there says.
+"""Positions of the mirror of one origin in an Apache Kafka, read from the mirror's own topic there.
 
     topic     __millrace-mirror-<origin>, one partition, compacted: nothing in it expires
     record := key = <topic id of the copy, 32 hex digits>-<its partition>,
-              value = an encoded MirrorPosition; its records_end is the offset behind the last record copied
-            | key = begin, value = something random: who copies now begins here
+              value = an encoded MirrorPosition; its records_end is the offset after the last record copied
+            | key = begin, value = random bytes: the current mirror process begins here
 
 A position is written in the transaction of the records that it accounts for. A group's offsets would expire
-when a mirror is away for a week. Only one transactional id writes to the topic, so nobody else's open
-transaction holds back what is read here.
+when a mirror is away for a week. Only one transactional id writes to the topic, so no other open transaction
+holds back its end.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from millrace.wire.fetch import error_name
 FETCH_BYTES = 4 << 20
 FETCH_WAIT_MS = 200
 STALL_SECONDS = 30.0
-"""The longest that a read may make no progress before the end that the cluster has told."""
+"""Longest time that a read may make no progress before the end that the cluster reported."""
 AGAIN_SECONDS = 0.1
 SETTINGS = {"cleanup.policy": "compact"}
 BEGIN_KEY = b"begin"
-"""Of the record that a process writes when it begins; it is read back, so all before it is."""
+"""Key of the record that a process writes when it begins. After it is read back, all before it was read."""
 
 
 class Copy(NamedTuple):
@@ -50,7 +50,7 @@ class Copy(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A position, and the offset behind the last record that it accounts for in the copy."""
+    """A position, and the offset after the last record that it accounts for in the copy."""
 
     position: MirrorPosition
     records_end: int
@@ -61,7 +61,7 @@ def positions_topic(origin: str) -> str:
 
 
 class TopicLog:
-    """The records of a topic of one partition, each once, in their order. For one thread."""
+    """The records of a topic with one partition, each once, in order. For one thread."""
 
     def __init__(self, client: ClusterClient, topic: str) -> None:
         self._client, self._topic = client, topic
@@ -103,7 +103,7 @@ class PositionLog:
         self._log = TopicLog(client, self._topic)
         self._newest: dict[Copy, Recorded] = {}
         self.begun: bytes | None = None
-        """What the last process noted when it began to copy."""
+        """Value of the newest `begin` record: written by the last process that began to copy."""
 
     def read(self) -> dict[Copy, Recorded]:
         """Read on to the end of what is committed; MillraceError when that cannot be read."""
@@ -115,10 +115,10 @@ class PositionLog:
         return self._newest
 
     def read_through(self, begun: bytes) -> dict[Copy, Recorded]:
-        """Read all that was committed before a process noted `begun`; MillraceError when it is not shown.
+        """Read until the `begin` record with value `begun`; MillraceError when it does not appear in time.
 
-        An end that the cluster tells may be too early: before a transaction that hangs, or of a broker that
-        does not know yet that it leads no more. What was copied behind it would be copied again.
+        The end that the cluster reports may be too early: before a hanging transaction, or from a broker that
+        does not know yet that it was replaced. Records copied after that end would be copied again.
         """
         give_up_at = time.monotonic() + STALL_SECONDS
         while True:
@@ -134,7 +134,7 @@ class PositionLog:
 
 
 def _recorded(key: bytes | None, value: bytes | None, topic: str) -> dict[Copy, Recorded]:
-    """What one record says; nothing where it is no position, MillraceError where it only begins as one."""
+    """The position in a record; empty if it holds none, MillraceError if it holds a malformed one."""
     try:
         position, end = MirrorPosition.decode(value or b""), stated_end(value or b"")
         if position is None or end is None or key is None:

@@ -1,6 +1,6 @@
 """A client's login by SASL, in SaslHandshake v1 and SaslAuthenticate v1: by SCRAM, PLAIN or OAUTHBEARER.
 
-With SCRAM the broker proves as well that it knows the user. PLAIN tells the password, and OAUTHBEARER shows a
+With SCRAM the broker proves as well that it knows the user. PLAIN sends the password, and OAUTHBEARER a
 token: both are for TLS only.
 """
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class LoginRefused(MillraceError):
-    """The broker does not take the login: to try it again is of no use."""
+    """The broker refuses the login, so a retry is of no use."""
 
 
 def log_in(ask: Ask, security: ClientSecurity, address: str) -> int:
-    """Prove who we are; the ms it holds, 0 for as long as the connection. LoginRefused says why not."""
+    """Log in; return the login's lifetime in ms, 0 for as long as the connection. Raises LoginRefused."""
     handshake = _exchanged(
         ask,
         ApiKey.SASL_HANDSHAKE,

@@ -1,4 +1,4 @@
-"""How a cluster describes its brokers and topics: the question, the answer, and a topic as a value."""
+"""A cluster's description of its brokers and topics: the request, the answer, and a topic as a value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 12
 
 
 class Copies(NamedTuple):
-    """A partition's replicas, as ids of brokers: all, and those in sync, in the leader's epoch."""
+    """A partition's leader epoch, and the broker ids of all replicas and of the in-sync ones."""
 
     leader_epoch: int
     replicas: tuple[int, ...]
@@ -23,7 +23,7 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic as the cluster describes it: partition -> id of the leading broker (-1: nobody leads it)."""
+    """A topic as the cluster describes it: partition -> id of its leader (-1: no leader)."""
 
     name: str
     topic_id: UUID
@@ -31,7 +31,7 @@ class TopicMetadata:
     copies: Mapping[int, Copies] = field(default_factory=dict)
 
     def epoch_of(self, partition: int) -> int:
-        """In which epoch it is led; -1 where that was not told."""
+        """The partition's leader epoch; -1 when the cluster did not report it."""
         return self.copies[partition].leader_epoch if partition in self.copies else -1
 
     @classmethod
@@ -57,5 +57,5 @@ def decode_response(body: memoryview) -> MetadataResponse:
 
 
 def topics_of(response: MetadataResponse) -> dict[str, TopicMetadata]:
-    """The topics of an answer by name; those that are not there are missing."""
+    """The topics of an answer by name, without those that it reports with an error."""
     return {t.name: TopicMetadata.of(t) for t in response.topics if t.name and not t.error_code}

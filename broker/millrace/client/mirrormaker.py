@@ -1,13 +1,13 @@
-"""What MirrorMaker 2 says of its copies in an Apache Kafka: which offset there is which offset of the origin.
+"""MirrorMaker 2's offset syncs in an Apache Kafka: pairs of an origin's offset and the copy's offset.
 
     topic     mm2-offset-syncs.<origin>.internal, one partition, compacted; MirrorMaker keeps it in the
               cluster it fills with `offset-syncs.topic.location = target`
     record := key = topic (int16 length, UTF-8), partition (int32), both of the origin,
               value = offset of a record at the origin (int64), offset of its copy (int64)
 
-MirrorMaker copies a partition in its order. So before the copy that a record names lies all that is before it
-at the origin, and nothing that is behind it there. It writes one for some records only, and one for the last
-whenever Kafka Connect commits its offsets.
+MirrorMaker copies a partition in order. So all records before a synced record at the origin have copies
+before its copy, and no later record does. MirrorMaker writes a sync for some records only, and one for the
+last record whenever Kafka Connect commits its offsets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OFFSETS = struct.Struct(">qq")
 
 
 class Synced(NamedTuple):
-    """The newest record of a copy: both offsets are those behind it."""
+    """The newest sync of a partition: the offsets after its record, at the origin and in the copy."""
 
     origin_end: int
     copy_end: int
@@ -37,7 +37,7 @@ def syncs_topic(origin: str) -> str:
 
 
 class SyncLog:
-    """The newest word on every partition that is copied from one origin. For one thread."""
+    """The newest sync of every partition that is copied from one origin. For one thread."""
 
     def __init__(self, client: ClusterClient, origin: str) -> None:
         self._topic = syncs_topic(origin)
@@ -46,9 +46,9 @@ class SyncLog:
         self._read_at = -FRESH_SECONDS
 
     def read(self) -> dict[TopicPartition, Synced]:
-        """What is said, partitions are the origin's; MillraceError when it cannot be read.
+        """The newest syncs by the origin's partitions; MillraceError when they cannot be read.
 
-        Asked for every partition of a cluster, it looks for news once.
+        Calls within FRESH_SECONDS of the last read return its result, so a loop over partitions reads once.
         """
         if time.monotonic() < self._read_at + FRESH_SECONDS:
             return self._newest
@@ -56,14 +56,14 @@ class SyncLog:
             if record.key is not None and record.value is not None:
                 place, upstream, downstream = _sync(record.key, record.value, self._topic)
                 before = self._newest.get(place, Synced(0, 0))
-                # After a crash MirrorMaker goes back at the origin, and its copy grows on.
+                # After a crash MirrorMaker rereads the origin, and its copy keeps growing.
                 self._newest[place] = Synced(max(before.origin_end, upstream + 1), downstream + 1)
         self._read_at = time.monotonic()
         return self._newest
 
 
 def _sync(key: bytes, value: bytes, topic: str) -> tuple[TopicPartition, int, int]:
-    """One record: the partition, and the offset there and here; MillraceError for any other record."""
+    """The origin's partition, the origin's offset and the copy's; MillraceError if the record is no sync."""
     try:
         (size,) = struct.unpack_from(">h", key)
         if size < 0:

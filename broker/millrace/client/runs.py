@@ -1,12 +1,12 @@
-"""From a fetch answer to what appends write: whole batches in a row, and the position behind them.
+"""Runs: the appends made from a fetch answer, each of contiguous whole batches and the position after them.
 
-Pure: bytes and positions in, runs out. Decides what is copied, what is left out and counted, and when the
-origin no longer fits what was copied before. Knows no sockets, threads or ZooKeeper.
+Pure: bytes and positions in, runs out. Decides which batches are copied, which are left out and counted, and
+when the origin no longer fits what was copied before. Knows no sockets, threads or ZooKeeper.
 
-What is left out are control batches, which mean something in their own log only, batches of aborted
-transactions (Apache Kafka), and batches that compaction has emptied. The batches of one run are neighbours in
-the origin and the last of them ends where the position behind them says: what was left out lies before the
-first. So offsets can be translated both ways without asking the origin.
+Left out are control batches, which have a meaning in their own log only, batches of aborted transactions
+(Apache Kafka), and batches that compaction has emptied. The batches of one run are neighbours in the origin
+and the last one ends at the run's position: batches left out lie before the first. So offsets can be
+translated both ways without asking the origin.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT
 
 
 class OriginChanged(MillraceError):
-    """The origin's log no longer goes on where the mirror ended; only an operator can tell what to do.
+    """The origin's log no longer continues where the mirror ended; an operator must decide what to do.
 
-    `resume` stands before the next batch it still has: where `millrace mirror reset` goes on.
+    `resume` is before the next batch that the origin still has: `millrace mirror reset` continues there.
     """
 
     def __init__(self, message: str, resume: Cursor) -> None:
@@ -55,7 +55,7 @@ class OriginWasCut(OriginChanged):
 
 @dataclass(frozen=True, slots=True)
 class OffsetRules:
-    """How an origin's offsets may be read."""
+    """Rules for the numbering of an origin's offsets."""
 
     byte_positions: bool
     """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
@@ -76,14 +76,14 @@ class OffsetRules:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one append writes: accepted only if `expected` is the recorded next offset (None: none yet)."""
+    """The content of one append: accepted only if `expected` is the recorded next offset (None: none yet)."""
 
     expected: int | None
     batches: tuple[memoryview, ...]
     position: MirrorPosition
-    """To be recorded with the batches."""
+    """The position recorded with the batches."""
     records: int
-    """In the batches."""
+    """Number of records in the batches."""
 
     @property
     def oldest_ms(self) -> int | None:
@@ -99,16 +99,16 @@ def beginning(origin: Origin, start: int) -> MirrorPosition:
 def runs_of(
     recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
 ) -> Iterator[Run]:
-    """The runs the answer holds behind `before`, each following the one before it.
+    """Yield the runs that the answer holds after `before`, each continuing the previous one.
 
     `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the log was
-    cut back below it or the first new batch does not go on there, CorruptMessage when it is damaged; what
-    precedes such a batch comes first, and then it ends.
+    cut back below it or the first new batch does not continue there, CorruptMessage when that batch is
+    damaged. Before a later batch with such an error the runs end without raising.
     """
     if fetched.parting is not None:
         raise _cut_at(before, fetched.parting)
     if rules.byte_positions and _ends_before(before.cursor, fetched.high_watermark):
-        # Such a fetch is answered empty while the log's bytes reach past its offset, not as out of range.
+        # The answer is empty, not out of range, while the log's bytes reach beyond the requested offset.
         # A Millrace broker's high watermark never goes back; a new leader of Apache Kafka may begin lower.
         raise _lost(before.cursor, fetched.high_watermark)
     aborted = AbortedTransactions(fetched.aborted_transactions)
@@ -149,7 +149,7 @@ class _Gathered:
         self._records = self._dropped = 0
 
     def take_plain(self, records: memoryview) -> memoryview:
-        """Copy the usual batches that come next, in a third of the time; what is left of the records."""
+        """Copy the plain batches that come next, in a third of the time; return the rest of the records."""
         if self.cursor.next_base is None:
             return records
         next_offset, next_base = self.cursor.next_offset, self.cursor.next_base
@@ -179,7 +179,7 @@ class _Gathered:
         return records[position:]
 
     def take(self, header: BatchHeader, batch: memoryview | None) -> None:
-        """Copy the batch that comes next; None: count it as left out."""
+        """Copy the next batch; if `batch` is None, count it as left out."""
         if batch is None:
             self._dropped += header.records_count
         else:
@@ -188,7 +188,7 @@ class _Gathered:
         self.cursor = self._rules.after(header, self.cursor)
 
     def ends_in_filler(self, header: BatchHeader) -> bool:
-        """True if the batch only fills up what the last one states: the copy gets a filler of its own."""
+        """True if the batch only fills the log up to `next_base`: the copy gets a filler of its own."""
         return self._rules.byte_positions and header.next_offset == self.cursor.next_base
 
     def finished(self) -> Run:
@@ -213,7 +213,7 @@ def _check_follows(
     cursor: Cursor, header: BatchHeader, batch: memoryview, fetched: FetchedPartition, rules: OffsetRules
 ) -> None:
     # At a start the origin's log may be empty: its end is then known as an offset, not as a byte position,
-    # so nobody can say where the first batch will begin. And a batch may hold records below a log's start.
+    # so the first batch's position is unknown. And a batch may hold records below a log's start.
     fresh = cursor.next_base is None
     follows = cursor.follows(header) or rules.compacted or (fresh and rules.byte_positions)
     if not follows and not _only_positions_are_gone(cursor, header, batch, rules):
@@ -238,10 +238,10 @@ def _check_follows(
 def _only_positions_are_gone(
     cursor: Cursor, header: BatchHeader, batch: memoryview, rules: OffsetRules
 ) -> bool:
-    """True if what lay between held no records.
+    """True if the gap before the batch held no records.
 
-    An origin that is itself a mirror writes its position anew at the start of each file. Behind its last
-    record it serves none of them, so retention may delete one that nobody has seen.
+    An origin that is itself a mirror repeats its position at the start of each file. Positions after its last
+    record are not served, so retention may delete one before any reader has seen it.
     """
     if not rules.byte_positions:
         return False
@@ -255,11 +255,11 @@ def _only_positions_are_gone(
 def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: OffsetRules) -> int:
     """The offset to fetch from, for an origin that holds [earliest, high_watermark).
 
-    Raises OriginChanged when it has lost what was to be read next, or what it had shown before.
+    Raises OriginChanged when the origin has lost the next offsets or some that it had shown before.
     """
     if cursor.next_offset < earliest:
         if rules.byte_positions and (cursor.next_base in (None, earliest) or earliest < high_watermark):
-            return earliest  # what lies there tells whether records are missing before it: `runs_of` looks
+            return earliest  # `runs_of` checks whether records are missing before that batch
         raise OriginChanged(
             f"offsets {cursor.next_offset} to {earliest - 1} expired in the origin before they were copied",
             Cursor(earliest),
@@ -286,9 +286,9 @@ def _cut_at(before: MirrorPosition, parting: Parting) -> OriginWasCut:
 
 
 def _ends_before(cursor: Cursor, high_watermark: int) -> bool:
-    """True if such a log cannot hold what the cursor has read.
+    """True if a log with this high watermark cannot hold what the cursor has read.
 
-    A batch that is there behind the last one begins at `next_base`, so no end lies between the two.
+    A batch after the last one begins at `next_base`, so no high watermark lies between the two.
     """
     return high_watermark < cursor.next_offset or (
         cursor.next_base is not None and cursor.next_offset < high_watermark < cursor.next_base

@@ -1,6 +1,6 @@
-"""What an operator asks of a cluster's topics: their settings, changes of them, more partitions, sizes.
+"""An operator's requests about topics: read and change settings, add partitions, elect leaders, read sizes.
 
-The client's side, of Millrace and of Apache Kafka. Each call is one request to one broker, or one to each.
+The client's side, for Millrace and Apache Kafka. Each call sends one request to one broker, or one to each.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _CREATE_PARTITIONS_MS = 30_000
 
 
 def topic_setting(client: ClusterClient, topic: str, name: str) -> str | None:
-    """The topic's setting as text, None when the cluster does not tell it; BrokerError when it refuses."""
+    """The topic's setting as text, None when the cluster does not return it; BrokerError when it refuses."""
     return {config.name: config.value for config in topic_settings(client, topic, (name,))}.get(name)
 
 
 def topic_settings(
     client: ClusterClient, topic: str, names: tuple[str, ...] | None = None
 ) -> tuple[messages.DescribedConfig, ...]:
-    """The topic's settings, all or those named; BrokerError when the cluster refuses to tell them."""
+    """The topic's settings, all or those named; BrokerError when the cluster refuses to return them."""
     settings = settings_of_topics(client, [topic], names)[topic]
     if isinstance(settings, BrokerError):
         raise settings
@@ -36,9 +36,9 @@ def topic_settings(
 def settings_of_topics(
     client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
 ) -> dict[str, tuple[messages.DescribedConfig, ...] | BrokerError]:
-    """Topic -> its settings, or why the cluster refuses to tell them; in one request.
+    """Topic -> its settings, or the error with which the cluster refuses to return them; in one request.
 
-    Of copies that are seen as one topic it is those of the first.
+    A topic merged of several copies has the settings of the first.
     """
     seen_as = {topic: topic for topic in topics}
     if client.copies is not None:
@@ -64,7 +64,7 @@ def settings_of_topics(
 
 
 def eligible_replicas(client: ClusterClient, topic: str) -> dict[int, tuple[int, ...]]:
-    """Partition -> the brokers that may lead it though they are not in sync; of Millrace, or Kafka 3.8."""
+    """Partition -> brokers that may lead it though they are not in sync; for Millrace or Kafka 3.8."""
     described: dict[int, tuple[int, ...]] = {}
     wanted = (messages.DescribeTopicPartitionsRequest.Topic(name=topic),)
     cursor: messages.DescribeTopicPartitionsRequest.Cursor | None = None
@@ -96,7 +96,7 @@ def elect_preferred(
 ) -> dict[str, tuple[int, str]]:
     """Have leaders resign for the first replicas, of all partitions or of those named.
 
-    What is said of each partition that has changed or is refused: the error's code and reason, or (0, "").
+    Returns for each partition that has changed or was refused the error's code and reason, or (0, "").
     """
     asked = None
     if partitions is not None:
@@ -146,7 +146,7 @@ def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
 
 
 def partition_sizes(client: ClusterClient, topic: str, leaders: Mapping[int, int]) -> dict[int, int]:
-    """Partition -> bytes on its leader's disk; one that has no leader, or none that tells, is left out."""
+    """Partition -> bytes on its leader's disk, without partitions whose leader is missing or reports none."""
     sizes: dict[int, int] = {}
     for leader in sorted(set(leaders.values()) - {-1}):
         share = tuple(partition for partition, leads in leaders.items() if leads == leader)

@@ -1,7 +1,7 @@
-"""What a reader of committed records makes of a fetch answer, also where Apache Kafka has transactions.
+"""The committed records of a fetch answer, also where Apache Kafka has transactions.
 
-The broker sends every batch up to the first open transaction, and beside them which producers' transactions
-were aborted and where those begin. Millrace's own brokers take no transactional batches.
+The broker sends every batch up to the first open transaction, and lists the aborted transactions among them
+by producer and first offset. Millrace's own brokers take no transactional batches.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from millrace.wire.fetch import FetchedPartition
 
 
 class AbortedTransactions:
-    """Which batches of an answer belong to aborted transactions; on a Millrace origin none ever do."""
+    """The aborted transactions of an answer; a Millrace origin has none."""
 
     def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:
         self._ahead = sorted(transactions, key=lambda transaction: transaction[1], reverse=True)
         self._open: set[int] = set()
 
     def drops(self, header: BatchHeader) -> bool:
-        """True for a data batch of an aborted transaction; to be asked of every batch, in order."""
+        """True for a data batch of an aborted transaction. Call it for every batch, in order."""
         while self._ahead and self._ahead[-1][1] <= header.last_offset:
             self._open.add(self._ahead.pop()[0])
         if header.is_control:
@@ -30,7 +30,7 @@ class AbortedTransactions:
 
 
 def batches_from(fetched: FetchedPartition, offset: int) -> Iterator[tuple[BatchHeader, memoryview, bool]]:
-    """(header, batch, whether it holds committed records) of each batch that reaches behind `offset`.
+    """(header, batch, whether it holds committed records) of each batch that ends after `offset`.
 
     A fetch inside a batch returns the whole batch. Raises CorruptMessage when one is damaged.
     """

@@ -1,6 +1,6 @@
-"""Kafka's record batch, format 2: what a log entry is, in bytes.
+"""Kafka's record batch, format 2: the bytes of a log entry.
 
-Knows the header, the CRC and the framing of records, and how one batch must follow another.
+Knows the header, the CRC, the framing of records, and the rules by which batches follow each other.
 Does not know files, sockets, topics or schemas.
 """
 

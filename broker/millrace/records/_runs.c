@@ -1,5 +1,5 @@
-/* The functions of runs.py and content.py, compiled. They say there what they do; whatever is not plain is left to
- * Python.
+/* The functions of runs.py and content.py, compiled. Those files describe them; cases that are not plain are
+ * left to Python.
  *
  * Python's limited API: one build serves every Python from 3.11 on.
  */
@@ -12,7 +12,7 @@
 enum { HEADER_BYTES = 61, LENGTH_OVERHEAD = 12, CRC_START = 21, LAST_CODEC = 4 };
 enum { LENGTH_AT = 8, EPOCH_AT = 12, MAGIC_AT = 16, CRC_AT = 17, ATTRIBUTES_AT = 21, DELTA_AT = 23 };
 enum { MAX_TIMESTAMP_AT = 35, PRODUCER_ID_AT = 43, COUNT_AT = 57 };
-/* A larger batch is given to the checksum that was handed in: it is faster then. */
+/* Larger batches go to the `checksum` argument, which is faster for them. */
 enum { SMALL_BYTES = 2048 };
 #define BROKEN INT64_MIN
 
@@ -32,7 +32,7 @@ static void put_int32(uint8_t *at, uint32_t value)
         at[byte] = (uint8_t)value;
 }
 
-/* CRC-32C by the processor's own instruction; -1 where it has none. */
+/* CRC-32C by the processor's own instruction; -1 if it has none. */
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target("sse4.2"))) static int64_t quick_crc(const uint8_t *at, int64_t size)
 {
@@ -82,7 +82,7 @@ static int has_crc(PyObject *data, const uint8_t *bytes, int64_t start, int64_t 
     return PyErr_Occurred() ? -1 : value == crc;
 }
 
-/* True if the size is stated here in `width` bytes, no more than it needs. */
+/* True if the number stands here as a varint of exactly `width` bytes, the fewest it needs. */
 static int states_varint(const uint8_t *at, Py_ssize_t width, uint64_t number)
 {
     Py_ssize_t index = 0;
@@ -92,7 +92,7 @@ static int states_varint(const uint8_t *at, Py_ssize_t width, uint64_t number)
     return index + 1 == width && at[index] == number;
 }
 
-/* The number that a varint of 32 bits at *at stands for; *at moves behind it. BROKEN if there is none. */
+/* The number in the varint of 32 bits at *at; *at moves after it. BROKEN if there is none. */
 static inline int64_t number_at(const uint8_t **at, const uint8_t *end)
 {
     uint64_t value = 0;

@@ -1,8 +1,8 @@
 """The five codecs of a record batch, through cramjam.
 
-Bytes in, bytes out; a malformed block raises CorruptMessage, and so does one that would grow past a limit.
-How far a block can grow is read from its framing before it is decompressed: a few kilobytes of zstd can
-stand for gigabytes, and cramjam would allocate them. The bound costs a look at each 128 KiB block's header.
+Bytes in, bytes out; a malformed block raises CorruptMessage, and so does a block that would exceed a limit.
+The largest size of a block is read from its framing before it is decompressed: a few kilobytes of zstd can
+expand to gigabytes, and cramjam would allocate them. The bound costs a look at each 128 KiB block's header.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compress(codec: Codec, data: Buffer) -> bytes:
 
 
 MAX_PLAIN_BYTES = 1 << 30
-"""A batch's records are refused when they would be larger than this uncompressed."""
+"""Largest size of a batch's records uncompressed."""
 
 
 def decompress(
@@ -54,8 +54,8 @@ def decompress(
 ) -> Buffer:
     """The records of a batch, uncompressed; CorruptMessage when malformed or larger than `limit` bytes.
 
-    zstd that surely fits into `room` is written to its front, and that part of it given back: measured a
-    third faster than memory of its own, which cramjam makes larger on the way.
+    If zstd data surely fits into `room`, it is written to the front of `room`, and that part is returned:
+    measured a third faster than memory of its own, which cramjam enlarges step by step.
     """
     if codec is Codec.NONE:
         return data
@@ -123,7 +123,7 @@ def _decompress_snappy(data: Buffer, limit: int) -> Buffer:
 _LZ4_MAGIC = 0x184D2204
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_BLOCK_BYTES = 128 << 10
-"""The most a zstd block may stand for, by its specification."""
+"""Largest size of a zstd block uncompressed, by its specification."""
 
 
 def _is_skippable(magic: int) -> bool:

@@ -1,7 +1,7 @@
-"""Whether the bytes of an uncompressed batch are the records that its header states.
+"""Check that an uncompressed batch consists of the records that its header states.
 
-A client trusts what stands in a record: an offset delta that is forged makes it skip what others wrote, and a
-length that does not fit ends its reading. In Python and, where it could be built, in `_runs.c`, as `runs.py`.
+A client trusts the fields of a record: a forged offset delta makes it skip records of other producers, and a
+wrong length ends its reading. Written in Python and, if it could be built, in `_runs.c`, as `runs.py` is.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ _MAX_TIMESTAMP_BYTES = 10
 
 
 def holds_records_in_python(content: Buffer, count: int) -> bool:
-    """True if `content` is `count` records and nothing else, numbered from 0 on, and each of them is whole.
+    """True if `content` is `count` whole records and nothing else, numbered from 0.
 
-    A number takes at most as many bytes as its type needs: what overflows, clients read differently.
+    A number may take at most the bytes that its type needs: clients differ in how they read an overflow.
     """
     position = 0
     try:
         for index in range(count):
             size, start = _number(content, position)
-            position = _timestamp_end(content, start + 1)  # behind the attributes
+            position = _timestamp_end(content, start + 1)  # after the attributes
             delta, position = _number(content, position)
             if size < 1 or delta != index:
                 return False
@@ -41,7 +41,7 @@ def holds_records_in_python(content: Buffer, count: int) -> bool:
 
 
 def _number(content: Buffer, position: int) -> tuple[int, int]:
-    """A varint and the position behind it."""
+    """A varint and the position after it."""
     result = content[position]
     if result < 0x80:  # by far the most
         return (result >> 1) ^ -(result & 1), position + 1
@@ -63,7 +63,7 @@ def _timestamp_end(content: Buffer, position: int) -> int:
 
 
 def _field_end(content: Buffer, position: int, *, least: int) -> int:
-    """The position behind a length and so many bytes; -1, where `least` allows it, stands for null."""
+    """The position after a length and its bytes; -1, if `least` allows it, means null."""
     size, position = _number(content, position)
     if size < least:
         raise ValueError("a length that is negative")

@@ -1,6 +1,6 @@
 """Control batches, which clients skip, and the filler that keeps offsets from overlapping.
 
-What they mean is their users' business, except for the filler's.
+The users of control batches define their values; only the filler's meaning is defined here.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from millrace.records.header import CONTROL_BIT, BatchHeader
 from millrace.records.messages import Message, build_batch, seal, write_bytes
 
-# A control batch is one record whose key says what it marks: version 0, type 1, "commit". It is the one
-# type every client skips without looking at the value (measured), so all of ours carry it.
+# A control batch is one record whose key is its type: here version 0, type 1, "commit". It is the only type
+# that every client skips without reading the value (measured), so all of Millrace's have it.
 CONTROL_KEY = b"\x00\x00\x00\x01"
 
 
@@ -29,8 +29,8 @@ def control_batch_of_size(
     room = size - MIN_CONTROL_BYTES
     if room < 0:
         raise ValueError(f"a control batch has at least {MIN_CONTROL_BYTES} bytes, not {size}")
-    # Two lengths in front of the padding take 1 to 5 bytes each. Written minimally they would make some
-    # sizes unreachable (126, for one), so both get the width that the larger needs; readers do not mind.
+    # Two lengths before the padding take 1 to 5 bytes each. Written minimally they would make some sizes
+    # unreachable (126, for example), so both get the width that the larger needs; readers accept that.
     width = next(w for w in range(1, 6) if room + 16 < 1 << (7 * w - 1))
     if room < 2 * (width - 1):
         width = 1
@@ -58,16 +58,16 @@ def _wide_varint(value: int, width: int) -> bytes:
 def filler_size(header: BatchHeader) -> int:
     """Bytes of the filler that must follow the batch in a log of byte-position offsets; 0 for most."""
     overlap = header.last_offset_delta + 1 - header.size
-    # One more than needed, so that the filler's last offset delta is never 0.
+    # 2 instead of 1, so that the filler's last offset delta is never 0.
     return max(MIN_CONTROL_BYTES, overlap + 2) if overlap > 0 else 0
 
 
 def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
     """The control batch that must follow a batch with more records than bytes; None for all others.
 
-    Offsets are byte positions: without it the next batch's base would lie below this one's last offset.
-    The filler is the one batch whose base offset is not its position; its last offset is its last byte, and
-    its last offset delta, above 0, tells it from every other control batch.
+    Offsets are byte positions: without the filler the next batch's base would lie below this batch's last
+    offset. The filler is the only batch whose base offset is not its position; its last offset is its last
+    byte, and its last offset delta, above 0, distinguishes it from every other control batch.
     """
     size = filler_size(header)
     if size == 0:

@@ -1,4 +1,4 @@
-"""How one batch must follow another, for whoever reads a partition."""
+"""A reader's position in a partition, and the rule by which the next batch must follow it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from millrace.records.header import BatchHeader
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a reader stands in a partition: the next offset it wants, and where the next batch must begin.
+    """A reader's position in a partition: the next offset it wants, and the start of the next batch.
 
-    `next_base` is the byte position after the last batch read, or None when no batch was read yet. It is
-    what tells a gap from the ordinary jump between a batch's last offset and the next batch.
+    `next_base` is the byte position after the last batch read, or None when no batch was read yet. It
+    distinguishes a gap from the ordinary jump between a batch's last offset and the next batch.
     """
 
     next_offset: int
@@ -31,9 +31,9 @@ class Cursor:
 
     def after(self, header: BatchHeader) -> Cursor:
         if header.is_control and header.last_offset_delta > 0:
-            # A filler stands below its base offset and says by its last offset where it ends.
+            # A filler lies below its base offset; its last offset is its end.
             return Cursor(header.next_offset, header.next_offset, header.partition_leader_epoch)
-        # Behind the filler, if one must follow: a fetch from the next offset leaves it out, because that
+        # After the filler, if one must follow: a fetch from the next offset skips the filler, because that
         # offset is a byte position inside it.
         next_base = header.base_offset + header.size + filler_size(header)
         return Cursor(header.next_offset, next_base, header.partition_leader_epoch)

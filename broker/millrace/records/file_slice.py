@@ -1,4 +1,4 @@
-"""Bytes on disk on their way to a socket. Opens and reads no file: the server hands it to `os.sendfile`."""
+"""Bytes of a file that will be sent to a socket. Reads nothing: the server passes them to `os.sendfile`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 class OpenFile(Protocol):
-    """A file that is open for as long as somebody refers to it."""
+    """A file that stays open while any object refers to it."""
 
     @property
     def name(self) -> Any: ...
@@ -17,7 +17,7 @@ class OpenFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """`length` bytes of `file` from `position`: the server sends them with sendfile, nobody copies them."""
+    """`length` bytes of `file` from `position`; the server sends them with sendfile, without a copy."""
 
     file: OpenFile
     position: int

@@ -1,7 +1,7 @@
-"""The record framing of many batches at once: offsets, timestamps, and where keys and values lie.
+"""The record framing of many batches at once: offsets, timestamps, positions of keys and values.
 
-Where records begin says `record_bounds`; everything in a record's head is then read for all records at once.
-Stricter than `records.iter_records`: offsets must rise inside a batch and stay within what its header states.
+`record_bounds` finds where records begin; the fields of their heads are then read for all records at once.
+Stricter than `records.iter_records`: offsets must rise inside a batch and not pass its header's last offset.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from millrace.records.row_cursor import PADDING, Faults, Longs, PaddedBuffer, Ro
 
 Batch = tuple[BatchHeader, memoryview]
 GROUP_BYTES = 2 << 20
-"""Batches are framed together up to this many bytes uncompressed: fewer make many calls, more make the
-system hand out fresh memory each time (measured: 1 to 4 MiB are alike)."""
+"""Batches are framed together up to this many bytes uncompressed: fewer bytes mean many calls, more mean fresh
+memory from the system each time (measured: 1 to 4 MiB are alike)."""
 MAX_BATCH_BYTES = 256 << 20
 
 
@@ -38,7 +38,7 @@ class Frames:
     value: Longs
     value_size: Longs
     headers: Longs
-    """Where the headers begin, behind their count."""
+    """Positions of the headers, after their count."""
     header_count: Longs
     end: Longs
 
@@ -56,7 +56,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class BrokenBatch:
-    """A batch whose CRC is right and whose records cannot be told apart all the same."""
+    """A batch whose CRC is right, but whose records are malformed."""
 
     batch: Batch
     reason: str
@@ -81,7 +81,7 @@ def frame_batches(batches: Iterable[Batch]) -> Iterator[tuple[Frames, list[Broke
 
 
 class _Group:
-    """Batches that are framed together, side by side in one piece of memory."""
+    """Batches that are framed together, contiguous in one buffer."""
 
     __slots__ = ("_data", "batches", "edges", "room")
 
@@ -90,12 +90,12 @@ class _Group:
         self._data[:PADDING] = 0
         self.batches: list[Batch] = []
         self.edges = [PADDING]
-        """Where each batch's records begin, and the end of the last ones."""
+        """Start of each batch's records, and the end of the last batch's."""
         self.room = self._data.data[PADDING:-PADDING]
-        """What is left for further batches."""
+        """Free part of the buffer for further batches."""
 
     def add(self, batch: Batch, plain: Buffer) -> None:
-        """Take a batch's records, which may stand at the front of `room` already."""
+        """Add a batch's uncompressed records, which may already be at the front of `room`."""
         if not (isinstance(plain, memoryview) and plain.obj is self.room.obj):
             self.room[: len(plain)] = plain
         self.room = self.room[len(plain) :]
@@ -103,7 +103,7 @@ class _Group:
         self.edges.append(self.edges[-1] + len(plain))
 
     def buffer(self) -> PaddedBuffer:
-        """All records, once there are no more."""
+        """The buffer of all records, after the last `add`."""
         end = self.edges[-1]
         self._data[end : end + PADDING] = 0
         return PaddedBuffer(self._data.data[: end + PADDING])
@@ -125,9 +125,9 @@ def _frame(group: _Group, broken: list[BrokenBatch]) -> tuple[Frames, list[Broke
 def _walked(
     buffer: PaddedBuffer, batches: Sequence[Batch], edges: Longs, broken: list[BrokenBatch]
 ) -> tuple[list[Batch], tuple[Longs, Longs]]:
-    """The batches whose records can be told apart, and where those begin and end."""
+    """The well-formed batches, and the starts and ends of their records."""
     kept: list[Batch] = []
-    data = bytes(buffer.data)  # which gives single bytes faster than what numpy made
+    data = bytes(buffer.data)  # indexing bytes is faster than indexing numpy's memory
     starts = [np.zeros(1, np.int64)]
     for batch, (begin, end) in zip(batches, itertools.pairwise(edges.tolist()), strict=True):
         try:
@@ -140,11 +140,11 @@ def _walked(
 
 
 def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], start: Longs, end: Longs) -> tuple[Frames, Faults]:
-    """What stands in each record; a fault in one makes its whole batch unusable."""
+    """Read the fields of each record; a fault in a record makes its whole batch unusable."""
     faults = Faults(len(start))
     rows = RowCursor(buffer, start, end, faults)
     size = rows.varint("a record's length")
-    negative = size < 0  # all else is known by now
+    negative = size < 0  # any other wrong size was found with the bounds
     if negative.any():
         rows.fault(negative, "a record's length is negative")
     rows.fixed_bytes(1, "a record's attributes")
@@ -157,7 +157,7 @@ def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], start: Longs, end: Lo
     if left.any():
         rows.fault(left, "bytes are left after a record's last field")
     counts = _of_headers(batches, lambda header: header.records_count)
-    # With the timestamp-type bit set the broker's append time, in max_timestamp, holds for every record.
+    # With the timestamp-type bit set, every record has the broker's append time, which is max_timestamp.
     late = _of_headers(batches, lambda header: header.attributes & TIMESTAMP_TYPE_BIT)
     timestamp[np.repeat(late != 0, counts)] = 0
     base_time = _of_headers(
@@ -174,7 +174,7 @@ def _of_headers(batches: Sequence[Batch], value: Callable[[BatchHeader], int]) -
 
 
 def _nullable_bytes(rows: RowCursor, what: str) -> tuple[Longs, Longs]:
-    """Where bytes begin, and their size; -1 for null, which any negative size stands for."""
+    """Positions and sizes of bytes; any negative size means null and becomes -1."""
     size = rows.varint(what)
     np.maximum(size, -1, out=size)
     start = rows.pos.copy()

@@ -1,4 +1,4 @@
-"""The header of a record batch, and what makes a batch a good one.
+"""The header of a record batch, and the checks of a batch.
 
     offset  size  field                       stamped by
          0     8  base_offset                 the broker: the batch's own byte position in its log
@@ -16,7 +16,7 @@
         57     4  records_count
         61        records, compressed as one block
 
-The CRC leaves out the first 21 bytes, so stamping the base offset in place is free.
+The CRC leaves out the first 21 bytes, so the base offset can be stamped without computing it again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from millrace.records.compression import Buffer, Codec
 from millrace.records.content import holds_records
 
 try:
-    from crc32c import crc32c as crc32c  # for others, too
-except ImportError:  # no wheel for this machine: crcmod is 60 times slower and just as right
+    from crc32c import crc32c as crc32c  # for other modules, too
+except ImportError:  # no wheel for this machine: crcmod gives the same result, 60 times slower
     from crcmod.predefined import mkPredefinedCrcFun
 
     crc32c = mkPredefinedCrcFun("crc-32c")
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
-# Where many batches pass, a BatchHeader of each costs too much. These read or write some of its fields:
+# For many batches a BatchHeader of each costs too much. These layouts read or write some of its fields:
 STAMP = struct.Struct(">qii")  # base_offset, batch_length, partition_leader_epoch
 OFFSETS = struct.Struct(">qi11xi")  # base_offset, batch_length, last_offset_delta
 YOUNGEST = struct.Struct(">qi4xb4xh12xq")  # base_offset, batch_length, magic, attributes, max_timestamp
@@ -118,14 +118,14 @@ class BatchHeader(NamedTuple):
 
 
 def batch_crc(batch: Buffer) -> int:
-    """CRC-32C of a whole batch, over what its `crc` field covers."""
+    """CRC-32C of the bytes of a whole batch that its `crc` field covers."""
     return int(crc32c(memoryview(batch)[CRC_START:]))
 
 
 def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Whole batches in a fetch response, in order; an unfinished one at the end is left out.
+    """Whole batches in a fetch response, in order; an unfinished batch at the end is left out.
 
-    Raises CorruptMessage for a length or magic that cannot be, or a CRC that does not fit.
+    Raises CorruptMessage for an impossible length or magic, or a wrong CRC.
     """
     view, position = memoryview(data), 0
     while (header := BatchHeader.parse(view, position)) is not None:
@@ -141,12 +141,12 @@ def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
 
 
 def check_produced(batch: Buffer) -> BatchHeader:
-    """The header of a batch a producer sent as a whole, or the reason to refuse it.
+    """Check a batch from a producer and return its header.
 
     Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, records, control or transactional
-    bit). A forged count would cost what so many records take: offsets are byte positions, and a filler makes
-    up for the bytes that are missing. Compressed records are not looked at. `scan` of `records.runs` has the
-    same rules for what comes in runs.
+    bit). A forged count would take disk space for that number of records: offsets are byte positions, and a
+    filler covers the missing bytes. Compressed records are not examined. `scan` of `records.runs` has the
+    same rules for batches that arrive in runs.
     """
     header = BatchHeader.parse(batch)
     if header is None or header.size != len(batch):

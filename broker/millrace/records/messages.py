@@ -23,7 +23,7 @@ class Record:
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """A zigzag varint and the position behind it."""
+    """A zigzag varint and the position after it."""
     byte = data[position]
     if byte < 0x80:  # by far the most
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -64,9 +64,9 @@ def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
 
 
 def iter_records(header: BatchHeader, batch: Buffer, limit: int = MAX_PLAIN_BYTES) -> Iterator[Record]:
-    """Every record of a whole batch, in order; CorruptMessage when the framing is broken.
+    """Every record of a whole batch, in order.
 
-    Also when the records are larger than `limit` bytes.
+    CorruptMessage when the framing is broken, or the records are larger than `limit` bytes.
     """
     data = decompress(header.codec, memoryview(batch)[layout.HEADER_BYTES :], limit)
     position = 0
@@ -94,9 +94,9 @@ def _read_record(header: BatchHeader, data: Buffer, position: int) -> tuple[Reco
     for _ in range(count):
         name, position = _read_bytes(data, position)
         content, position = _read_bytes(data, position)
-        # What is not UTF-8 is shown as Java's consumers show it: the record is readable for all that.
+        # Names that are not UTF-8 are decoded as Java's consumers do: the rest of the record is readable.
         headers.append(((name or b"").decode(errors="replace"), content))
-    # With the timestamp-type bit set the broker's append time, in max_timestamp, holds for every record.
+    # With the timestamp-type bit set, every record has the broker's append time, which is max_timestamp.
     fixed = header.attributes & layout.TIMESTAMP_TYPE_BIT
     timestamp = header.max_timestamp if fixed else header.base_timestamp + timestamp_delta
     return Record(header.base_offset + offset_delta, timestamp, key, value, tuple(headers)), position
@@ -104,7 +104,7 @@ def _read_record(header: BatchHeader, data: Buffer, position: int) -> tuple[Reco
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What goes into a batch: one record before it has an offset. `timestamp` in ms."""
+    """A record to be put into a batch, before it has an offset. `timestamp` is in ms."""
 
     timestamp: int
     key: bytes | None
@@ -163,7 +163,7 @@ def seal(
     records_count: int = 1,
     leader_epoch: int = -1,
 ) -> bytes:
-    """One batch of these records, already compressed, its length and CRC computed."""
+    """One batch of records that are already compressed, with its length and CRC computed."""
     length = layout.HEADER_BYTES + len(records) - layout.LENGTH_OVERHEAD
     stamped = (base_offset, length, leader_epoch, layout.MAGIC, 0)
     stated = (attributes, last_offset_delta, base_timestamp, max_timestamp, *producer, records_count)

@@ -1,20 +1,20 @@
-"""The position batch: how far a mirrored partition has copied its origin, written beside the data itself.
+"""The position batch: a mirrored partition's progress in copying its origin, written beside the data itself.
 
-Owns the format and its meaning. Does not decide what is appended when: that is the partition log.
+Owns the format and its meaning. The partition log decides when a position is appended.
 
     position batch := control batch, one record, key = CONTROL_KEY,
                       value = POSITION_PREFIX + JSON {cluster, topic, topic_id, partition, start,
                                                       next_offset, next_base, epoch, batches, records,
                                                       dropped, reset_at, numbered, records_end}
 
-It travels in the same append as the data it accounts for, so both survive a crash or neither does. Clients
+It is part of the same append as the data it accounts for, so both survive a crash or neither does. Clients
 skip it like any control batch; a value without the prefix (a filler's zeros) is not a position.
 
-The batches of one append are neighbours in the origin, too, and the last of them ends where the position
-says: from a position backwards, each batch's place in the origin is known to the byte. `records_end` is about
-the log it stands in: the offset behind the last record before it. Whoever mirrors this log and finds batches
-gone can tell by it whether records were among them. `epoch` is the origin's, of the last batch read there;
-positions of older versions have none.
+The batches of one append are neighbours in the origin, too, and the last of them ends at the position: from a
+position backwards, each batch's place in the origin is known to the byte. `records_end` is an offset of the
+log that holds the position: the one after the last record before it. A mirror of this log that finds batches
+missing uses it to decide whether records were among them. `epoch` is the origin's, of the last batch read
+there; positions of older versions have none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN_FIELDS = ("start", "batches", "records", "dropped", "reset_at", "numbered
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The one partition that a mirrored partition copies."""
+    """The partition that a mirrored partition copies."""
 
     cluster: str
     topic: str
@@ -44,7 +44,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class MirrorPosition:
-    """How far a mirrored partition has come, and the running totals of what it copied."""
+    """A mirrored partition's next origin offset, and running totals of what it copied."""
 
     origin: Origin
     start: int
@@ -56,12 +56,13 @@ class MirrorPosition:
     dropped: int
     """Control batches and aborted records that were left out."""
     reset_at: int = 0
-    """Where in this log an operator last moved the position: origin offsets before it may mean others."""
+    """Offset in this log at which an operator last moved the position. Origin offsets before it may mean other
+    records."""
     numbered: bool = False
     """True when the origin numbers its records, as Apache Kafka does; else its offsets are byte positions."""
 
     def encode(self, records_end: int) -> bytes:
-        """The value of the position batch's one record; `records_end` as drawn above."""
+        """The value of the position batch's one record; `records_end` as described above."""
         fields = {
             "cluster": self.origin.cluster,
             "topic": self.origin.topic,
@@ -89,12 +90,12 @@ class MirrorPosition:
 
     @classmethod
     def from_batch(cls, header: BatchHeader, batch: Buffer) -> MirrorPosition | None:
-        """The position a whole, intact batch records; None for every other batch."""
+        """The position in a whole, intact batch; None for every other batch."""
         return cls.decode(_value(header, batch))
 
 
 def records_end(header: BatchHeader, batch: Buffer) -> int | None:
-    """Offset behind the last record before a position batch, in its own log; None for every other batch."""
+    """Offset after the last record before a position batch, in its own log; None for every other batch."""
     return stated_end(_value(header, batch))
 
 
@@ -116,7 +117,7 @@ def _fields(value: bytes) -> dict[str, Any] | None:
 
 
 class PositionMismatch(BrokerError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
-    """A mirrored append does not start where the last one ended; `recorded` is where it must start."""
+    """A mirrored append does not start where the last one ended; it must start at `recorded`."""
 
     def __init__(self, expected: int | None, recorded: MirrorPosition | None) -> None:
         have = "nothing" if recorded is None else str(recorded.cursor.next_offset)

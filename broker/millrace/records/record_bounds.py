@@ -1,10 +1,10 @@
-"""Where each record of a batch begins and ends: walked record by record, or guessed for all and then checked.
+"""Bounds of each record of a batch: walked record by record, or guessed for all records and then checked.
 
-A record's length stands in front of it, so only the one before tells where it begins: a walk, in Python, of
-0.2 us per record. But nearly all records are alike: no headers, and a value that begins with a zero byte and
-the id of one schema. One search finds all of these, and the lengths that stand before the values give the
-bounds. A guess counts only if every record's own length leads from its begin to its end and the records
-fill their batches; so it is exactly what the walk would have given, or the walk is taken.
+A record's length stands before it, so its start is known only after the record before it: a walk, in Python,
+takes 0.2 us per record. But nearly all records are alike: no headers, and a value that begins with a zero
+byte and the id of one schema. One search finds all of these values, and the lengths before them give the
+bounds. A guess counts only if every record's own length leads from its start to its end and the records fill
+their batches. Then it equals the result of the walk; otherwise the walk is made.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from millrace.records.messages import read_varint
 from millrace.records.row_cursor import PADDING, Bytes, Longs, Mask, PaddedBuffer
 
 MAX_BATCH_RECORDS = 4 << 20
-"""Refuse larger batches: 32 KB of zstd can expand to 150 million records, and each takes about 100 bytes of
+"""Most records of a batch: 32 KB of zstd can expand to 150 million records, and each takes about 100 bytes of
 arrays here. Producers send some thousands."""
 _MIN_RECORD_BYTES = 7
 _TAG_BYTES = 5
 _TAG_MASK = np.uint64((1 << 8 * _TAG_BYTES) - 1)
 _MOST_CANDIDATES = 16
-"""Most zeros looked at per record; values with more of them are walked."""
+"""Most pairs of zeros examined per record; batches with more are walked."""
 
 
 def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
-    """Where each of a batch's records begins and, last, where the batch ends; or CorruptMessage."""
+    """The start of each of a batch's records and, last, the batch's end; CorruptMessage if these differ."""
     if count < 0 or count * _MIN_RECORD_BYTES > end - position:
         raise CorruptMessage(f"{count} records cannot be in {end - position} bytes")
     if count > MAX_BATCH_RECORDS:
@@ -46,7 +46,7 @@ def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
             else:
                 position = _long_step(data, position)
             starts[index] = position
-    except (IndexError, OverflowError):  # as good as a position that is not the end
+    except (IndexError, OverflowError):  # handled like a wrong end
         position = -1
     if position != end:
         raise CorruptMessage("the lengths of the records do not add up to the batch")
@@ -54,7 +54,7 @@ def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
 
 
 def _long_step(data: Buffer, position: int) -> int:
-    """The position behind a record whose length takes more than two bytes."""
+    """The position after a record whose length takes more than two bytes."""
     size = shift = 0
     while True:
         byte = data[position]
@@ -68,7 +68,7 @@ def _long_step(data: Buffer, position: int) -> int:
 
 
 def guessed_bounds(buffer: PaddedBuffer, edges: Longs, counts: Longs) -> tuple[Longs, Longs] | None:
-    """Where the records of adjoining batches begin and end; None when they must be walked.
+    """The starts and ends of the records of adjoining batches; None when they must be walked.
 
     The n-th batch lies between the edges n and n + 1 and states `counts[n]` records.
     """
@@ -100,7 +100,7 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
     tag = _first_tag(buffer.data)
     if tag is None:
         return None
-    # An id has four bytes, and few schemas have a large one: of three zeros a pair lies at an even position.
+    # An id has four bytes, and few ids are large: of the three zeros a pair lies at an even position.
     pairs = 2 * _few_set(np.frombuffer(buffer.data, np.uint16, len(buffer.data) // 2) == 0)
     if len(pairs) > _MOST_CANDIDATES * total:
         return None
@@ -114,7 +114,7 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
 
 
 def _few_set(mask: Mask) -> Longs:
-    """`np.flatnonzero` where little is set: eight at a time, then those (measured: in half the time)."""
+    """`np.flatnonzero` for a mask with few set: by eights, then inside them (measured: half the time)."""
     whole = len(mask) & ~7
     eights = mask[:whole].view(np.uint64)
     which = np.flatnonzero(eights != 0)
@@ -123,7 +123,7 @@ def _few_set(mask: Mask) -> Longs:
 
 
 def _first_tag(data: Buffer) -> bytes | None:
-    """How the first record's value begins; None when it is not a zero byte and an id below 65,536."""
+    """The first 5 bytes of the first record's value; None unless a zero byte and an id below 65,536."""
     try:
         position = read_varint(data, PADDING)[1] + 1
         for _ in range(2):

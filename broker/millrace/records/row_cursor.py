@@ -1,6 +1,6 @@
 """Reading many messages at once: one position per row, each step of a schema done for all rows with numpy.
 
-Nothing here trusts the bytes. A row that breaks a rule is marked with its first fault and moved to its end,
+The bytes are not trusted. A row that breaks a rule is marked with its first fault and moved to its end,
 where every further step is harmless; the caller drops it afterwards. Positions stay inside the buffer because
 they never pass a row's end, and the buffer has PADDING bytes on both sides for reads of whole words.
 """
@@ -23,11 +23,11 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 PADDING = 16
-"""More than a varint's 10 bytes behind a position, a decimal's 16 before one."""
+"""Bytes that reads may need beyond the messages: a varint's 10 after a position, a decimal's 16 before it."""
 MAX_BUFFER_BYTES = (1 << 31) - 4096
-"""Positions become 32-bit offsets of Arrow arrays."""
+"""Most bytes of a buffer: positions become 32-bit offsets of Arrow arrays."""
 
-if sys.byteorder != "little":  # words are read as they lie in memory
+if sys.byteorder != "little":  # words are read in memory order
     raise MillraceError("many messages can be read at once on little-endian machines only")
 
 
@@ -37,7 +37,7 @@ class PaddedBuffer:
     __slots__ = ("bytes", "data", "words4", "words8")
 
     def __init__(self, data: Buffer) -> None:
-        """Bytes that begin and end with PADDING bytes of no meaning."""
+        """`data` begins and ends with PADDING arbitrary bytes."""
         if len(data) > MAX_BUFFER_BYTES:
             raise MillraceError(f"{len(data)} bytes of messages at once, at most {MAX_BUFFER_BYTES}")
         self.data = data
@@ -57,7 +57,7 @@ class PaddedBuffer:
         return words[start].view(dtype)
 
     def rows(self, start: Longs, size: int) -> Bytes:
-        """The `size` bytes from each position on, a row each; anything for those that lie beyond the end."""
+        """The `size` bytes from each position on, a row each; arbitrary bytes where they pass the end."""
         last = len(self.data) - size
         if last < 0:
             return np.zeros((len(start), size), np.uint8)
@@ -66,7 +66,7 @@ class PaddedBuffer:
 
 
 class Faults:
-    """Which rows are bad, and the first reason for each."""
+    """The bad rows, and the first reason for each."""
 
     __slots__ = ("bad", "reasons")
 
@@ -84,7 +84,7 @@ class Faults:
 
 
 class RowCursor:
-    """The rows of a decoding step: where each stands and ends, and their numbers in `at` (None: all rows)."""
+    """The rows of a decoding step: position and end of each, and their numbers in `at` (None: all rows)."""
 
     __slots__ = ("at", "buffer", "end", "faults", "pos")
 
@@ -101,16 +101,16 @@ class RowCursor:
         return len(self.pos)
 
     def subset(self, index: Longs) -> RowCursor:
-        """Some of the rows; give their positions back with `rejoin`."""
+        """A cursor of some of the rows; copy its positions back with `rejoin`."""
         at = index if self.at is None else self.at[index]
         return RowCursor(self.buffer, self.pos[index], self.end[index], self.faults, at)
 
     def rejoin(self, index: Longs, part: RowCursor) -> None:
-        """Take over where the rows of a subset stand now."""
+        """Take over the positions of a subset's rows."""
         self.pos[index] = part.pos
 
     def fault(self, bad: Mask, reason: str) -> None:
-        """Give up the rows where `bad` is set."""
+        """Mark the rows where `bad` is set, and move them to their ends."""
         index = np.flatnonzero(bad)
         self.pos[index] = self.end[index]
         self.faults.mark(index if self.at is None else self.at[index], reason)
@@ -132,7 +132,7 @@ class RowCursor:
         return value
 
     def _longer(self, first: Bytes, what: str) -> Longs:
-        """The numbers that begin with these bytes, read on a byte at a time, in all rows: 3 ns a byte."""
+        """The numbers that begin with the bytes `first`, read byte by byte in all rows: 3 ns a byte."""
         more = first >> 7  # 1 where another byte follows
         byte = self.buffer.bytes[self.pos] & -more  # 0 in the rows that are done
         self.pos += more
@@ -153,7 +153,7 @@ class RowCursor:
         return ((bits >> 1) ^ -(bits & 1)).view(np.int64)
 
     def fixed_bytes(self, size: int, what: str) -> Longs:
-        """Step over `size` bytes in every row; the positions before it."""
+        """Step over `size` bytes in every row; return the positions before the step."""
         start = self.pos.copy()
         self.pos += size
         self._check(what)
@@ -165,7 +165,7 @@ class RowCursor:
         return start, self.pos.copy()
 
     def skip(self, size: Longs, what: str) -> Longs:
-        """Step over a number of bytes of each row's own; the positions before it."""
+        """Step over `size` bytes, which differ by row; return the positions before the step."""
         # Compared like this because position + size may wrap; a negative size is huge as unsigned.
         bad = size.view(np.uint64) > (self.end - self.pos).view(np.uint64)
         if np.count_nonzero(bad):
@@ -176,7 +176,7 @@ class RowCursor:
         return start
 
     def finish(self) -> None:
-        """Give up the rows that have bytes left."""
+        """Mark the rows that have bytes left as faulty."""
         left = self.pos != self.end
         if np.count_nonzero(left):
             self.fault(left, "bytes are left after the last field")

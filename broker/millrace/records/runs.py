@@ -1,8 +1,8 @@
-"""Runs of batches: the requests of one client that lie behind each other, the batches of one append.
+"""Runs of batches: consecutive requests of one client, and the batches of one append.
 
-What a broker does for each of very many small batches, and nothing else. Each function is there twice: here
-in Python, which says what it does, and in `_runs.c`, which is used where it could be built. The tests hold
-the two together. Knows neither what stands around a batch in a request nor what a log is.
+Only the work that a broker does for each of very many small batches. Each function exists twice: here in
+Python, with its description, and in `_runs.c`, which is used if it could be built. The tests keep the two
+equal. Knows neither the other fields of a request nor what a log is.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def scan_in_python(
     largest: int,
     checksum: Callable[[memoryview], int],
 ) -> tuple[list[int], list[memoryview], int]:
-    """The requests at `position` that differ in correlation id and batch only: (ids, batches, end of them).
+    """The requests at `position` that differ in correlation id and batch only: (ids, batches, end of run).
 
-    Each is its length, head[0], a correlation id, head[1], the batch's size, the batch and `tail`. The size
-    is an int32 without a tail, else a varint of head[2] bytes and one more. The run ends before a request
-    that is not whole, and before a batch that is larger than `largest` or to be refused. `checksum` is
-    CRC-32C.
+    Each request is its length, head[0], a correlation id, head[1], the batch's size, the batch and `tail`.
+    The size is an int32 without a tail, else a varint of the size plus 1 in head[2] bytes. The run ends
+    before a request that is not whole, and before a batch that is larger than `largest` or must be refused.
+    `checksum` is CRC-32C.
     """
     versions, common, width = head
     layout = _layout(len(common), width, is_compact=bool(tail))
@@ -71,7 +71,7 @@ def scan_in_python(
 
 @lru_cache
 def _layout(common: int, width: int, *, is_compact: bool) -> struct.Struct:
-    """Of a request up to its batch's header; without the base offset there, which the broker writes."""
+    """Layout of a request including its batch's header, without the base offset, which the broker writes."""
     size = f"{width}s" if is_compact else "i"
     return struct.Struct(f">i4si{common}s{size}8x{CHECKED.format.removeprefix('>q')}")
 
@@ -88,12 +88,12 @@ def _varint(number: int) -> bytes:
 def stamp_in_python(
     batches: Sequence[Buffer], first: int, base: int, epoch: int, room: int, marked_room: int, least: int
 ) -> tuple[list[int], int, int, int, int, int]:
-    """Write into batches, from number `first` on, the position they come to stand at and the leader's epoch.
+    """Write positions in the log and the leader's epoch into the batches from number `first` on.
 
-    Only into plain ones: of no idempotent producer, without a need for a filler, writable. Stops at one that
-    is not, where `room` bytes are used up, or `marked_room` bytes when a batch counts for `least` or more.
-    Gives their positions, where the last of them ends, what is left of `marked_room`, their messages, the
-    offset behind them, and their largest timestamp.
+    Only plain batches are stamped: not of an idempotent producer, not needing a filler, writable. Stops at
+    another batch, when `room` bytes are used up, or `marked_room` bytes, of which a batch uses at least
+    `least`. Returns the batches' positions, the end of the last one, the rest of `marked_room`, the number of
+    messages, the offset after them, and their largest timestamp.
     """
     bases: list[int] = []
     end, messages, next_offset, max_timestamp = base, 0, base, -1
@@ -124,6 +124,6 @@ try:
     from millrace.records._runs import stamp as stamp
 
     IS_COMPILED = True
-    """False where `_runs.c` could not be built: then both are done in Python."""
+    """False if `_runs.c` could not be built: then both functions run in Python."""
 except ImportError:
     scan, stamp, IS_COMPILED = scan_in_python, stamp_in_python, False

@@ -1,1 +1,1 @@
-"""Certificates, the names in them, and how a client proves who it is. Rights are the broker's business."""
+"""Certificates, the names in them, and the credentials of clients. Rights are checked by the broker."""

@@ -1,7 +1,6 @@
-"""A process's certificates: the contexts that TLS connections are made with, read again when files change.
+"""A process's certificates: the contexts of its TLS connections, read again when files change.
 
-A context that cannot be read changes nothing: new connections get the old one, and the log says why. Knows no
-sockets.
+If a context cannot be read, new connections get the old one, and the log says why. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from millrace.security.principals import Subject, parse_rules, principal
 
 log = logging.getLogger(__name__)
 CHECK_S = 5.0
-"""How often the files are looked at."""
+"""Interval at which the files are checked for changes."""
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _VERIFY = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
@@ -36,9 +35,9 @@ def read_secret(path: str, what: str) -> str:
 
 
 def check_secret(path: str, what: str) -> None:
-    """ConfigError unless the file is there and only its owner may read it.
+    """Raise ConfigError unless the file is there and only its owner may read it.
 
-    The group may read a file of root's that this process reads as another user: so Kubernetes mounts Secrets.
+    The group may read it, too, if root owns it and this process is another user, as Kubernetes mounts Secrets.
     """
     try:
         found = Path(path).stat()
@@ -50,10 +49,10 @@ def check_secret(path: str, what: str) -> None:
 
 
 def server_context(config: TlsConfig, client_certificates: str) -> ssl.SSLContext:
-    """What a listener makes TLS connections with; ConfigError is one line on the file that is wrong."""
+    """The TLS context of a listener; ConfigError names the wrong file in one line."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.min_version]
-    # Each connection proves itself, from its beginning, and once.
+    # Each connection makes its own handshake, exactly once: no renegotiation, no resumption.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
     context.num_tickets = 0
     _load_certificate(context, config)
@@ -64,9 +63,9 @@ def server_context(config: TlsConfig, client_certificates: str) -> ssl.SSLContex
 
 
 def client_context(config: TlsConfig) -> ssl.SSLContext:
-    """What a client makes TLS connections with: the host's name is checked, and its certificate by `ca`.
+    """The TLS context of a client: it checks the host's name, and the host's certificate by `ca`.
 
-    Without `ca` the authorities that the machine trusts count.
+    Without `ca` the context trusts the machine's authorities.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = _VERSIONS[config.min_version]
@@ -97,8 +96,8 @@ def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _expires(certificate: str) -> datetime:
-    """When the first certificate of a PEM file expires."""
-    from asn1crypto import pem, x509  # only who uses TLS needs it
+    """Expiry of the first certificate of a PEM file."""
+    from asn1crypto import pem, x509  # only TLS needs it
 
     parts = pem.unarmor(Path(certificate).read_bytes(), multiple=True)  # the key may stand before it
     encoded = next(data for kind, _, data in parts if kind.endswith("CERTIFICATE"))
@@ -122,7 +121,7 @@ class ServerCertificates:
         self._config, self._rules = config, parse_rules(config.principal_rules)
         self._contexts = {mode: server_context(config, mode) for mode in client_certificates}
         self.expires = _expires(config.certificate).timestamp()
-        """When the certificate of new connections does, in seconds since 1970."""
+        """Expiry of the certificate of new connections, in seconds since 1970."""
         self._seen = self._files()
         self._stopped, self._reading = threading.Event(), threading.Lock()
 
@@ -130,11 +129,11 @@ class ServerCertificates:
         return self._contexts[client_certificates]
 
     def principal(self, subject: Subject) -> str | None:
-        """Who a client is by its certificate; None when no rule takes it."""
+        """The principal of a client by its certificate; None when no rule matches it."""
         return principal(self._rules, subject)
 
     def watch(self) -> None:
-        """Look at the files every CHECK_S seconds, in a thread of its own, until `stop`."""
+        """Check the files for changes every CHECK_S seconds, in a thread of its own, until `stop`."""
 
         def check() -> None:
             while not self._stopped.wait(CHECK_S):
@@ -147,9 +146,9 @@ class ServerCertificates:
         self._stopped.set()
 
     def read_again(self) -> None:
-        """Read every file; if one cannot be used, all stay as they were and the log says why."""
+        """Read every file again; if one cannot be used, keep all as they were and log the reason."""
         with self._reading:
-            self._seen = self._files()  # before they are read: a change meanwhile is seen the next time
+            self._seen = self._files()  # before they are read: a later change is seen the next time
             try:
                 contexts = {mode: server_context(self._config, mode) for mode in self._contexts}
                 self._contexts, self.expires = contexts, _expires(self._config.certificate).timestamp()
@@ -165,13 +164,13 @@ class ServerCertificates:
 
 
 def files_of(config: TlsConfig) -> Sequence[object]:
-    """Return what changes when a file that is named does; an empty path would be the working directory."""
+    """Return values that change when a file named in `config` does; unset names are skipped."""
     paths = (config.certificate, config.key, config.key_password_file, config.ca)
     return [_mark(path) for path in paths if path]
 
 
 def _mark(path: str) -> object:
-    """What changes when a file does."""
+    """A value that changes when the file does; None when it cannot be found."""
     try:
         found = Path(path).stat()
         return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,6 +1,6 @@
-"""What a client of ours proves itself with: the file that says it, the TLS context, the password.
+"""Credentials of Millrace's clients: the client file, the TLS context, the password, the token.
 
-A process has one way to its brokers: the file that MILLRACE_CLIENT names, plain connections without. Every
+All connections of a process use the client file that MILLRACE_CLIENT names, or are plain without it. Every
 file is read again when a connection is made, so certificates and passwords change without a restart.
 """
 
@@ -33,13 +33,13 @@ _FILES = (
 
 
 def of_process() -> ClientSecurity:
-    """How this process reaches its brokers: by the file that MILLRACE_CLIENT names, or as anybody may."""
+    """The connection settings of this process, from the file that MILLRACE_CLIENT names; plain without it."""
     path = os.environ.get(VARIABLE)
     return load_client(path) if path else ClientSecurity()
 
 
 def load_client(path: str) -> ClientSecurity:
-    """A client file; what it names is looked for beside it. ConfigError says what is wrong with it."""
+    """Read a client file; the files it names are relative to its folder. ConfigError says what is wrong."""
     file = Path(path).absolute()
     security = load(ClientSecurity, file)
     named = {name: getattr(security, name) for name in _FILES}
@@ -47,7 +47,7 @@ def load_client(path: str) -> ClientSecurity:
 
 
 def tls_context(security: ClientSecurity) -> ssl.SSLContext | None:
-    """What connections are made with, from the files as they are now; None where they use no TLS."""
+    """The TLS context of new connections, from the current files; None if they use no TLS."""
     if not security.uses_tls:
         return None
     config = TlsConfig(
@@ -66,14 +66,14 @@ def _context(config: TlsConfig, marks: tuple[object, ...]) -> ssl.SSLContext:
 
 
 def password(security: ClientSecurity) -> str:
-    """The user's password as the file has it now; ConfigError when it cannot be used."""
+    """Read the user's password from its file; ConfigError when the file cannot be used."""
     return read_secret(security.password_file, "the password")
 
 
 def token(security: ClientSecurity) -> tuple[str, float]:
-    """The token as the file has it now, and when it ends, in seconds since 1970.
+    """Read the token from its file; also its expiry, in seconds since 1970.
 
-    ConfigError when it cannot be used.
+    ConfigError when the file cannot be used.
     """
     text = read_secret(security.token_file, "the token").strip()
     try:
@@ -81,6 +81,6 @@ def token(security: ClientSecurity) -> tuple[str, float]:
         ends = float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
         if not math.isfinite(ends):
             raise ValueError
-    except (LookupError, ValueError, TypeError, OverflowError, RecursionError):  # their texts would show it
-        raise ConfigError(f"{security.token_file} has no token (JWT) that says when it ends") from None
+    except (LookupError, ValueError, TypeError, OverflowError, RecursionError):  # their texts show it
+        raise ConfigError(f"{security.token_file} has no token (JWT) with an expiry: get a new one") from None
     return text, ends

@@ -1,13 +1,13 @@
-"""A folder with what makes a deployment secure: an authority, the brokers' certificate, users, client files.
+"""The folder of a secure deployment: an authority, the brokers' certificate, users, client files.
 
-    ca.pem           the authority's certificate, for everybody
-    ca.key           its key, 0600: who has it can be any broker; keep it away from the brokers
+    ca.pem           the authority's certificate, for every client
+    ca.key           its key, 0600: its holder can pose as any broker; keep it away from the brokers
     broker.pem       the brokers' certificate and key, 0600, in one file so that a renewal is one rename
     NAME.password    a user's password, 0600
     NAME.toml        the client file of that user
-    SERVICE.token    what its clients show a service of `millrace up`, 0600
+    SERVICE.token    the token that clients show to a service of `millrace up`, 0600
 
-What is there stays, but for `renew`. Knows no brokers and no ZooKeeper.
+Existing files stay; only `renew` replaces one. Knows no brokers and no ZooKeeper.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ USERS: Mapping[str, str] = {
     "broker": "copies replicas from the other brokers of its cluster",
     "mirror": "the aggregate cluster's brokers, in the clusters that they mirror",
     "reader": "counts for the audit",
-    "auditor": "reads what producers and readers say",
+    "auditor": "reads the reports of producers and readers",
     "loads": "loads, reloads, publications and the batch mirror",
 }
-"""A user for each kind of process, and what it does."""
+"""User of each kind of process -> description of its work."""
 HOSTS = ("localhost", "127.0.0.1")
 _AUTHORITY_DAYS = 3650
 DAYS = 365
-"""How long a broker's certificate counts."""
+"""Lifetime of a broker's certificate in days."""
 _EARLIER = datetime.timedelta(hours=1)
-"""Certificates count from before they are made: clocks differ."""
+"""Certificates are valid from this time before they are made, because clocks differ."""
 
 
 class SecurityFolder:
@@ -61,7 +61,7 @@ class SecurityFolder:
         return self.path / f"{user}.toml"
 
     def client(self, user: str) -> ClientSecurity:
-        """How that user's processes connect."""
+        """The connection settings of the user's processes."""
         return load_client(str(self.client_file(user)))
 
     def token_file(self, service: str) -> Path:
@@ -78,7 +78,7 @@ class SecurityFolder:
     def make(
         self, hosts: Sequence[str] = HOSTS, users: Iterable[str] = USERS, days: int = DAYS
     ) -> list[Path]:
-        """Make what is missing; the files that were made. `hosts` are names by which brokers are found."""
+        """Make the missing files; return them. `hosts` are names by which clients reach brokers."""
         made: list[Path] = []
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class SecurityFolder:
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
-        # The certificate last: where it is, its key is, too.
+        # The certificate last: if it exists, so does its key.
         _write(self._ca_key, _key_in_pem(key), 0o600)
         _write(self.ca, _signed_in_pem(built, key), 0o644)
 
@@ -211,7 +211,7 @@ def _key_in_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a file whole under its name; nobody can read it meanwhile who may not read it then."""
+    """Write a whole file, then give it its name; it has its final mode from the start."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)  # whatever the umask

@@ -1,11 +1,11 @@
-"""Who a client is by its certificate: the subject as text, and the rules that make a principal of it.
+"""Principals from certificates: the subject as text, and the rules that turn it into a principal.
 
-The rules are Kafka's (KIP-371), tried in order: `DEFAULT` is the whole subject, `RULE:pattern/replacement/`
-what a pattern makes of a subject that it matches from end to end, with L or U behind it in lower or upper
-case. A subject that no rule takes belongs to nobody.
+The rules are Kafka's (KIP-371), tried in order. `DEFAULT` gives the whole subject. `RULE:pattern/replacement/`
+gives the replacement for a subject that the pattern matches as a whole; L or U at its end changes the case. A
+subject that no rule matches has no principal.
 
-What could separate names is written in hex inside a value, which RFC 2253 allows and Kafka does not do: a
-pattern such as `CN=(.*),OU=brokers` would take `CN=x\\,OU=brokers`, a common name that only looks like two.
+Separators inside a value are written in hex, which RFC 2253 allows and Kafka does not do: a pattern such as
+`CN=(.*),OU=brokers` would match `CN=x\\,OU=brokers`, one common name that looks like two names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from millrace.errors import ConfigError
 
 Subject = Sequence[Sequence[tuple[str, str]]]
-"""As `ssl` tells it: relative names, the first the most general, each of (attribute, value)s."""
+"""A subject as `ssl` returns it: relative names, the most general first, each of (attribute, value)s."""
 MAX_SUBJECT_CHARACTERS = 2_000
-"""Who has a longer subject is nobody: what a pattern costs must not be for clients to say."""
+"""A longer subject has no principal: clients must not decide how much time matching takes."""
 _SHORT = {
     "commonName": "CN",
     "organizationalUnitName": "OU",
@@ -34,7 +34,7 @@ _SHORT = {
 
 
 def distinguished_name(subject: Subject) -> str:
-    """The subject as RFC 2253 writes it: the most special name first, separators in values escaped."""
+    """The subject as RFC 2253 writes it: the most specific name first, separators in values escaped."""
     names = ("+".join(f"{_SHORT.get(key, key)}={_escaped(value)}" for key, value in name) for name in subject)
     return ",".join(reversed(list(names)))
 
@@ -52,7 +52,7 @@ class PrincipalRule:
     case: str = ""
 
     def apply(self, name: str) -> str | None:
-        """The principal's name, or None when the rule is not about this subject."""
+        """The principal's name, or None when the rule does not match this subject."""
         if self.pattern is None:
             return name
         match = self.pattern.fullmatch(name)
@@ -63,7 +63,7 @@ class PrincipalRule:
 
 
 def parse_rules(texts: Sequence[str]) -> list[PrincipalRule]:
-    """The rules; ConfigError names the one that cannot be read."""
+    """Parse the rules; ConfigError names the rule that cannot be read."""
     return [_parse(text) for text in texts]
 
 
@@ -77,7 +77,7 @@ def _parse(text: str) -> PrincipalRule:
             raise ValueError("write RULE:pattern/replacement/ or DEFAULT")
         pattern = re.compile(match[1].replace(r"\/", "/"))
         replacement = re.sub(r"\$(\d+)", r"\\g<\1>", match[2].replace(r"\/", "/"))
-        re.sub(pattern, replacement, "")  # a group that is not there shows itself
+        re.sub(pattern, replacement, "")  # raises for a missing group
         if any(int(group) > pattern.groups for group in re.findall(r"\\g<(\d+)>", replacement)):
             raise ValueError("its replacement names a group that its pattern does not have")
     except (ValueError, re.error) as error:
@@ -86,7 +86,7 @@ def _parse(text: str) -> PrincipalRule:
 
 
 def principal(rules: Sequence[PrincipalRule], subject: Subject) -> str | None:
-    """`User:NAME` by the first rule that takes the subject; None when none does."""
+    """`User:NAME` by the first rule that matches the subject; None when none does."""
     name = distinguished_name(subject)
     if len(name) > MAX_SUBJECT_CHARACTERS:
         return None

@@ -1,1 +1,1 @@
-"""What the schema registry and the auditor share as web services: start and stop, and a database."""
+"""Code shared by the web services of registry and auditor: start, stop, access, limits, database."""

@@ -1,4 +1,4 @@
-"""Who may ask a web service what: tokens with roles in a file, and what a request must show.
+"""Access to a web service: a file of tokens with roles, and the check of a request's token.
 
 A token is 32 random bytes as text; the file holds its SHA-256 only. A client sends it as a bearer token, or
 as the password of its name: so `http://NAME:TOKEN@HOST:PORT` works wherever Millrace takes a URL. The file
@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class NotKnown(Exception):
-    """A request shows no token that counts; the text is for its client."""
+    """A request has no valid token; the text is for its client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Entry:
 
     token_sha256: str
     roles: Sequence[str]
-    """`read`, or with what it is limited to: `register:NAME`, `register:PREFIX*`."""
+    """Roles such as `read`, or limited to names: `register:NAME`, `register:PREFIX*`."""
 
     def __post_init__(self) -> None:
         if not _SHA256.fullmatch(self.token_sha256):
@@ -59,7 +59,7 @@ def _gives(given: str, role: str, name: str) -> bool:
 
 
 class AccessList:
-    """The clients of one service. From any thread."""
+    """The clients of one service, with their tokens and roles. Callable from any thread."""
 
     def __init__(self, path: str) -> None:
         """Read the file; ConfigError says what is wrong with it."""
@@ -68,7 +68,7 @@ class AccessList:
         self._entries = self._read()
 
     def name_of(self, authorization: str | None) -> str:
-        """Who sends a request with this header; NotKnown for nobody."""
+        """The name of the client whose token is in this header; NotKnown without a valid token."""
         self._read_again()
         if not authorization:
             raise NotKnown("this service wants a token: send `Authorization: Bearer TOKEN`, or NAME:TOKEN")
@@ -81,14 +81,14 @@ class AccessList:
                 token = ""
         elif kind.lower() != "bearer":
             token = ""
-        # Found by its hash: how long that takes tells nothing of a token.
+        # Looked up by its hash, so the time taken reveals nothing about a token.
         name, _ = self._entries.get(hashlib.sha256(token.encode()).hexdigest(), (None, None))
         if name is None or claimed not in (None, name):
             raise NotKnown("no such token: ask an operator for one")
         return name
 
     def allows(self, name: str, role: str, what: str = "") -> bool:
-        """Whether a client has a role, for something by its name if the role is limited."""
+        """True if a client has a role; a limited role must allow the name `what`."""
         return any(name == known and entry.allows(role, what) for known, entry in self._entries.values())
 
     def _read(self) -> Mapping[str, tuple[str, Entry]]:
@@ -105,7 +105,7 @@ class AccessList:
         return entries
 
     def _read_again(self) -> None:
-        """Read the file if it has changed; if it cannot be used, what was read before counts."""
+        """Read the file again if it has changed; if it cannot be used, keep the old entries."""
         mark = self._mark()
         if mark == self._seen:
             return
@@ -113,7 +113,7 @@ class AccessList:
         try:
             self._entries = self._read()
         except ConfigError as error:
-            log.error("who may do what stays as it was: %s", error)
+            log.error("the access list stays as it was: %s", error)
         else:
             log.info("read %s again", self._path)
 
@@ -126,9 +126,9 @@ class AccessList:
 
 
 def add_entry(path: Path, name: str, roles: Sequence[str]) -> str:
-    """Append a client to the file, which is made if it is not there; its token, which nobody can find again.
+    """Append a client to the file, which is made if missing; return the client's token, which is not stored.
 
-    ConfigError when the name is taken or cannot be one.
+    ConfigError when the name is taken or malformed.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"name {name!r} is not 1 to 100 letters, digits, _ and -")

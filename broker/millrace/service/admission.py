@@ -1,4 +1,4 @@
-"""Stands before a web application: who asks must have the role of the route, and ask for a page of its own.
+"""Checks before a web application: the client has the route's role, and no other site's page has sent this.
 
 Knows no routes: an application brings the role of each, and one without a role does not start.
 """
@@ -17,14 +17,14 @@ from millrace.service.access import AccessList, NotKnown
 from millrace.service.json_answer import JsonAnswer
 
 RoleOf = Callable[[str, str], str | None]
-"""From method and path of a route to the role that it takes; empty: open to everybody; None: nobody's."""
+"""(method, path) of a route -> the role that it requires; empty: open to all; None: refused to all."""
 _UNUSED_OUTSIDE = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
-"""FastAPI's own pages: they are there where everybody may ask everything."""
+"""FastAPI's own pages, which are served only without an access list."""
 _CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
 
 
 def check_roles(app: FastAPI, role_of: RoleOf) -> None:
-    """RuntimeError unless every route of the application has a role."""
+    """Raise RuntimeError unless every route of the application has a role."""
     for route in app.routes:
         path = getattr(route, "path", "")
         methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else set()
@@ -34,10 +34,10 @@ def check_roles(app: FastAPI, role_of: RoleOf) -> None:
 
 
 def admit(app: FastAPI, role_of: RoleOf, access: AccessList | None, *, limited_by: str | None = None) -> None:
-    """Check the routes' roles, then let in who has them; without an access list everybody.
+    """Check that routes have roles, and admit requests by these roles; without an access list admit all.
 
-    `limited_by` is the parameter of paths that a role can be limited to, as in `write:web-*`. What a browser
-    sends for somebody else's page is refused in any case.
+    `limited_by` is the path parameter to which a role can be limited, as in `write:web-*`. A change that a
+    browser sends for another site's page is always refused.
     """
     check_roles(app, role_of)
     app.add_middleware(_Admission, routes=app.routes, access=access, role_of=role_of, limited_by=limited_by)
@@ -45,7 +45,7 @@ def admit(app: FastAPI, role_of: RoleOf, access: AccessList | None, *, limited_b
 
 
 class _Admission:
-    """Answers who may not ask with 401 or 403, and reads nothing of a body."""
+    """Answers refused clients with 401 or 403, and reads nothing of a body."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Admission:
         except NotKnown as error:
             if role == "":
                 return None
-            challenge = {"WWW-Authenticate": 'Basic realm="millrace"'}  # has a browser ask for name and token
+            challenge = {"WWW-Authenticate": 'Basic realm="millrace"'}  # a browser then asks for them
             return JsonAnswer({"error": str(error)}, status_code=401, headers=challenge)
         state["is_proven"] = True
         if role is None or (role and not self._access.allows(name, role, what)):
@@ -83,7 +83,7 @@ class _Admission:
         return None
 
     def _asked_for(self, scope: Scope) -> tuple[str | None, str]:
-        """The role of the request's route, and what of it the role may be limited to."""
+        """The role of the request's route, and the name to which the role may be limited."""
         for route in self._routes:
             match, found = route.matches(scope)
             if match is Match.FULL:
@@ -93,13 +93,13 @@ class _Admission:
 
 
 def who_asks(request: Request) -> str | None:
-    """Who has proved to be that; None where nobody is asked to."""
+    """The client's name, proven by its token; None for a request that needed no token."""
     who: str | None = getattr(request.state, "who", None)
     return who
 
 
 class _OwnPages:
-    """Refuses what another site's page has a browser send: with it would go the user's name and token."""
+    """Refuses changes that a browser sends for another site's page, with the user's name and token."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -117,8 +117,8 @@ ANOTHER_SITE = "a page of another site may not have a browser change anything he
 def from_another_site(method: str, headers: Headers) -> bool:
     """True for a request that may change something and that a browser sends for a page of another site.
 
-    Browsers say so themselves in Sec-Fetch-Site, but for addresses without TLS that are not this machine:
-    then they name the page's site as Origin. Who sends neither is no browser, and has only what it was given.
+    Browsers state that in Sec-Fetch-Site, except for addresses without TLS on another machine: then they name
+    the page's site as Origin. A client that sends neither is no browser, so nobody else's token is sent.
     """
     if method in _CHANGES_NOTHING:
         return False

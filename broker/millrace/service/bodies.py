@@ -1,4 +1,4 @@
-"""Bodies of requests: whole and in time, the large ones of a client one after the other, read in a thread."""
+"""Request bodies: read whole, in limited time; a client's large bodies one after the other, in a thread."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from millrace.service.json_answer import JsonAnswer
 
 T = TypeVar("T")
 BODY_TIMEOUT_S = 30.0
-"""A body that has not come whole by then is refused, and its connection closed."""
+"""A body that is not whole by then is refused, and its connection closed."""
 SMALL_BODY_BYTES = 64 << 10
-"""A body up to this size is read at once, on the loop."""
+"""A body up to this size is decoded at once, on the event loop."""
 READERS = 2
-"""Threads that read large bodies."""
+"""Threads that decode large bodies."""
 
 
 class BodyRefused(MillraceError):
@@ -34,7 +34,7 @@ class BodyRefused(MillraceError):
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return a body of at most `most` bytes; BodyRefused for a larger one, and for one that trickles."""
+    """Return a body of at most `most` bytes; BodyRefused for a larger or a late one."""
     body = bytearray()
     await _read(request.stream(), body, most, most)
     return bytes(body)
@@ -58,7 +58,7 @@ async def _read(parts: AsyncIterator[bytes], body: bytearray, enough: int, most:
 
 
 class LargeBodies:
-    """Takes the large bodies of one client one after the other, and READERS of all clients at once."""
+    """Takes one large body at a time from each client, and decodes READERS at once of all clients."""
 
     def __init__(self) -> None:
         self._readers = ThreadPoolExecutor(READERS, "bodies")
@@ -66,7 +66,7 @@ class LargeBodies:
 
     @asynccontextmanager
     async def read(self, request: Request, most: int, decode: Callable[[bytes], T]) -> AsyncIterator[T]:
-        """Yield a decoded body. The client's next large one waits until the request is answered."""
+        """Yield a decoded body. The client's next large body waits until the request is answered."""
         parts, body = request.stream(), bytearray()
         if await _read(parts, body, SMALL_BODY_BYTES, most):
             yield decode(bytes(body))
@@ -101,11 +101,11 @@ class WholeBodies:
 
 
 def _refusal_of(error: BodyRefused) -> JsonAnswer:
-    """The answer to a body that is not read to its end: what comes of it must not be the next request."""
+    """The answer to a refused body; it closes the connection, as the body's rest must not become a request."""
     return JsonAnswer({"error": str(error)}, status_code=error.status, headers={"Connection": "close"})
 
 
 def _client(request: Request) -> str:
-    """The name behind the request's token; its address where a service asks for none."""
+    """The client's name by its token, or its address when the request needed no token."""
     host: Any = request.client.host if request.client is not None else ""
     return who_asks(request) or str(host)

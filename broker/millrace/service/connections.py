@@ -1,8 +1,8 @@
-"""Connections to a web service whose clients have not proved who they are: the broker's rule for strangers.
+"""Connections to a web service whose clients are not authenticated yet, limited as those of a broker.
 
-A connection is unproven until a request of it shows a known token; where a service asks for none, until a
-request has come. Unproven connections are counted in all and by address. The oldest of too many is closed: an
-honest client is quick. A handshake of TLS has 10 s.
+A connection is unproven until one of its requests has a known token; without an access list, until its first
+request. Unproven connections are counted in all and by address. If there are too many, the oldest is closed:
+an honest client is quick. A TLS handshake may take 10 s.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from millrace.service.unproven import Unproven
 
 log = logging.getLogger(__name__)
 MAX_UNPROVEN = 400
-"""Unproven connections of a service; as `max_unauthenticated` of a broker."""
+"""Most unproven connections of a service; as `max_unauthenticated` of a broker."""
 MAX_UNPROVEN_OF_ADDRESS = 100
-"""Most of them from one client address."""
+"""Most unproven connections from one client address."""
 MAX_CONNECTIONS = 2_000
-"""All connections of a service; one more is closed at once."""
+"""Most connections of a service; one more is closed at once."""
 HANDSHAKE_S = 10.0
 HEAD_TIMEOUT_S = 10.0
-"""A connection on which no request has begun by then, its head whole, is closed."""
+"""A connection is closed if the whole head of its next request does not arrive in this time."""
 _ACCEPT_AGAIN_S, _TELL_AGAIN_S = 0.1, 10.0
 _TLS_BUFFER_BYTES = 32 << 10
-"""Read buffer of a connection with TLS, from its first byte on; asyncio's own has 256 KiB."""
+"""Read buffer of a connection with TLS; asyncio's own default is 256 KiB."""
 
 sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
 
 
 class Connection(H11Protocol):
-    """HTTP of a client that sends the head of a request in time."""
+    """An HTTP connection that is closed when the head of a request does not arrive in time."""
 
     was_proven = False
-    """True behind a request that has proved who the client is."""
+    """True after a request that has authenticated the client."""
     _late: asyncio.TimerHandle | None = None
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -84,7 +84,7 @@ class Connection(H11Protocol):
 
 
 class Door:
-    """Accepts the connections of a service, from `open` to `close`; on the loop alone."""
+    """Accepts the connections of a service, from `open` to `close`; only on the event loop."""
 
     def __init__(
         self, listener: socket.socket, tls: ssl.SSLContext | None, make: Callable[[], Connection]
@@ -108,7 +108,7 @@ class Door:
         self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for: connections are the server's."""
+        """Return at once: the server itself waits for the connections."""
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,7 +149,7 @@ class Door:
         del self._connections[task]
 
     async def _serve(self, client: socket.socket, connection: Connection) -> None:
-        """Live as long as the connection."""
+        """Serve a connection until it ends."""
         loop, handshake_s = asyncio.get_running_loop(), HANDSHAKE_S if self._tls is not None else None
         try:
             await loop.connect_accepted_socket(
@@ -161,7 +161,7 @@ class Door:
             )
             await connection.ended.wait()
         except OSError:
-            pass  # the handshake failed: a stranger's is no event
+            pass  # an unknown client's failed handshake is no event
         except asyncio.CancelledError:
             connection.abort()
             raise

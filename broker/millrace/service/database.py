@@ -1,4 +1,4 @@
-"""How the databases of the registry and the auditor are opened, in SQLite or PostgreSQL. Knows no table."""
+"""Open the databases of the registry and the auditor, in SQLite or PostgreSQL. Knows no table."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from millrace.urls import without_secret
 
 LOCK_WAIT_S = 30
 BEGIN = "millrace_begin"
-"""The execution option that says how a transaction begins in SQLite; it is BEGIN without one."""
+"""Execution option: the statement that begins a transaction in SQLite, BEGIN by default."""
 
 
 def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine:
     """The engine of a database whose tables `prepare` makes; each transaction reads one consistent state.
 
-    Raises MillraceError in one line when the URL or the database behind it will not do.
+    Raises MillraceError in one line when the URL or its database cannot be used.
     """
     try:
         parsed = sa.make_url(url)
-    except (ArgumentError, ValueError):  # the latter for a port that is no number
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
         raise MillraceError(
             "--database-url is no URL: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
         ) from None
@@ -61,9 +61,9 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     """Make a new connection wait for locks, write ahead and sync: commits then survive power cuts.
 
-    Transactions begin where the caller says so, not at its first write. SQLite does not wait when two
+    Transactions begin where the caller begins them, not at the first write. SQLite does not wait when two
     connections switch an empty file to the write-ahead log at the same moment: one of them fails because the
-    database is locked, so the switch is repeated here until the other is done.
+    database is locked. The switch is repeated here until the other connection is done.
     """
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout={LOCK_WAIT_S * 1000}").close()
@@ -81,5 +81,5 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
 
 
 def reason_of(error: SQLAlchemyError) -> str:
-    """What the database's driver says, in one line."""
+    """The error text of the database's driver, in one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split())

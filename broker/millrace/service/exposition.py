@@ -1,4 +1,4 @@
-"""The registry behind every `/metrics` and every file of metrics: labels may hold names of strangers."""
+"""The registry of every `/metrics` and every file of metrics: it escapes labels, which clients may choose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.escaping import escaped
 
 
 class EscapingRegistry(CollectorRegistry):
-    """Collects from whoever is registered, with each label's value escaped."""
+    """Collects from the registered collectors, with each label's value escaped."""
 
     def __init__(self) -> None:
         super().__init__(auto_describe=False)

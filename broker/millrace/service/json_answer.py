@@ -1,4 +1,4 @@
-"""The JSON that web services answer."""
+"""The JSON answers of web services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 
 class JsonAnswer(JSONResponse):
-    """JSON in ASCII, because people look at it in a terminal, too: no name in it runs anything there."""
+    """JSON in ASCII: names in it can contain no control sequence for a terminal that shows it."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()

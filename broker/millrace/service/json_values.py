@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 MOST_VALUES = 200_000
-"""Python parses about a million empty lists a second, and holds its lock meanwhile."""
+"""Most commas and brackets in a text: Python parses about a million empty lists a second, and holds its lock
+meanwhile."""
 _QUOTES_OF_VALUE = 4
 """A value and its name are two strings at most."""
 
 
 def has_too_many_values(text: bytes) -> bool:
     """True for JSON of more than MOST_VALUES commas and brackets outside of strings; it must be UTF-8."""
-    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")  # every quote is now the end of a string
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
     if plain.count(b'"') > _QUOTES_OF_VALUE * MOST_VALUES:
         return True
     if sum(map(plain.count, _OPENERS)) <= MOST_VALUES:

@@ -1,7 +1,7 @@
-"""A process's numbers and health over HTTP or HTTPS: `/metrics` for Prometheus, `/healthz` for a supervisor.
+"""A process's metrics and health over HTTP or HTTPS: `/metrics` for Prometheus, `/healthz` for a supervisor.
 
-Answers in threads of its own, to anybody or to who shows a token of a file with the role `metrics`. Health is
-open, and tells a stranger only whether the process is well. Owns no number.
+Answers in threads of its own. With an access list, `/metrics` requires a token with the role `metrics`, and
+`/healthz` answers without it only whether the process is well. Owns no metric.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from millrace.service.exposition import EscapingRegistry
 from millrace.service.unproven import Unproven
 
 MAX_REQUESTS = 16
-"""Most requests that are answered at once; for one more the oldest one's connection is closed."""
+"""Most requests that are answered at once; for one more the connection of the oldest is closed."""
 MAX_REQUESTS_OF_ADDRESS = 8
-"""Most of them from one client address."""
+"""Most requests at once from one client address."""
 REQUEST_TIMEOUT_S = 10
-"""A request that is not answered after this time, from its first byte to its last, ends."""
+"""Time limit of a request, from its connection to the end of its answer."""
 _JSON = ("Content-Type", "application/json")
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing: a line for every scrape says nothing."""
+        """Log nothing: a line for every scrape is of no use."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -48,7 +48,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._open: dict[socket.socket, tuple[float, socket.socket]] = {}
-        """Of each request: when it came, and its socket once more, as TLS takes the first one over."""
+        """Socket of a request -> time of its arrival, and a duplicate of the socket, which TLS takes over."""
         self._lock = threading.Lock()
         self._unproven = Unproven[socket.socket](MAX_REQUESTS, MAX_REQUESTS_OF_ADDRESS, lambda _: False)
         super().__init__(*arguments)
@@ -87,11 +87,11 @@ class _Server(ThreadingMixIn, WSGIServer):
             return None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: a client that went away or was cut off is no event."""
+        """Log nothing: a client that disconnected or was cut off is no event."""
 
 
 def _cut_off(client: socket.socket) -> None:
-    """End what its thread waits for."""
+    """Shut the connection down, which ends its thread's wait."""
     with contextlib.suppress(OSError):
         client.shutdown(socket.SHUT_RDWR)
 
@@ -112,10 +112,10 @@ class MonitoringServer:
         access: AccessList | None = None,
         certificates: ServerCertificates | None = None,
     ) -> None:
-        """Listen; MillraceError names the `option` that says where.
+        """Listen on `listen`; MillraceError names the `option` that gave the address.
 
-        `health` tells whether the process is well, and what else is to be said of that. `certificates` have a
-        context for clients without one: with them every connection uses TLS.
+        `health` returns whether the process is well, and details. With `certificates`, which need a context
+        for clients without a certificate, every connection uses TLS.
         """
         host, port = parse_address(listen, option)
         registry = EscapingRegistry()
@@ -172,7 +172,7 @@ def _routes(
 
 
 def _refusal(access: AccessList | None, authorization: str | None) -> str:
-    """Why the numbers are not for who sends this header; empty when they are."""
+    """The reason to refuse metrics to a request with this header; empty when they are allowed."""
     if access is None:
         return ""
     try:

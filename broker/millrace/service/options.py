@@ -1,4 +1,4 @@
-"""The options that every web service has: who may ask it, and how it proves that it is the one asked."""
+"""The options that every web service has: its access list and its certificate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _named(context: click.Context, option: click.Parameter, file: str) -> str:
-    """The file; refused where its name is given and empty: a variable that is not set opens no door."""
+    """The file's name; an empty one on the command line is refused, so an unset variable opens no access."""
     if not file and context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
         raise click.BadParameter("the name of the file is empty")
     return file
 
 
 def door_options(command: F) -> F:
-    """The options of a service that say who may ask it what, and with which certificate it speaks TLS."""
+    """Add the options of a service's access list and TLS certificate."""
     for option in (
         click.option(
             "--key",
@@ -44,7 +44,7 @@ def door_options(command: F) -> F:
             default="",
             callback=_named,
             metavar="FILE",
-            help="Answer only who shows a token of this file (`millrace access`); without it everybody.",
+            help="Answer only clients with a token of this file (`millrace access`); without it all.",
         ),
     ):
         command = option(command)
@@ -52,7 +52,7 @@ def door_options(command: F) -> F:
 
 
 def tls_of(certificate: str, key: str) -> TlsConfig | None:
-    """What the options say of TLS; None where they do not ask for it."""
+    """The TLS settings in the options; None without a certificate."""
     if key and not certificate:
         raise ConfigError("--key belongs to --certificate FILE: give it, too")
     return TlsConfig(certificate=certificate, key=key) if certificate else None

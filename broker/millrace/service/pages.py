@@ -1,4 +1,4 @@
-"""The templates of the services' pages: what others have named is escaped, for HTML and for people's eyes."""
+"""The templates of the services' pages. Their texts are escaped, for HTML and for control characters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.escaping import escaped, escaped_lines
 
 
 def templates_in(folder: Path) -> Environment:
-    """Return the templates of a folder. Text is one line, but with the filter `lines`."""
+    """Return the templates of a folder. Texts are shown in one line, except with the filter `lines`."""
     templates = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""Connections that have not proved who their client is, and which of too many to close. Knows no sockets."""
+"""Connections whose clients are not authenticated yet, and the limits on their number. Knows no sockets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ C = TypeVar("C", bound=Hashable)
 
 
 class Unproven(Generic[C]):
-    """Connections that have not proved who their client is, the oldest first."""
+    """Connections whose clients are not authenticated yet, oldest first."""
 
     def __init__(self, most: int, most_of_address: int, is_proven: Callable[[C], bool]) -> None:
         self._most, self._most_of_address, self._is_proven = most, most_of_address, is_proven
         self._addresses: dict[C, str] = {}
 
     def enter(self, connection: C, address: str) -> C | None:
-        """Count a new connection; returns the one that must be closed for it."""
+        """Count a new connection; return the oldest connection, to be closed, if a limit is exceeded."""
         self._addresses[connection] = address
         if self._too_many(address):
             for known in [known for known in self._addresses if self._is_proven(known)]:
@@ -27,7 +27,7 @@ class Unproven(Generic[C]):
         return next(iter(self._addresses), None)
 
     def leave(self, connection: C) -> None:
-        """A connection has ended, or its client is known."""
+        """Forget a connection that has ended or whose client is authenticated."""
         self._addresses.pop(connection, None)
 
     def _too_many(self, address: str) -> list[C]:

@@ -1,6 +1,6 @@
-"""Runs a web application in the foreground: its own socket, a ready line, a clean end on SIGTERM.
+"""Run a web application in the foreground: its own socket, a ready line, a clean end on SIGTERM.
 
-A service keeps what it knows in its database alone, so it may be killed at any moment.
+A service keeps its state in its database alone, so it may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WebServer(uvicorn.Server):
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise MillraceError(f"cannot listen on {listen}: {reason}; choose another --listen") from error
-        # Connections inherit it. asyncio would set it, but not on sockets made without naming the protocol;
+        # Connections inherit this option. asyncio leaves it unset on sockets made without naming the protocol;
         # without it the body of every answer waits 40 ms for the client to acknowledge the head.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._what, self._failure = what, list[Exception]()
@@ -57,7 +57,7 @@ class WebServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            # httptools is faster, and loses the body of a request that offers HTTP/2, as Java's client does.
+            # httptools is faster, but loses the body of a request that offers HTTP/2, as Java's client does.
             http=Connection,
             ws="none",
             lifespan="off",
@@ -80,7 +80,7 @@ class WebServer(uvicorn.Server):
                 if not isinstance(error, MillraceError):  # its message is raised by `serve_until_stopped`
                     log.exception("the %s has failed", name)
                 self._failure.append(error)
-                self.stop()  # a service that is not whole must not go on answering
+                self.stop()  # a service that is not whole must not continue to answer
                 end_soon(1)
 
         thread = threading.Thread(target=run, name=name)
@@ -95,11 +95,11 @@ class WebServer(uvicorn.Server):
             raise MillraceError(f"the {self._what} stopped: {self._failure[0]}")
 
     def stop(self) -> None:
-        """Answer the requests that have come, then end; from any thread, before or while it serves."""
+        """Answer the requests received so far, then end. Callable from any thread, also before serving."""
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the door in place of uvicorn's own, which counts nobody and holds handshakes for a minute."""
+        """Accept by `Door`, not uvicorn, which has no limits and lets handshakes take a minute."""
         await super().startup(sockets)
         door = Door(self._listener, self._tls, self._new_connection)
         self.servers.append(door)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ class WebServer(uvicorn.Server):
 
 
 def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
-    """A context whose connections get the certificates as the files have them at that moment."""
+    """A context that gives each connection the current certificates."""
 
     def take_newest(connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         connection.context = certificates.context("none")

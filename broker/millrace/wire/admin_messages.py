@@ -25,10 +25,10 @@ from millrace.wire.fields import (
 from millrace.wire.messages import NO_OPERATIONS, ApiKey, TopicPartitions
 
 ORIGINS = "mirror.origins"
-"""Read-only setting of a mirrored topic: `<partition>=<cluster>/<topic>-<partition>`, with commas between."""
+"""Read-only setting of a mirrored topic: `<partition>=<cluster>/<topic>-<partition>`, separated by commas."""
 
 
-class ResourceType(IntEnum):  # of the last three there is none here
+class ResourceType(IntEnum):  # Millrace has no resource of the last three
     TOPIC = 2
     BROKER = 4
     BROKER_LOGGER = 8
@@ -70,7 +70,7 @@ class DescribeConfigsRequest(Message):
 
 
 class DescribedConfig(Message):
-    class Synonym(Message):  # where a setting is looked for; the first that is there counts
+    class Synonym(Message):  # a place that may set the value; the first that does so counts
         name: str = string()
         value: str | None = string(null_since=0)
         source: int = i8()
@@ -97,7 +97,7 @@ class DescribeConfigsResponse(Message):
     results: tuple[Result, ...] = array(Result)
 
 
-class AlterConfigsRequest(Message):  # also of IncrementalAlterConfigs, which leaves what it does not name
+class AlterConfigsRequest(Message):  # also of IncrementalAlterConfigs, which keeps all other settings
     class Resource(Message):
         class Config(Message):
             name: str = string()
@@ -125,7 +125,7 @@ class AlterConfigsResponse(Message):  # also of IncrementalAlterConfigs
 
 class CreatePartitionsRequest(Message):
     class Topic(Message):
-        class Assignment(Message):  # of a new partition whose brokers the client picked itself
+        class Assignment(Message):  # replicas of a new partition, picked by the client
             broker_ids: tuple[int, ...] = array(i32())
 
         name: str = string()
@@ -287,7 +287,7 @@ class DescribeTopicPartitionsRequest(Message):  # KIP-966
     class Topic(Message):
         name: str = string()
 
-    class Cursor(Message):  # where to go on
+    class Cursor(Message):  # the partition to continue with
         topic_name: str = string()
         partition_index: int = i32()
 

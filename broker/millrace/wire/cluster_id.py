@@ -1,7 +1,7 @@
 """Id of a Millrace cluster, as every Metadata answer states it, and the cluster's name within the id.
 
 millrace-<name>-<32 hex digits>     drawn once, when the cluster's first broker starts
-millrace-<32 hex digits>            without a name: of a cluster that an earlier version founded
+millrace-<32 hex digits>            without a name: from an earlier version of Millrace
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WITH_NAME = re.compile(rf"{BYTE_OFFSETS_PREFIX}(.+)-[0-9a-f]{{32}}")
 
 
 class WrongCluster(ConfigError):
-    """The brokers belong to another cluster than the name that was given."""
+    """The brokers belong to a cluster with another name than the given one."""
 
 
 def new_cluster_id(name: str) -> str:

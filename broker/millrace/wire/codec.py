@@ -1,7 +1,7 @@
-"""Messages from bytes and into bytes, as their fields say in `wire.fields`.
+"""Decoding and encoding of messages, by the fields that `wire.fields` declares.
 
 A reader and a writer are made once for each message, API and version. A list's length is counted before its
-items are made, so that a request of few bytes costs little. What cannot be read raises InvalidRequest.
+items are made, so that a request of few bytes costs little. Malformed messages raise InvalidRequest.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decode_request(
     """The request in `body`, as `decode` reads it.
 
     TooManyItems, which holds the request, when its lists have more than `item_limit` items; RequestTooLarge
-    when they have more than are read, or the request has more bytes than such items can have.
+    when they have REFUSED_ITEMS more than that, or the request has more than MAX_ITEM_BYTES for each item.
     """
     if len(body) > (allowed := item_limit * MAX_ITEM_BYTES):
         raise RequestTooLarge(f"a request of {len(body)} bytes; {allowed} are allowed")
@@ -78,11 +78,11 @@ def encode(message: object, api_key: int, version: int) -> bytes:
 def encode_error(
     response: type, api_key: int, version: int, code: ErrorCode, reason: str = "", asked: object = None
 ) -> bytes | None:
-    """A response that says only `code` and, if it can, `reason`.
+    """A response with only `code` and, if it has a field for that, `reason`.
 
-    With the request `asked` each of its items has the code, in a response that lists them. Otherwise the
-    lists are empty, and the code is in a field of its own. None where there is no such field: the response
-    would say that all went well.
+    With the request `asked`, a response that lists the request's items has the code in each. Otherwise the
+    lists are empty, and the code is in the response's own error field. None without that field: the response
+    would mean success.
     """
     refused = None if asked is None else refuse_each(response, asked, api_key, version, code, reason)
     if refused is not None:
@@ -100,7 +100,7 @@ def encode_error(
 
 
 def is_flexible(api_key: int, version: int) -> bool:
-    """True if messages of this API and version carry tagged fields; False for an API that nobody serves."""
+    """True if messages of this API and version carry tagged fields; False for an unknown API."""
     return version >= _FLEXIBLE_SINCE.get(api_key, version + 1)
 
 
@@ -109,7 +109,7 @@ def _name(api_key: int) -> str:
 
 
 class _Type(NamedTuple):
-    """How a value, or some fields of a message, are read and written at one version."""
+    """The reader and the writer of a value, or of some fields of a message, at one version."""
 
     read: Callable[..., Any]
     write: Callable[[Any], bytes]
@@ -192,7 +192,7 @@ def _one(name: str, value: _Type, position: int, nullable: bool) -> _Type:
 
 
 def _type(field: Field, api_key: int, version: int) -> _Type:
-    """How a field is read and written whose size is not fixed."""
+    """The reader and the writer of a field without a fixed size."""
     writer = Writer(flexible=is_flexible(api_key, version))
     item = field.item
     if item is None:
@@ -207,7 +207,7 @@ def _type(field: Field, api_key: int, version: int) -> _Type:
 
 
 def _items(item: _Type) -> _Type:
-    """How so many items of a list are read, and written; one that is bytes was encoded before."""
+    """The reader and the writer of a list's items, after their count; bytes are items encoded before."""
     read_item, write_item = item
     return _Type(
         lambda reader, count: tuple([read_item(reader) for _ in range(count)]),

@@ -1,4 +1,4 @@
-"""What Kafka's consumers write into a member's subscription and assignment: bytes that brokers pass on.
+"""Kafka's consumer protocol: a member's subscription and assignment, bytes that brokers only pass on.
 
 A later version only adds fields at the end, which are not read here.
 """
@@ -16,13 +16,13 @@ from millrace.wire.fields import Message, array, data, i16, i32, string
 from millrace.wire.messages import ApiKey
 
 STREAMS_PROTOCOL = "millrace-streams"
-"""Stands for an assignor's name where a group of Millrace's own consumers is described."""
+"""Assignor name in the description of a group of Millrace's own consumers."""
 
 MAX_SUBSCRIBED_TOPICS = 20_000
-"""Most topics in all subscriptions of one consumer that are looked into: 10 ms of the loop."""
+"""Most topics that are read from all subscriptions of one consumer: 10 ms of the event loop."""
 MAX_SUBSCRIPTIONS = 10
-"""Most different subscriptions of one consumer that are looked into. Clients send one topic list for each
-assignor that they support."""
+"""Most different subscriptions that are read of one consumer. Clients send one topic list for each assignor
+that they support."""
 
 
 class _Subscription(Message):  # in JoinGroup; Kafka's goes on with user data, which no broker needs
@@ -50,7 +50,7 @@ def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def decode_assignment(assignment: bytes) -> list[TopicPartition]:
-    """The assigned partitions; none when the bytes mean something else: a client may write anything."""
+    """The assigned partitions; none when the bytes are no assignment: a client may write any bytes."""
     try:
         topics = decode(_Assignment, ApiKey.SYNC_GROUP, 0, assignment).topics
     except InvalidRequest:
@@ -59,7 +59,7 @@ def decode_assignment(assignment: bytes) -> list[TopicPartition]:
 
 
 def decode_subscriptions(subscriptions: Collection[bytes]) -> frozenset[str] | None:
-    """The topics that a consumer reads by any of these; None when one means something else or too much."""
+    """The topics in any of a consumer's subscriptions; None if they exceed a limit or one is malformed."""
     topics: list[str] = []
     if len(subscriptions) > MAX_SUBSCRIPTIONS:
         return None

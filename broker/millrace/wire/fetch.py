@@ -1,9 +1,9 @@
 """Fetch, laid out by hand: v4 to v17, requests as the broker reads them (and v12 as Millrace's own clients
 send them), responses as the broker writes them, and v12 as those clients read them.
 
-Encoding leaves the records where they are: the answer is a list of parts, bytes and whatever stands for the
-records (a slice of a file, on the server). Decoding hands out views of the received buffer. `wire.codec`
-would copy the records in both directions.
+Encoding does not copy the records: the answer is a list of parts, bytes and objects that stand for records
+(slices of files, on the server). Decoding returns views of the received buffer. `wire.codec` would copy the
+records in both directions.
 
     request   := replica_id int32, max_wait int32, min_bytes int32, max_bytes int32, isolation_level int8,
                  v7+: session int32, session_epoch int32, [topic string, [wanted]],
@@ -16,9 +16,9 @@ would copy the records in both directions.
                  v11+: preferred_read_replica int32, records bytes
 
 From v12 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields.
-In requests they are skipped. A wanted partition has a last_fetched_epoch int32 behind its offset (KIP-595):
-the epoch of the batch that the client has read before it, or -1. If the broker's log does not hold that
-batch, tag 0 of the answered partition says where the logs part: epoch int32, end int64.
+In requests they are skipped. A wanted partition has a last_fetched_epoch int32 after its offset (KIP-595):
+the epoch of the batch that the client has read before that offset, or -1. If the broker's log does not hold
+that batch, tag 0 of the answered partition states where the logs diverge: epoch int32, end int64.
 From v13 on a topic is its id (KIP-516), 16 bytes; from v15 on the replica's id is a tagged field (KIP-903),
 as is a follower's directory in v17 (KIP-853).
 """
@@ -42,7 +42,7 @@ _SESSION = struct.Struct(">ii")
 _FLEXIBLE, _BY_ID, _NO_REPLICA_ID = ApiKey.FETCH.flexible_since, 13, 15
 _ID_BYTES = 16
 _NO_SESSION_OR_RACK = b"\1\1\0"
-"""Behind the topics of nearly every flexible request: none to forget, no rack, no tagged fields."""
+"""End of nearly every flexible request, after its topics: none to forget, no rack, no tagged fields."""
 _PARTING, _PARTING_TAG = struct.Struct(">iqB"), 0
 _WANTED_12, _REQUEST_15 = struct.Struct(">iiqiqiB"), struct.Struct(">iiib")
 _WANTED_4, _WANTED_5, _WANTED_9 = struct.Struct(">iqi"), struct.Struct(">iqqi"), struct.Struct(">iiqqi")
@@ -52,11 +52,11 @@ _PARTITION_11, _PARTITION_12 = struct.Struct(">ihqqqiii"), struct.Struct(">ihqqq
 _HEAD_4, _HEAD_7 = bytes(4), bytes(10)
 _ABORTED = struct.Struct(">qq")
 MIN_ITEM_LIMIT = 10_000
-"""Topics and partitions that every fetch may name: each takes a microsecond or two of the event loop."""
+"""Topics and partitions that every fetch may name: each takes 1 to 2 us of the event loop."""
 
 
 class Sized(Protocol):
-    """Records on their way out: only their number of bytes matters here."""
+    """Records to be sent: only their number of bytes matters here."""
 
     @property
     def length(self) -> int: ...
@@ -67,7 +67,7 @@ Answered: TypeAlias = "tuple[int, int, int, int, S | None, tuple[int, int] | Non
 
 
 class Parting(NamedTuple):
-    """Point where a broker's log and a client's reading part: the newest epoch of both, and its end."""
+    """Point where a broker's log and a client's reading diverge: the newest epoch of both, and its end."""
 
     epoch: int
     end: int
@@ -95,8 +95,7 @@ class FetchRequest(NamedTuple):
     """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most.
 
     `topics` is [(topic, [(partition, offset, max_bytes, leader epoch that the client knows, epoch of the
-    batch it has read before the offset)])], -1 for an epoch that is not known; what the rest of a request
-    says has no effect.
+    batch it has read before the offset)])], -1 for an unknown epoch; other fields of a request are ignored.
     From v13 on the topics are named by `ids`, one for each, and have no names yet.
     """
 
@@ -116,8 +115,8 @@ def encode_request(
 ) -> bytes:
     """Return the body of a v12 request for committed records.
 
-    `wanted` is [(topic, partition, offset, max_bytes, leader epoch that is known, or -1, epoch of the batch
-    read before the offset, or -1)]; the broker fills its answer in this order.
+    `wanted` is [(topic, partition, offset, max_bytes, known leader epoch or -1, epoch of the batch read
+    before the offset or -1)]; the broker fills its answer in this order.
     """
     by_topic = [(topic, list(partitions)) for topic, partitions in groupby(wanted, key=itemgetter(0))]
     parts = [_REQUEST.pack(-1, max_wait, min_bytes, max_bytes, 1), _SESSION.pack(0, -1)]
@@ -154,7 +153,7 @@ def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LI
             topics.append((topic, [(one[0], one[2], one[4], one[1], -1) for one in wanted]))
         else:
             topics.append((topic, [(one[0], one[1], one[-1], -1, -1) for one in wanted]))
-    # Nobody reads what follows, but it must be there.
+    # The rest is ignored, but must be there.
     if version >= 7:
         forgotten = reader.number(INT32)
         if forgotten > room:
@@ -184,7 +183,7 @@ def _decode_flexible(version: int, body: memoryview, item_limit: int) -> FetchRe
         topics.append((topic, _wanted(reader, reader.count(reader.length()))))
         reader.skip_tagged_fields()
     if body[reader.position :] != _NO_SESSION_OR_RACK:
-        # Nobody reads what follows, but it must be there.
+        # The rest is ignored, but must be there.
         for _ in range(reader.count(reader.length())):
             reader.part(_ID_BYTES) if version >= _BY_ID else reader.text()
             reader.part(4 * max(0, reader.length()))
@@ -215,8 +214,8 @@ def encode_response(
 ) -> list[bytes | S]:
     """The body of a fetch response as parts, the records between bytes.
 
-    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None, where the logs
-    part or None)])]; a topic is its id from v13 on, else its name. Only requests from v12 on find a parting.
+    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None, parting or
+    None)])]; a topic is its id from v13 on, else its name. Only requests from v12 on can have a parting.
     """
     if version >= _FLEXIBLE:
         return _encode_flexible(topics)
@@ -266,7 +265,7 @@ def _encode_flexible(topics: Sequence[tuple[str | bytes, Sequence[Answered[S]]]]
 
 
 def encode_error(version: int, code: int) -> bytes | None:
-    """The body of a response without topics; None before v7, which has no place for the error."""
+    """The body of a response without topics; None before v7, which has no field for the error."""
     if version >= _FLEXIBLE:
         return bytes(4) + INT16.pack(code) + bytes(4) + compact_length(0) + b"\0"
     return bytes(4) + INT16.pack(code) + bytes(8) if version >= 7 else None
@@ -274,7 +273,7 @@ def encode_error(version: int, code: int) -> bytes | None:
 
 @reads("fetch response")
 def decode_response(body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
-    """Topic -> partition -> what was fetched, of a v12 response; the records are views of `body`.
+    """Topic -> partition -> the answer, of a v12 response; the records are views of `body`.
 
     Raises InvalidRequest when the bytes do not fit, and for an error of the request as a whole.
     """

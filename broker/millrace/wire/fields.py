@@ -1,4 +1,4 @@
-"""How a message's fields stand in its bytes, said once: type, versions, default.
+"""Declarations of a message's fields, in the order of its bytes: type, versions, default.
 
     class MetadataResponse(Message):
         class Topic(Message):
@@ -9,8 +9,8 @@
         throttle_time: int = i32(since=3, default=0)
         topics: tuple[Topic, ...] = array(Topic)
 
-A class names its fields in the order of the bytes. A field is there from version `since` up to `until`, and
-may be null from version `null_since` on. Knows no bytes: `wire.codec` reads and writes them.
+A field exists from version `since` up to `until`, and may be null from version `null_since` on. Knows no
+bytes: `wire.codec` reads and writes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REQUIRED = object()
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The type of a field, the versions that have it, and its value where it is not given."""
+    """The type of a field, the versions that have it, and its default."""
 
     kind: str  # one of `FIXED_SIZE`, or uuid, string, data, array, message
     default: Any
@@ -57,21 +57,21 @@ def _kind(kind: str, **always: int) -> Callable[..., Any]:
 i8, i16, i32, i64, boolean = _kind("b"), _kind("h"), _kind("i"), _kind("q"), _kind("?")
 f64 = _kind("d")
 uuid = _kind("uuid", null_since=0)  # 16 bytes; None is written as zeros
-string, data = _kind("string"), _kind("data")  # UTF-8 and bytes, behind their length
+string, data = _kind("string"), _kind("data")  # UTF-8 and bytes, after their length
 
 
 def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
-    """A tuple of messages, `array(Topic)`, numbers or texts, `array(i32())`, behind their count."""
+    """A tuple of messages, `array(Topic)`, numbers or texts, `array(i32())`, after their count."""
     return Field("array", default, of, **versions)
 
 
 def optional(of: Any, *, default: Any = None, **versions: int) -> Any:
-    """A message that may be null, behind a byte that says whether it is there."""
+    """A message that may be null, after a byte that says whether it is there."""
     return Field("message", default, of, null_since=0, **versions)
 
 
 def by_topic(partition: Any, **options: Any) -> Any:
-    """A tuple of `Topic`s, each with a tuple of such partitions."""
+    """A tuple of `Topic`s, each with a tuple of `partition` messages."""
     fields = {"name": string(), "partitions": array(partition)}
     return array(_MessageType("Topic", (Message,), fields), **options)
 
@@ -109,18 +109,18 @@ def _constructor(fields: dict[str, Field]) -> Callable[..., Any]:
 
 
 class Message(metaclass=_MessageType):
-    """What a class of fields derives from: immutable, made by its fields' names."""
+    """Base of the messages' classes: immutable, created with the fields as keywords."""
 
 
 class Topic(Message, Generic[P]):
-    """A topic and what is asked or said of its partitions."""
+    """A topic and the items of a request or a response about its partitions."""
 
     name: str = string()
     partitions: tuple[P, ...] = array(None)
 
 
 def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[Topic[P], ...]:
-    """The topics of these (topic, what is asked or said of one of its partitions)."""
+    """Group pairs of a topic's name and an item about one of its partitions into `Topic`s."""
     topics: dict[str, list[P]] = {}
     for name, partition in partitions:
         topics.setdefault(name, []).append(partition)
@@ -133,7 +133,7 @@ def fields_of(message: type) -> dict[str, Field]:
 
 
 def items_in(message: object, most: int) -> int:
-    """The number of items in all lists of a message; beyond `most` they are not counted to their end."""
+    """The number of items in all lists of a message; counting stops beyond `most`."""
     count = 0
     for values in cast("tuple[object, ...]", message):
         if isinstance(values, tuple):

@@ -1,9 +1,9 @@
 """Bytes from a client in, whole requests out.
 
 A request is a 4-byte length and that many bytes. Frames that lie whole in the received bytes are handed out
-as views of them, without a copy: the server stamps and writes records where it received them. Only the frame
-that a read cut in two is kept; the rest of a large one is received right behind its beginning. Knows no
-sockets and nothing behind the request header.
+as views of them, without a copy: the server stamps and writes records where it received them. Only a frame
+that a read cut in two is kept; the rest of a large frame is received right after its beginning. Knows no
+sockets and nothing after the request header.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
 _LARGEST_BYTES = 8 << 20
-"""A frame of 64 KiB to 8 MiB gets the memory for all of its bytes before they have come."""
+"""A frame of 64 KiB to 8 MiB gets memory for all of its bytes before they have arrived."""
 _AHEAD = 4
-"""Such a frame gets its memory once a quarter of it has come: a client that sends only lengths gets none."""
+"""A large frame gets its memory once a quarter of it has arrived, so lengths alone get no memory."""
 _SPARE_BYTES = 4 << 20
 MAX_HEADER_TAGS = 100
 """Most tagged fields in the header of a request; clients send none, and 60 MiB of them would take 9 s."""
 _TLS_HANDSHAKE = 0x1603
-"""How a client begins that speaks TLS; as a length it would be 352 MiB and more."""
+"""First two bytes of a TLS handshake. As a frame's length they would be 352 MiB or more."""
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
 
 
 class FrameRefused(MillraceError):
-    """The length in front of a frame cannot be, or exceeds the limit: the stream cannot be followed."""
+    """A frame's length is impossible or over the limit, so the next frame cannot be found."""
 
 
 class FrameBuffers:
-    """Memory for large frames, to be used again: new memory costs as much as receiving the frame into it."""
+    """Reusable memory for large frames: new memory costs as much as receiving the frame into it."""
 
     def __init__(self) -> None:
         self._spare: list[bytearray] = []
         self._in_use: list[bytearray] = []
         self.over_limit = False
-        """True while frames must not get memory before their bytes have come."""
+        """True while frames must not get memory before their bytes have arrived."""
 
     def take(self, size: int) -> bytearray:
-        """At least `size` bytes with anything in them."""
+        """A buffer of at least `size` bytes with arbitrary content."""
         for index, buffer in enumerate(self._spare):
             if len(buffer) >= size:
                 return self._spare.pop(index)
         return bytearray(-size // _LARGE_BYTES * -_LARGE_BYTES)
 
     def give_back(self, buffer: bytearray) -> None:
-        """Take it back at the end of the turn: until then its frame is in use."""
+        """Take the buffer back at the end of the turn: until then its frame is in use."""
         self._in_use.append(buffer)
 
     def end_of_turn(self) -> None:
-        """Nobody needs the frames of this turn any more."""
+        """Make the buffers given back in this turn available again, up to 4 MiB."""
         while self._in_use:
             buffer = self._in_use.pop()
             if sum(map(len, self._spare)) + len(buffer) <= _SPARE_BYTES:
@@ -81,7 +81,7 @@ class RequestFramer:
         self._wanted = 0  # bytes of that frame when it is whole, length included; 0 while unknown
         self._own = False  # `_data` is a copy of our own
         self.held = 0
-        """Bytes in memory since the last `release`: of a frame cut in two, and of frames not handed out."""
+        """Bytes held after the last `release`: of a frame cut in two, and of frames not handed out yet."""
 
     def receive_data(self, data: memoryview) -> None:
         """Take what one read brought; every frame received before must have been handed out."""
@@ -89,7 +89,7 @@ class RequestFramer:
 
     @property
     def room(self) -> memoryview | None:
-        """Where the rest of a large unfinished frame must be received; None: anywhere, for `receive_data`."""
+        """Buffer for the rest of a large unfinished frame; None: read into any buffer, for `receive_data`."""
         if self._wanted - self._filled < _LARGE_BYTES or len(self._kept) < self._wanted:
             return None
         return memoryview(self._kept)[self._filled : self._wanted]
@@ -119,7 +119,7 @@ class RequestFramer:
 
     @property
     def rest(self) -> tuple[memoryview, int]:
-        """Received bytes and where the next frame begins in them; nothing while one cut in two is awaited."""
+        """Received bytes and the position of the next frame; no bytes while a frame cut in two is awaited."""
         return (_NOTHING, 0) if self._filled else (self._data, self._position)
 
     def skip_to(self, position: int) -> None:
@@ -163,7 +163,7 @@ class RequestFramer:
 
     def _size_at(self, data: memoryview | bytearray, position: int) -> int:
         size: int = INT32.unpack_from(data, position)[0]
-        # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.
+        # Before buffering: a bad client could otherwise make the broker hold 2 GiB for one request.
         if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
             if size >> 16 == _TLS_HANDSHAKE:
                 raise FrameRefused("it speaks TLS, which this listener does not (protocol PLAINTEXT)")
@@ -172,7 +172,7 @@ class RequestFramer:
         return size
 
     def _make_room(self) -> None:
-        """Get the memory for the whole unfinished frame, once enough of it has come."""
+        """Get memory for the whole unfinished frame, once enough of it has arrived."""
         size, come = self._wanted, self._filled + len(self._data) - self._position
         if self._buffers.over_limit:
             return
@@ -182,7 +182,7 @@ class RequestFramer:
             self._kept = buffer
 
     def _keep(self, count: int) -> None:
-        """Copy the next bytes of the data behind those of the unfinished frame."""
+        """Append the next bytes of the data to the unfinished frame."""
         part = self._data[self._position : self._position + count]
         self._kept[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
@@ -206,7 +206,7 @@ class RequestFramer:
 
 
 def parse_header(frame: memoryview) -> tuple[int, int, int, int]:
-    """(API key, version, correlation id, where the body begins) of a frame of at least 8 bytes.
+    """(API key, version, correlation id, position of the body) of a frame of at least 8 bytes.
 
     The client's name is skipped; the tagged fields of a flexible header are not.
     """
@@ -218,7 +218,7 @@ def parse_header(frame: memoryview) -> tuple[int, int, int, int]:
 
 
 def client_id(frame: memoryview) -> str:
-    """How the client calls itself, in the header of a frame; empty when it does not say."""
+    """The client id in the header of a frame; empty when there is none."""
     if len(frame) < _HEADER.size:
         return ""
     size = _HEADER.unpack_from(frame)[3]
@@ -226,7 +226,7 @@ def client_id(frame: memoryview) -> str:
 
 
 def skip_tagged_fields(frame: memoryview, position: int) -> int:
-    """The position behind the tagged fields at `position`; a malformed list ends at the frame's end."""
+    """The position after the tagged fields at `position`; a malformed list ends at the frame's end."""
     reader = Reader(frame, items=MAX_HEADER_TAGS)
     reader.position = position
     try:

@@ -34,7 +34,7 @@ class FindCoordinatorResponse(Message):
 
 
 class JoinGroupRequest(Message):
-    class Protocol(Message):  # a way of assigning partitions, and what the leader must know of the member
+    class Protocol(Message):  # a way of assigning partitions, and the member's data for the group's leader
         name: str = string()
         metadata: bytes = data()
 
@@ -129,7 +129,7 @@ class OffsetCommitRequest(Message):
         committed_metadata: str | None = string(null_since=0, default="")
 
     group_id: str = string()
-    generation_id_or_member_epoch: int = i32(since=1, default=-1)  # -1: who assigns partitions to itself
+    generation_id_or_member_epoch: int = i32(since=1, default=-1)  # -1: not a member
     member_id: str = string(since=1, default="")
     group_instance_id: str | None = string(since=7, null_since=7, default=None)
     retention_time: int = i64(since=2, until=4, default=-1)

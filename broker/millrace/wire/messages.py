@@ -1,7 +1,7 @@
 """The requests and responses of the Kafka protocol that Millrace speaks, as values: brokers and topics.
 
 Names and order of the fields are those of Kafka's own schemas; the items of a message's lists are declared
-inside it. Times are in milliseconds, error codes plain numbers (another broker may send one that Millrace
+inside it. Times are in milliseconds, error codes plain numbers (another broker may send codes that Millrace
 never does). Groups and administration have modules of their own; Produce and Fetch are laid out by hand in
 `wire.produce` and `wire.fetch`.
 """
@@ -15,13 +15,13 @@ from uuid import UUID
 from millrace.wire.fields import Message, Topic, array, boolean, by_topic, i8, i16, i32, i64, string, uuid
 
 NO_OPERATIONS = -(1 << 31)
-"""Stands for a set of authorized operations that nobody asked for."""
+"""Kafka's value for a set of authorized operations that the request did not ask for."""
 
 
 class ApiKey(IntEnum):
     """The numbers of the APIs Millrace knows; those from 10,000 on are its own and never advertised.
 
-    What else a new one changes is in docs/architecture.md, "How to add".
+    For the other places to change with a new API see docs/architecture.md, "How to add".
     """
 
     flexible_since: int
@@ -85,13 +85,13 @@ class ApiKey(IntEnum):
 
 
 def api_of(request: type) -> ApiKey:
-    """The API that a class of requests is named after: ListOffsetsRequest is of LIST_OFFSETS."""
+    """The API after which a class of requests is named: ListOffsetsRequest is of LIST_OFFSETS."""
     words = re.findall("[A-Z][a-z]+", request.__name__.removesuffix("Request"))
     return ApiKey["_".join(words).upper()]
 
 
 class TopicPartitions(Message):
-    """Partitions of a topic that something is asked of."""
+    """A topic and some of its partitions, as a request names them."""
 
     name: str = string()
     partition_indexes: tuple[int, ...] = array(i32())
@@ -130,7 +130,7 @@ class MetadataResponse(Message):
         class Partition(Message):
             error_code: int = i16()
             partition_index: int = i32()
-            leader_id: int = i32()  # -1: nobody leads it
+            leader_id: int = i32()  # -1: no leader
             leader_epoch: int = i32(since=7, default=-1)
             replica_nodes: tuple[int, ...] = array(i32(), default=())
             isr_nodes: tuple[int, ...] = array(i32(), default=())
@@ -156,12 +156,12 @@ class ListOffsetsRequest(Message):
     class Partition(Message):
         partition_index: int = i32()
         current_leader_epoch: int = i32(since=4, default=-1)
-        timestamp: int = i64()  # or -1 for the latest, -2 for the earliest offset and others of Kafka's
+        timestamp: int = i64()  # -1: the latest offset, -2: the earliest; Kafka defines others
 
     replica_id: int = i32(default=-1)
     isolation_level: int = i8(since=2, default=0)
     topics: tuple[Topic[Partition], ...] = by_topic(Partition)
-    timeout: int = i32(since=10, default=0)  # KIP-1075, for what is in another tier
+    timeout: int = i32(since=10, default=0)  # KIP-1075, for records in remote storage
 
 
 class ListOffsetsResponse(Message):
@@ -207,7 +207,7 @@ class OffsetForLeaderEpochResponse(Message):
 
 class CreateTopicsRequest(Message):
     class Topic(Message):
-        class Assignment(Message):  # of a partition whose brokers the client picked itself
+        class Assignment(Message):  # replicas of a partition, picked by the client
             partition_index: int = i32()
             broker_ids: tuple[int, ...] = array(i32())
 
@@ -216,7 +216,7 @@ class CreateTopicsRequest(Message):
             value: str | None = string(null_since=0)
 
         name: str = string()
-        num_partitions: int = i32(default=-1)  # -1: as many as the broker's default says
+        num_partitions: int = i32(default=-1)  # -1: the broker's default
         replication_factor: int = i16(default=-1)
         assignments: tuple[Assignment, ...] = array(Assignment, default=())
         configs: tuple[Config, ...] = array(Config, default=())
@@ -239,7 +239,7 @@ class CreateTopicsResponse(Message):
         topic_id: UUID | None = uuid(since=7, default=None)  # KIP-516
         error_code: int = i16()
         error_message: str | None = string(since=1, null_since=1, default=None)
-        num_partitions: int = i32(since=5, default=-1)  # -1 here: the client hears nothing of the topic
+        num_partitions: int = i32(since=5, default=-1)  # -1: not reported
         replication_factor: int = i16(since=5, default=-1)
         configs: tuple[Config, ...] | None = array(Config, since=5, null_since=5, default=())
 

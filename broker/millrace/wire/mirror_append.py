@@ -1,7 +1,7 @@
 """MirrorAppend v0 and v1, laid out by hand: Millrace's API for the process that fills a mirrored partition.
 
-API key 10000, never advertised. Sent to the leader of the target partition, which the answer names: a broker
-that does not lead it answers NOT_LEADER_OR_FOLLOWER with the leader's id, and says who that is.
+API key 10000, never advertised. Sent to the leader of the target partition: any other broker answers
+NOT_LEADER_OR_FOLLOWER with the leader's id.
 
     request  := mode int8, topic string, origin, expected int64, start int64, cursor, dropped int64,
                 numbered int8, v1+: epoch int32, records bytes (int32 length)
@@ -12,13 +12,13 @@ that does not lead it answers NOT_LEADER_OR_FOLLOWER with the leader's id, and s
     origin   := cluster string, topic string, topic_id 16 bytes, partition int32
     cursor   := next_offset int64, next_base int64      -1: none; its epoch stands apart, -1: not known
 
-`recorded` and `high_watermark` are of one append, the last one, which may not be visible yet: whoever has
-read up to that high watermark has read all that the position accounts for.
+`recorded` and `high_watermark` are of the last append, which may not be visible yet: a consumer that has read
+up to that high watermark has read everything that the position accounts for.
 
 APPEND adds whole batches, raw, if `expected` is the recorded next offset (-1: nothing is recorded yet, and
-the mirror begins at `start`), and records `cursor`. DESCRIBE only answers, but gives an origin partition that
-has no target partition a new one. RESET records `cursor` without data: it skips what the origin has lost; and
-it is the only mode that takes an origin whose topic was deleted and created anew.
+the mirror begins at `start`), and records `cursor`. DESCRIBE only answers, but creates a target partition for
+an origin partition that has none. RESET records `cursor` without data: it skips offsets that the origin has
+lost. Only RESET accepts an origin whose topic was deleted and recreated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from millrace.wire.primitives import INT8, INT16, INT32, Reader, reads, text
 
 MIRROR_APPEND_VERSION = 1
 BYTE_OFFSETS_PREFIX = "millrace-"
-"""How every Millrace cluster's id begins, and no Apache Kafka cluster's: its offsets are byte positions."""
+"""Prefix of every Millrace cluster's id, and of no Apache Kafka's: its offsets are byte positions."""
 
 _REQUEST_END = struct.Struct(">qqqqq?")
 _PARTITION = struct.Struct(">ii?")
@@ -45,7 +45,7 @@ _RESPONSE_END = struct.Struct(">qq")
 
 
 class MirrorMode(IntEnum):
-    """What a request is for."""
+    """The action of a request."""
 
     APPEND = 0
     DESCRIBE = 1
@@ -54,7 +54,7 @@ class MirrorMode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorAppend:
-    """One request. `expected` None: nothing is recorded yet; then `start` is where the mirror begins."""
+    """One request. `expected` None: nothing is recorded yet, and the mirror begins at `start`."""
 
     mode: MirrorMode
     origin: Origin
@@ -68,15 +68,15 @@ class MirrorAppend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorAppended:
-    """The answer. `error` is the number on the wire, `leader` -1 when nobody leads the partition."""
+    """The answer. `error` is the number on the wire, `leader` is -1 when the partition has no leader."""
 
     error: int = 0
     message: str = ""
-    state: str = ""  # what the leader's own mirror of the partition is doing; empty when it does not pull
+    state: str = ""  # of the leader's own mirror of the partition; empty when it does not pull
     partition: int = -1  # the target partition of the origin partition
     leader: int = -1
     position: MirrorPosition | None = None  # after the request; None: none, or this broker does not lead it
-    high_watermark: int = -1  # behind the last record that the position accounts for
+    high_watermark: int = -1  # after the last record that the position accounts for
     latency_ms: int | None = None  # from the last copied record's timestamp to when consumers saw it
 
 
@@ -102,7 +102,7 @@ def decode_request(version: int, body: Buffer) -> tuple[str, MirrorAppend]:
     epoch = reader.number(INT32) if version >= 1 else -1
     records = reader.part(reader.number(INT32))
     reader.end()
-    if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes have gone
+    if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes are freed
         raise InvalidRequest("only an append carries records")
     return topic, MirrorAppend(
         mode=mode,
@@ -135,7 +135,7 @@ def encode_response(version: int, response: MirrorAppended) -> bytes:
 
 @reads("MirrorAppend response")
 def decode_response(body: Buffer) -> MirrorAppended:
-    """The v1 response in `body`; InvalidRequest when it does not fit, as when no Millrace broker sent it."""
+    """The v1 response in `body`; InvalidRequest when it is malformed, so not from a Millrace broker."""
     reader = Reader(memoryview(body))
     error, message, state = reader.number(INT16), reader.text(), reader.text()
     partition, leader, recorded = reader.unpack(_PARTITION)

@@ -1,6 +1,6 @@
-"""The primitive types of Kafka's protocol: numbers, texts, bytes, ids and lengths, as read and as written.
+"""The primitive types of Kafka's protocol, read and written: numbers, texts, bytes, ids and lengths.
 
-Lengths are short in flexible versions: a varint, one too high, so that 0 stands for null. Knows no message.
+In flexible versions a length is a varint of the length plus 1, so that 0 stands for null. Knows no message.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ INT16 = struct.Struct(">h")
 INT32 = struct.Struct(">i")
 INT64 = struct.Struct(">q")
 MIN_ITEM_LIMIT = 2_000
-"""Items that a request to any cluster may have in all its lists. Each takes up to 8 us of the event loop, its
-answer included: less than 20 ms for all of them."""
+"""Items that every cluster accepts in all lists of a request together. Each takes up to 8 us of the event
+loop, its answer included: less than 20 ms for all of them."""
 MAX_STRING_BYTES = 0x7FFF
-"""Of a string in every version, as in Kafka: flexible ones have no other bound."""
+"""Longest string in every version, as in Kafka. Flexible versions have no other bound."""
 REFUSED_ITEMS = 4_000
-"""A request of up to this many items more than are served is still read, to refuse each of them."""
+"""A request with up to this many items over the limit is still read, so that each item can be refused."""
 _MAX_VARINT_BITS = 35
 _NO_UUID = bytes(16)
 
 
 class RequestTooLarge(InvalidRequest):
-    """More than a broker reads of one request: its connection is closed."""
+    """A request has more items or bytes than a broker reads: its connection is closed."""
 
 
 class TooManyItems(InvalidRequest):
-    """More items than a broker serves in one request: each of them is refused."""
+    """A request has more items than a broker serves: each item is refused."""
 
     def __init__(self, request: object, items: int, limit: int) -> None:
         super().__init__(f"{items} items in a request; {limit} are allowed")
@@ -45,7 +45,7 @@ class TooManyItems(InvalidRequest):
 
 
 def reads(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Has a function raise InvalidRequest that names the message where its bytes do not fit."""
+    """Make a decoding function raise InvalidRequest, with the message's name, for malformed bytes."""
 
     def decorate(decode: Callable[P, T]) -> Callable[P, T]:
         @wraps(decode)
@@ -61,9 +61,9 @@ def reads(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 class Reader(Generic[B]):
-    """A position in a message's bytes; what does not fit raises ValueError, IndexError or struct.error.
+    """A position in a message's bytes; malformed bytes raise ValueError, IndexError or struct.error.
 
-    Parts of bytes are bytes, parts of a view are views. `items` is how many items its lists may still have.
+    Parts of bytes are bytes, parts of a view are views. `items` is the number of list items still allowed.
     """
 
     __slots__ = ("encoded", "flexible", "items", "position")
@@ -106,11 +106,11 @@ class Reader(Generic[B]):
         raise ValueError(f"a number of more than {_MAX_VARINT_BITS} bits")
 
     def length(self) -> int:
-        """Of bytes or a list; negative for null."""
+        """Read the length of bytes or a list; negative for null."""
         return self.varint() - 1 if self.flexible else self.number(INT32)
 
     def count(self, items: int) -> int:
-        """A list's number of items, unless it is more than are allowed or than can be there."""
+        """Return `items`, a list's length; raise if it exceeds the items allowed or the bytes left."""
         self.items -= items
         if self.items < 0:
             raise RequestTooLarge("too many items in the lists of a request")
@@ -176,19 +176,19 @@ class Writer:
 
 
 def text(value: str) -> bytes:
-    """A text in the versions that are not flexible."""
+    """Encode a text for versions that are not flexible."""
     encoded = value.encode()
     return INT16.pack(len(encoded)) + encoded
 
 
 @lru_cache(maxsize=4096)
 def compact_length(length: int) -> bytes:
-    """A length as flexible versions write it, -1 for null; kept, because messages of one size are many."""
+    """Encode a length for flexible versions, -1 for null. Cached, because many messages have one size."""
     return _varint(length + 1)
 
 
 def compact_text(value: str) -> bytes:
-    """A text in the flexible versions."""
+    """Encode a text for flexible versions."""
     encoded = value.encode()
     return compact_length(len(encoded)) + encoded
 

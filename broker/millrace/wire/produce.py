@@ -9,9 +9,9 @@ them where they are and writes them from there; `wire.codec` would copy them (a 
     partition := index int32, error int16, base_offset int64, v2+: log_append_time int64,
                  v5+: log_start_offset int64, v8+: [record errors], error_message string?
 
-From v9 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields: what
-may stand there is passed over in requests, and nothing is in responses, not even the leaders of KIP-951. v11
-and v12 (KIP-890) differ in errors of transactions only.
+From v9 on (KIP-482) lengths are varints, and each partition, topic and message ends with tagged fields: they
+are skipped in requests and empty in responses, without the leaders of KIP-951. v11 and v12 (KIP-890) differ
+in errors of transactions only.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _NULL_STRING = b"\xff\xff"
 _CLIENT_ID_TO_TOPIC = INT16.size + _ONE_TOPIC_HEAD.size
 _CLIENT_ID_TO_FLEXIBLE_NAME = INT16.size + _FLEXIBLE_TOPIC_HEAD.size + 1
 _NO_TAGS = b"\0\0\0"
-"""Behind a flexible request's only batch: of its partition, its topic and the request."""
+"""Empty tagged fields of partition, topic and request, after the only batch of a flexible request."""
 _MAX_LENGTH_BYTES = 5
 CACHED_TARGETS = 2048
-"""Most targets kept for all clients together: 1 to 2 KB each. One that is not kept costs 2 us a run."""
+"""Most targets cached for all clients together: 1 to 2 KB each. Without the cache a run takes 2 us more."""
 RUN_VERSIONS = range(3, 13)
 MAX_COMMON_BYTES = 512
-"""Requests with longer names than fit are read in the general way."""
+"""Most bytes from the client id to the partition of a target; longer requests go to `decode_request`."""
 
 
 class ProduceRequest(NamedTuple):
@@ -76,7 +76,7 @@ class ProduceRequest(NamedTuple):
 
 
 class ProducedPartition(NamedTuple):
-    """What became of one partition's batch. `error` 0 is success, then `message` is None."""
+    """Result of one partition's batch. `error` 0 is success; then `message` is None."""
 
     partition: int
     error: int
@@ -89,7 +89,7 @@ class ProducedPartition(NamedTuple):
 def decode_request(version: int, body: memoryview, item_limit: int = MIN_ITEM_LIMIT) -> ProduceRequest:
     """The request in `body`; InvalidRequest when its lengths do not fit.
 
-    RequestTooLarge for more topics and partitions than are read to refuse each of them.
+    RequestTooLarge for more than `item_limit` + REFUSED_ITEMS topics and partitions.
     """
     most = item_limit + REFUSED_ITEMS
     if version >= _FLEXIBLE:
@@ -143,7 +143,7 @@ def _decode_flexible(body: memoryview, most: int) -> ProduceRequest:
 
 
 class Target(NamedTuple):
-    """What requests with one batch each ask for: everything but the correlation id and the batch.
+    """The common content of requests with one batch each: everything but the correlation id and the batch.
 
     size int32, api key and version, correlation id int32, client id ... partition, size, batch, `tail`
                 head[0]                                    head[1]                  head[2] bytes
@@ -159,21 +159,21 @@ class Target(NamedTuple):
     head: tuple[bytes, bytes, int]
     tail: bytes
     around_batch: int
-    """How large the frame is beyond its batch."""
+    """Bytes of the frame without its batch."""
 
 
 Run: TypeAlias = tuple[list[int], list[memoryview], int]
-"""Requests of one client that lie behind each other, each with one batch for the same target: their
-correlation ids, their batches, and where the request behind them begins. Often it is one request."""
+"""Consecutive requests of one client, each with one batch for the same target: their correlation ids, their
+batches, and the position of the next request. Often a run is one request."""
 
 
 def run_at(
     data: memoryview, position: int, target: Target, max_batch_bytes: int, max_frame_bytes: int
 ) -> Run:
-    """The run for `target` at `position`, empty when the request there has to be read by `decode_request`.
+    """The run for `target` at `position`, empty when the request there must be read by `decode_request`.
 
-    A run ends before a request that is not whole, has a larger batch or one that `check_produced` does not
-    take: `decode_request` and the broker say why.
+    A run ends before a request that is not whole, or whose batch is too large or refused by `check_produced`:
+    `decode_request` and the broker report the reason.
     """
     largest = max_frame_bytes - target.around_batch
     if largest > max_batch_bytes:
@@ -182,7 +182,7 @@ def run_at(
 
 
 def target_at(data: memoryview, position: int) -> Target | None:
-    """What the request at `position` asks for; None unless it brings one batch and its names are short."""
+    """The target of the request at `position`; None unless it brings one batch and its names are short."""
     if len(data) - position < _FRAME_HEAD.size:
         return None
     _, api_key, version, _, client_id_size = _FRAME_HEAD.unpack_from(data, position)
@@ -233,7 +233,7 @@ def _target(
 
 
 def _flexible_target_at(data: memoryview, start: int, client_id_size: int, version: int) -> Target | None:
-    """As `target_at`, of a request whose client id begins at `start`."""
+    """As `target_at`, for a flexible request whose client id begins at `start`."""
     name_at = start + _CLIENT_ID_TO_FLEXIBLE_NAME + client_id_size
     size = len(data)
     if name_at >= size:
@@ -254,7 +254,7 @@ def _flexible_target_at(data: memoryview, start: int, client_id_size: int, versi
 
 @lru_cache(maxsize=CACHED_TARGETS)
 def _parse_flexible_target(version: int, common: bytes, width: int) -> Target | None:
-    """`width` is how many bytes state the batch's size: a run ends where it changes."""
+    """Parse a target; `width` is the number of bytes of the batch's size. A run ends where it changes."""
     start = INT16.size + max(0, INT16.unpack_from(common)[0])
     tags, transaction, acks, timeout_ms, topic_count = _FLEXIBLE_TOPIC_HEAD.unpack_from(common, start)
     name_at = start + _FLEXIBLE_TOPIC_HEAD.size + 1
@@ -281,7 +281,7 @@ def encode_successes(
 ) -> bytes | None:
     """Whole responses to requests for one batch each, if every outcome is a base offset; else None."""
     is_one = len(outcomes) == 1  # nearly always, and it needs fewer steps
-    # Before anything is kept: the topic of a refused request may be a name that its client has made up.
+    # Before anything is cached: the topic of a refused request may be any name that its client invents.
     if not (isinstance(outcomes[0], int) if is_one else set(map(type, outcomes)) == {int}):
         return None
     pack, size, before, after = _success(version, topic, partition, log_start_offset)
@@ -312,7 +312,7 @@ def encode_response(
     partitions: Sequence[ProducedPartition],
     throttle_ms: int = 0,
 ) -> bytes:
-    """A produce response behind its correlation id: `topics` as in the request, `partitions` one for each
+    """A produce response after its correlation id: `topics` as in the request, `partitions` one for each
     batch."""
     rest = iter(partitions)
     if version >= _FLEXIBLE:
@@ -333,7 +333,7 @@ def encode_response(
 
 def _encode_partition(version: int, partition: ProducedPartition) -> bytes:
     number, error, base_offset, log_start_offset, message = partition
-    # -1 as append time: the batch keeps the times its producer gave.
+    # -1 as append time: the batch keeps its producer's timestamps.
     fixed = _RESULT.pack(number, error, base_offset, -1, log_start_offset)
     if version >= 8:
         reason = _NULL_STRING if message is None else text(message)

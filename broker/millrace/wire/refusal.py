@@ -1,8 +1,8 @@
-"""Responses that refuse each item of a request, made from the classes of both alone.
+"""Responses that refuse each item of a request, made from the classes of request and response alone.
 
-Kafka's responses repeat the request's list, and most have a field for an error in each item only. An item of
-the response copies the fields that have a name in the item of the request; a number or a text that is an item
-by itself becomes the field that names it.
+Kafka's responses repeat the request's list, and most have an error field in each item only. An item of the
+response copies the fields whose names are also in the request's item; an item that is only a number or a text
+becomes the field that names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millrace.errors import ErrorCode
 from millrace.wire.fields import Field, fields_of
 
 EMPTY: dict[str, object] = {"array": (), "string": "", "data": b"", "uuid": None}
-"""Values of fields that must be there and have nothing to say; of numbers it is 0."""
+"""Empty values of required fields by kind; for numbers it is 0."""
 _REASONS = ("error_message", "message")
 _Refuse: TypeAlias = Callable[[Any], Any]
 

@@ -1,12 +1,12 @@
 """ReplicaFetch and ReplicaAck, by which a follower copies its leaders' logs: Millrace's own, between brokers.
 
-A connection has one ReplicaFetch under way. The leader remembers where its follower stands in each partition,
-so a request names only those that changed, and an answer only those of which there is something to say.
+A connection has one ReplicaFetch under way. The leader remembers its follower's position in each partition,
+so a request names only partitions that changed, and an answer only partitions with news.
 
-    ReplicaFetch v0 := follower int32, directory 8 bytes, anew int8 (1: forget what this connection named),
+    ReplicaFetch v0 := follower int32, directory 8 bytes, anew int8 (1: forget this connection's partitions),
                        max_wait_ms int32, max_bytes int32, [wanted], [forgotten]
     wanted          := topic id 16 bytes, partition int32, epoch int32, position int64, last_epoch int32,
-                       flushed int64 (-1: the follower's log may hold what the leader's does not)
+                       flushed int64 (-1: the follower's log may differ from the leader's)
     forgotten       := topic id 16 bytes, partition int32
     answer          := error int16, [copied]
     copied          := topic id 16 bytes, partition int32, error int16, committed int64, log_start int64,
@@ -16,8 +16,8 @@ so a request names only those that changed, and an answer only those of which th
     acked           := topic id 16 bytes, partition int32, epoch int32, flushed int64
 
 `records` are the log's bytes from `position` on, of one file, which begins at `segment`; the last batch may
-be cut off. The leader's first file begins at `log_start`; below `start_offset` its records are given up.
-`diverging_end` is -1 where the follower's log is the beginning of the leader's.
+be cut off. The leader's first file begins at `log_start`; records below `start_offset` are deleted.
+`diverging_end` is -1 if the follower's log is a prefix of the leader's.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ NOT_DIVERGING = -1
 
 
 class ReplicaPartition(NamedTuple):
-    """A partition by its topic's id, so that nothing is copied into a topic that was created anew."""
+    """A partition by its topic's id, so that nothing is copied into a topic that was recreated."""
 
     topic_id: UUID
     number: int
 
 
 class Wanted(NamedTuple):
-    """Where a follower stands in one partition, in one leader's epoch."""
+    """A follower's position in one partition, in one leader's epoch."""
 
     partition: ReplicaPartition
     epoch: int
@@ -60,7 +60,7 @@ class Wanted(NamedTuple):
 
 
 class ReplicaFetchRequest(NamedTuple):
-    """What a follower asks one leader for; `anew` makes the leader forget what this connection named."""
+    """A follower's request to one leader; `anew` makes the leader forget the connection's partitions."""
 
     follower: int
     directory: str
@@ -72,7 +72,7 @@ class ReplicaFetchRequest(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """How far a follower has flushed one partition, in one leader's epoch."""
+    """The offset up to which a follower has flushed one partition, in one leader's epoch."""
 
     partition: ReplicaPartition
     epoch: int
@@ -80,7 +80,7 @@ class Acked(NamedTuple):
 
 
 class ReplicaAckRequest(NamedTuple):
-    """What a follower has brought to its disk."""
+    """A follower's report of the partitions that it has flushed to its disk."""
 
     follower: int
     directory: str
@@ -88,7 +88,7 @@ class ReplicaAckRequest(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """What a leader says of one partition; `records` is a slice of its file, or a view of the answer."""
+    """A leader's answer for one partition; `records` is a slice of its file, or a view of the answer."""
 
     partition: ReplicaPartition
     error: int
@@ -159,7 +159,7 @@ def encode_answer(error: int, copied: Sequence[Copied]) -> list[bytes | FileSlic
 
 @reads("replica fetch answer")
 def decode_answer(body: memoryview) -> tuple[int, list[Copied]]:
-    """The error of the request as a whole, and what is said of partitions; records are views of `body`."""
+    """The error of the request as a whole, and the answers for partitions; records are views of `body`."""
     reader = Reader(body)
     error = reader.number(INT16)
     copied = []

@@ -1,4 +1,4 @@
-"""The requests and responses by which a client proves who it is, as values; see `wire.messages`."""
+"""The requests and responses of logins, ACLs, users and quotas, as values; see `wire.messages`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class AlterUserScramCredentialsResponse(Message):
 
 class QuotaEntity(Message):
     entity_type: str = string()
-    entity_name: str | None = string(null_since=0)  # None: everybody of the type
+    entity_name: str | None = string(null_since=0)  # None: the type's default
 
 
 class DescribeClientQuotasRequest(Message):

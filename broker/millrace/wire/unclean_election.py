@@ -1,4 +1,4 @@
-"""ElectUnclean, an API of Millrace's own: a named replica goes on with what it has."""
+"""ElectUnclean, an API of Millrace's own: make a named replica leader with the messages that it has."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from millrace.wire.fields import Message, i16, i32, string
 
 
 class ElectUncleanRequest(Message):
-    """Which replica of which partition, and why."""
+    """The partition, the replica that shall lead it, and the operator's reason."""
 
     topic: str = string()
     partition: int = i32()
     replica: int = i32()
-    reason: str = string()  # what the operator says, for the log
+    reason: str = string()  # from the operator, for the log
 
 
 class ElectUncleanResponse(Message):
-    """Whether it may."""
+    """The result: no error, or the reason for the refusal."""
 
     error_code: int = i16()
     error_message: str | None = string(null_since=0)

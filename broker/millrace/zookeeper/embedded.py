@@ -1,8 +1,8 @@
 """A real ZooKeeper for one machine, run by Java from the jars inside the installed PySpark.
 
-For where no ensemble is given: one standalone server on 127.0.0.1, its data in a directory of its own.
-PySpark is only looked up, never imported. Nothing here speaks ZooKeeper's protocol beyond asking whether
-the server answers.
+Used when no ensemble is given: one standalone server on 127.0.0.1, its data in a directory of its own.
+PySpark is only looked up, never imported. Of ZooKeeper's protocol only the question whether the server
+answers is used.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ JARS = [
     "snappy-java",
     "netty-common",
 ]
-"""All that a standalone server needs of PySpark's jars: 50 MB of memory instead of 100."""
+"""The jars of PySpark that a standalone server needs: with them alone it takes 50 MB of memory, not 100."""
 MIN_JAVA = 17
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 PORT_SECONDS = 3.0
-"""Time for which the Java of a server that was killed may still hold its port."""
+"""Longest time that the Java process of a killed server may still hold its port."""
 PORT_TRIES = 5
-"""Ports that are tried where any free one will do: somebody may take one before the server does."""
+"""Ports tried when any free port will do: another process may take a port before the server does."""
 
 # tickTime is the unit sessions expire in. Purging starts only from QuorumPeerMain, which otherwise hands a
 # configuration without servers on to the standalone server.
@@ -57,12 +57,12 @@ autopurge.snapRetainCount=3
 autopurge.purgeInterval=24
 """
 HEAP_MB = 512
-"""The heap holds all that brokers write, and grows with it to this bound."""
+"""Largest heap. It holds all that brokers write, and grows with it."""
 JAVA_OPTIONS = (
     "-Xms8m",
-    "-XX:MinHeapFreeRatio=10",  # the heap is as large as the data needs
+    "-XX:MinHeapFreeRatio=10",  # keeps the heap as small as the data allows
     "-XX:MaxHeapFreeRatio=30",
-    "-XX:+ExitOnOutOfMemoryError",  # else it stays, and answers nothing
+    "-XX:+ExitOnOutOfMemoryError",  # else it stays and no longer answers
     "-Xss256k",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -73,11 +73,11 @@ JAVA_OPTIONS = (
 
 
 class _EndedAtOnce(MillraceError):
-    """The server ended before it answered, as it does when its port is taken."""
+    """The server ended before it answered, for example because its port is taken."""
 
 
 class ZooKeeper:
-    """One running server. It dies with the process that started it, whatever ends that, and by `stop`."""
+    """One running server. It ends with the process that started it, however that ends, or by `stop`."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
@@ -85,7 +85,7 @@ class ZooKeeper:
 
     @classmethod
     def start(cls, data_dir: Path, port: int = 0, heap_mb: int = HEAP_MB) -> ZooKeeper:
-        """A server that answers on 127.0.0.1:`port` (0: any free port); MillraceError when it cannot be."""
+        """Start a server on 127.0.0.1:`port` (0: any free port); MillraceError when it does not answer."""
         for _ in range(0 if port else PORT_TRIES - 1):
             with suppress(_EndedAtOnce):
                 return cls._start(data_dir, port, heap_mb)
@@ -122,11 +122,11 @@ class ZooKeeper:
         return f"127.0.0.1:{self.port}"
 
     def wait(self) -> int:
-        """The exit code, once the server has ended."""
+        """Wait until the server has ended; return its exit code."""
         return self._process.wait()
 
     def stop(self) -> None:
-        """End the server: SIGTERM, and SIGKILL when that does not help. Twice is harmless."""
+        """End the server: SIGTERM, then SIGKILL when that does not help. A second call is harmless."""
         end(self._process, STOP_SECONDS)
 
     def __enter__(self) -> ZooKeeper:
@@ -196,7 +196,7 @@ def find_jars() -> list[Path]:
 
 
 def _lock(data_dir: Path) -> int:
-    """The directory's lock. Java has it a moment longer than a process that started it and was killed."""
+    """Lock the directory. After a starting process was killed, its Java still holds the lock for a moment."""
     lock, deadline = (
         os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644),
         time.monotonic() + STOP_SECONDS,
@@ -215,11 +215,11 @@ def _lock(data_dir: Path) -> int:
 
 
 def _free_port(port: int) -> int:
-    """Return the port once nothing listens there, or one that is free for 0; MillraceError after a moment."""
+    """Return the port once it is free, or any free port for 0; MillraceError after PORT_SECONDS."""
     deadline = time.monotonic() + PORT_SECONDS
     while True:
         with socket.socket() as probe:
-            # As the server does it: connections of an earlier run in TIME_WAIT do not make the port taken.
+            # As the server does: a port with only old connections in TIME_WAIT counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))

@@ -1,8 +1,8 @@
-"""ZooKeeper's own rights: the identity that a process has there, and who may do what with which nodes.
+"""ZooKeeper's own rights: the identity of a process there, and the access of identities to nodes.
 
 Two identities share a cluster's nodes, by user and password (ZooKeeper's scheme `digest`). Brokers may do
 everything. Clients, which are consumers with streams, audit readers and the auditor, may change groups and
-turns, and read everything else but what decides who may log in and do what. Nobody else may do anything.
+turns, and read everything else but the nodes of users and rights. All other access is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def draw_identities() -> dict[str, ZooKeeperIdentity]:
 
 
 def node_acl(identity: ZooKeeperIdentity, path: str) -> list[ACL]:
-    """Who may do what with a node: path := /<cluster>/..., or /audit/..."""
+    """The access list of a node: path := /<cluster>/..., or /audit/..."""
     brokers = ACL(Permissions.ALL, Id("digest", identity.brokers))
     parts = path.strip("/").split("/")
     kind = parts[1] if len(parts) > 1 else ""
@@ -54,7 +54,7 @@ def node_acl(identity: ZooKeeperIdentity, path: str) -> list[ACL]:
 
 
 class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """Kazoo's client; with an identity every node that it creates has the rights of its place."""
+    """Kazoo's client; with an identity, it creates every node with the rights for its path."""
 
     def __init__(
         self, hosts: str, timeout: float, identity: ZooKeeperIdentity | None, **options: Any
@@ -72,8 +72,8 @@ class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
     def last_zxid(self) -> int:
         """Newest transaction that this session has seen; 0 once a lost session has expired.
 
-        A server refuses a client that has seen newer transactions than it holds. A server that was put back
-        would refuse this one, too.
+        A server refuses a client that has seen newer transactions than it holds. A server that was restored
+        from an older copy would therefore refuse this client.
         """
         is_over = self._lost_at and time.monotonic() - self._lost_at > self._session_s
         return 0 if is_over else self._seen

@@ -1,7 +1,7 @@
 """One ZooKeeper session: connected once, reconnecting for ever, every call bounded in time.
 
-Owns the client and how a call is repeated over lost connections. Knows no registry: cluster.py and groups.py
-say what is read and written. Ephemeral nodes live as long as the session.
+Owns the client, and repeats calls over lost connections. Knows no registry: cluster.py and groups.py decide
+what is read and written. Ephemeral nodes live as long as the session.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from millrace.zookeeper.node_rights import Client, load_identity
 
 CONNECT_SECONDS = 10.0
 OPERATION_SECONDS = 15.0
-"""How long one reading or writing may take, reconnecting included, before it fails."""
+"""Time limit of a read or write, reconnecting included."""
 
 
 class Session:
@@ -54,13 +54,13 @@ class Session:
 
     @classmethod
     def connect(cls, zookeeper: str, *, timeout_ms: int = 6000, identity: str = "") -> Session:
-        """A session with the ensemble at `zookeeper`; MillraceError within 10 s when none answers.
+        """A session with the ensemble at `zookeeper`; MillraceError within 10 s when no server answers.
 
-        `identity` names the file with the process's name there; without it the client file may name one.
+        `identity` is the file of the process's identity there; without it the client file may name one.
         """
         parse_addresses(zookeeper, "zookeeper")
         quiet = logging.getLogger("millrace.zookeeper_session.kazoo")
-        quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
+        quiet.setLevel(logging.ERROR)  # kazoo logs every try to reconnect; Millrace's one line is enough
         # A back-off longer than the session would lose the session after every short outage.
         retry = KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5)
         path = identity or of_process().zookeeper_identity
@@ -83,13 +83,13 @@ class Session:
     def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """The result of kazoo's asynchronous operation, repeated over lost connections for OPERATION_SECONDS.
 
-        A write that is repeated may meet its own first try. RequestTimedOut when no answer comes in time,
-        MillraceError when this process may not do it.
+        A repeated write may find the result of its own first try. RequestTimedOut when no answer comes in
+        time, MillraceError when this process lacks the right.
         """
-        # From the loss on, not from the call: behind a ZooKeeper that stays away calls must not queue up.
+        # From the loss on, not from the call: calls must not queue up while ZooKeeper stays away.
         deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
         while True:
-            # Without a connection kazoo would keep the request, and send it long after we have given up.
+            # Without a connection kazoo would keep the request, and send it long after this call has failed.
             if self.client.connected:
                 try:
                     return operation(*arguments, **options).get(timeout=max(0.1, deadline - time.monotonic()))
@@ -113,7 +113,7 @@ class Session:
         return self._ask_all(partial(self.client.get_async, watch=watch), paths)
 
     def stats(self, paths: Iterable[str]) -> dict[str, Any]:
-        """The stat of each node that is there now; a server that lags behind catches up first."""
+        """The stat of each node that is there now; a lagging server catches up first."""
 
         def ask(path: str) -> Any:
             return self.client.sync_async(path) if path == "/" else self.client.exists_async(path)
@@ -126,7 +126,7 @@ class Session:
         started = {path: operation(path) for path in names if self.client.connected}
 
         def ask(path: str) -> Any:
-            # The first try is under way already; after a lost connection it and what follows is repeated.
+            # The first try is under way already; after a lost connection it and all later ones are repeated.
             if (first := started.pop(path, None)) is None:
                 started.clear()
             return first or operation(path)
@@ -142,7 +142,7 @@ class Session:
         return self.read_all([path]).get(path)
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
-        """The names of a node's children, sorted; none when the node is not there, and nothing is watched."""
+        """The names of a node's children, sorted; none, and no watch, when the node is not there."""
         try:
             return sorted(self.call(self.client.get_children_async, path, watch))
         except NoNodeError:
@@ -154,17 +154,17 @@ class Session:
         return {path: sorted(names) for path, names in found.items()}
 
     def touch_all(self, paths: Iterable[str]) -> None:
-        """Write nothing into each node that is there, for the time with which ZooKeeper stamps it."""
+        """Write empty data to each node that is there, so that ZooKeeper updates the node's time."""
         self._ask_all(partial(self.client.set_async, value=b""), paths)
 
     def tree(self, path: str) -> Iterator[str]:
-        """The paths of a node that is there and of all below it."""
+        """The paths of an existing node and of all nodes below it."""
         yield path
         for name in self.children(path):
             yield from self.tree(f"{path}/{name}")
 
     def set_acl(self, path: str, acl: Sequence[ACL]) -> bool:
-        """Give a node these rights; True when it had others, False also when it has gone."""
+        """Give a node these rights; True when it had different ones, False also when it no longer exists."""
         with contextlib.suppress(NoNodeError):
             present, _ = self.call(self.client.get_acls_async, path)
             if sorted(present) != sorted(acl):
@@ -173,11 +173,11 @@ class Session:
         return False
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, in kazoo's thread, whenever ZooKeeper is back, be it in a new session."""
+        """Call `callback`, in kazoo's thread, after each reconnection, also into a new session."""
         self.client.add_listener(lambda state: callback() if state == KazooState.CONNECTED else None)
 
     def close(self) -> None:
-        """End the session, and with it its ephemeral nodes; calls under way fail. Twice is harmless."""
+        """End the session and its ephemeral nodes; calls under way fail. A second call is harmless."""
         self._closed.set()
         self.client.stop()
         self.client.close()

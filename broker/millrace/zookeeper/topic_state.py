@@ -8,8 +8,8 @@ Pure: values in, values out. The brokers' `Cluster` reads, writes and watches it
                                  "origin": null | {"cluster": "dc1", "topic": "PageView",
                                                    "topic_id": "<32 hex digits>", "partition": 0}}, ...}}
 
-Version 2 is written for a topic of which a partition has several replicas. Brokers that know version 1 only
-can read all others:
+Version 2 is written for a topic with a partition of several replicas. Brokers that know version 1 only can
+read all other topics:
 
     {"version": 2, "topic_id": ..., "settings": ...,
      "partitions": {"<number>": {"leader": 1 | -1, "replicas": [1, 2, 3],
@@ -17,10 +17,10 @@ can read all others:
                                  "eligible": {"<broker>": "<id of its log directory>", ...},
                                  "adding": [3], "removing": [], "leader_epoch": 7, "origin": ...}, ...}}
 
-A partition has "reports" only after ZooKeeper came back from an older copy. They say what each replica's log
-holds: {"<broker>": ["<id of its log directory>", <last epoch>, <end>], ...}.
+A partition has "reports" only after ZooKeeper came back from an older copy. They describe each replica's log:
+{"<broker>": ["<id of its log directory>", <last epoch>, <end>], ...}.
 
-Partition numbers start at 0 and are never given again, so a mirrored partition keeps its number for ever.
+Partition numbers start at 0 and are never reused, so a mirrored partition keeps its number for ever.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ Replicas: TypeAlias = tuple[int, ...]
 FORMAT_VERSION, REPLICATED_VERSION = 1, 2
 NO_LEADER = -1
 REPLICATING = 2
-"""The protocol of brokers that copy partitions of each other."""
+"""Protocol number of brokers that copy each other's partitions."""
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 MAX_ENTRY_BYTES = 1_000_000
-"""ZooKeeper takes requests of 1 MiB at most; a partition needs about 90 bytes, a mirrored one 220. With three
-replicas each needs 90 more."""
+"""Largest entry: ZooKeeper's requests are limited to 1 MiB. A partition needs about 90 bytes, a mirrored one
+220, and with three replicas 90 more."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A live broker: where clients reach it, and what says which replicas it may have."""
+    """A live broker: its addresses for clients, and the facts that decide which replicas it may have."""
 
     host: str
     port: int
     listeners: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """(host, port) by the listener's name; empty for a broker of a version without names."""
+    """(host, port) by the listener's name; empty for a broker of a version without listener names."""
     rack: str = ""
-    """What it shares with the brokers that fail together with it; empty where nobody has said so."""
+    """Name shared by brokers that fail together, such as a power supply; empty if not configured."""
     directory: str = ""
     """The id of its log directory."""
     protocol: int = 1
-    """What it speaks with other brokers; REPLICATING and above copies partitions."""
+    """Number of the protocol between brokers; from REPLICATING on the broker copies partitions."""
 
     def at(self, listener: str) -> tuple[str, int] | None:
-        """Where clients of the listener of that name reach it; None when it has none."""
+        """The broker's address for clients of the named listener; None when it has no such listener."""
         return self.listeners.get(listener) if self.listeners else (self.host, self.port)
 
 
@@ -76,24 +76,24 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Who leads and stores one partition; `origin` is set when it is the mirror of another."""
+    """The leader and the replicas of one partition; `origin` is set when it mirrors another partition."""
 
     leader: int
-    """NO_LEADER while nobody leads."""
+    """Id of the leading broker; NO_LEADER while there is none."""
     replicas: tuple[int, ...]
     isr: Mapping[int, str]
-    """The in-sync replicas: broker -> id of the log directory that holds its copy, "" where none is recorded.
+    """The in-sync replicas: broker -> id of the log directory that holds its copy, "" if none is recorded.
     A broker that comes back with an empty disk keeps its number, but has another directory."""
     leader_epoch: int
     origin: Origin | None = None
     eligible: Mapping[int, str] = field(default_factory=dict)
-    """Who left the in-sync replicas when they became too few: still has everything committed, as nothing is
-    committed meanwhile. Directory by broker."""
+    """Brokers that left the in-sync replicas when those became too few -> id of the log directory. They still
+    have everything committed, as nothing is committed meanwhile."""
 
     adding: Replicas = ()
-    """Those of the replicas that a reassignment adds; the leader ends it when all of them are in sync."""
+    """Replicas that a reassignment adds; the leader ends the reassignment when all of them are in sync."""
     removing: Replicas = ()
-    """Those of the replicas that go when it ends."""
+    """Replicas that are removed when the reassignment ends."""
     reports: Mapping[int, Report] = field(default_factory=dict)
     """Broker -> report of its log. Empty unless ZooKeeper came back from an older copy. Then `isr` may name
     the wrong replicas, and the partition waits until all replicas have reported."""
@@ -104,12 +104,12 @@ class PartitionState:
 
     @property
     def target(self) -> Replicas:
-        """The replicas that there are when nothing is reassigned any more."""
+        """The replicas that remain after the reassignment; all of them when there is none."""
         return tuple(broker for broker in self.replicas if broker not in self.removing)
 
     @property
     def factor(self) -> int:
-        """How many replicas count on it: while it is reassigned the fewer of those before and after."""
+        """The replication factor; during a reassignment the smaller of the old and the new one."""
         return min(len(self.target), len(self.replicas) - len(self.adding))
 
 
@@ -122,26 +122,26 @@ class TopicState:
     settings: Mapping[str, str]
     partitions: Mapping[int, PartitionState]
     version: int = field(default=-1, compare=False)
-    """Of the node that this was read from: two that say the same are equal."""
+    """Version of the ZooKeeper node that was read; states with equal content are equal."""
     czxid: int = field(default=-1, compare=False)
-    """The transaction that created that node: a topic of the same name that is made anew has another."""
+    """Transaction that created the ZooKeeper node; a recreated topic of the same name has another."""
 
     def minimum(self, number: int) -> int:
-        """How many in-sync replicas the partition needs to commit anything: its `min.insync.replicas`."""
+        """The partition's `min.insync.replicas`: the number of in-sync replicas needed to commit."""
         return self.minimum_of(self.partitions[number].factor)
 
     def minimum_of(self, replicas: int) -> int:
-        """`min.insync.replicas` of a partition with so many replicas."""
+        """`min.insync.replicas` of a partition with the given number of replicas."""
         own = self.settings.get(MIN_INSYNC_REPLICAS)
         return default_minimum(replicas) if own is None else int(own)
 
     @property
     def fewest_replicas(self) -> int:
-        """The fewest that one of its partitions has; 1 while it has no partitions."""
+        """The smallest replication factor of its partitions; 1 while it has no partitions."""
         return min((state.factor for state in self.partitions.values()), default=1)
 
     def targets(self) -> dict[Origin, int]:
-        """Every mirrored origin partition and the partition that mirrors it."""
+        """Origin -> number of the partition that mirrors it."""
         return {state.origin: number for number, state in self.partitions.items() if state.origin is not None}
 
     def target_of(self, origin: Origin) -> int | None:
@@ -150,7 +150,7 @@ class TopicState:
         return next(numbers, None)
 
     def former_origin(self, origin: Origin) -> Origin | None:
-        """The same partition of the same cluster, mirrored under another topic id; the latest one."""
+        """The newest mirrored origin that differs from `origin` in the topic id only; None without one."""
         same = (origin.cluster, origin.topic, origin.partition)
         for _, partition in sorted(self.partitions.items(), reverse=True):
             other = partition.origin
@@ -162,12 +162,12 @@ class TopicState:
 
 
 def default_minimum(replicas: int) -> int:
-    """`min.insync.replicas` of a topic that does not say it."""
+    """Default of `min.insync.replicas` for a number of replicas."""
     return 1 if replicas <= 2 else 2
 
 
 def encode_topic(topic: TopicState) -> bytes:
-    """The JSON drawn above; InvalidPartitions when ZooKeeper would not take it."""
+    """The topic as the JSON shown above; InvalidPartitions when it is too large for ZooKeeper."""
     is_replicated = any(state.is_replicated for state in topic.partitions.values())
     fields = _replicated_fields if is_replicated else _fields
     partitions = {number: fields(state) for number, state in sorted(topic.partitions.items())}
@@ -207,7 +207,7 @@ def _replicated_fields(state: PartitionState) -> dict[str, Any]:
 
 
 def decode_topic(name: str, data: bytes, version: int = -1, czxid: int = -1) -> TopicState:
-    """The topic in the JSON drawn above; MillraceError when it is none."""
+    """Read a topic from the JSON shown above; MillraceError when it is malformed."""
     try:
         value = json.loads(data)
         if value["version"] not in (FORMAT_VERSION, REPLICATED_VERSION):
@@ -224,7 +224,7 @@ def _partition(value: Mapping[str, Any]) -> PartitionState:
         topic_id = UUID(origin["topic_id"])
         origin = Origin(origin["cluster"], origin["topic"], topic_id, int(origin["partition"]))
     replicas, isr = tuple(value["replicas"]), value["isr"]
-    # Version 1 has no directories, and nobody eligible: there is one replica.
+    # Version 1 has no directories and no eligible replicas: there is one replica.
     directories = dict.fromkeys(isr, "") if isinstance(isr, list) else _directories(isr)
     eligible = _directories(value.get("eligible", {}))
     moving = tuple(value.get("adding", ())), tuple(value.get("removing", ()))
