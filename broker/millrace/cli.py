@@ -1,8 +1,8 @@
 """The `millrace` command: names every command, imports it when it is called, and prints errors.
 
-Commands of other packages, ours and plugins', join through the entry-point group `millrace.commands`. A
-MillraceError ends the process with exit code 1 and its one line. So does a package that only an extra brings,
-and a path or a disk that cannot be used. A wrong option ends it with click's exit code 2.
+Commands of other packages, Millrace's and plugins', join through the entry-point group `millrace.commands`. A
+MillraceError ends the process with exit code 1 and its one line. So does a missing package of an extra, and a
+path or a disk that cannot be used. A wrong option ends it with click's exit code 2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMMANDS = {
 
 
 class LazyGroup(Group):
-    """Imports a command's module when the command is called: what another command needs may be missing."""
+    """Imports a command's module when the command is called: packages of other commands may be missing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_targets())
@@ -58,7 +58,7 @@ class LazyGroup(Group):
         return command
 
     def summary(self, ctx: click.Context, name: str) -> str:
-        """The first sentence of a command's docstring, read from its source: the list imports no command."""
+        """The first sentence of a command's docstring, read from its source, without importing it."""
         module, _, function = _targets()[name].partition(":")
         spec = importlib.util.find_spec(module)
         assert spec is not None
@@ -70,8 +70,8 @@ class LazyGroup(Group):
 
 
 def _targets() -> dict[str, str]:
-    """Command name -> `module:function`: the entry points', and the broker's own before them."""
-    from importlib.metadata import entry_points  # and with it email, which no command of the broker's needs
+    """Command name -> `module:function`, from the entry points; COMMANDS has precedence."""
+    from importlib.metadata import entry_points  # imports email, which no command of the broker's needs
 
     return {entry.name: entry.value for entry in entry_points(group="millrace.commands")} | COMMANDS
 
@@ -83,7 +83,7 @@ def _targets() -> dict[str, str]:
 @click.option(
     "--client",
     metavar="FILE",
-    help="How brokers are reached, and who you are to them (docs/security.md); or in MILLRACE_CLIENT.",
+    help="Settings and login for connections to brokers (docs/security.md); or in MILLRACE_CLIENT.",
 )
 @click.option(
     "--log-format",
@@ -91,7 +91,7 @@ def _targets() -> dict[str, str]:
     envvar="MILLRACE_LOG_FORMAT",
     default="text",
     show_default=True,
-    help="How a server logs on standard error.",
+    help="Format of a server's log on standard error.",
 )
 @click.option(
     "--verbose", is_flag=True, help="Show every step of a job, in place of one progress bar on a terminal."
@@ -102,7 +102,7 @@ def cli(client: str | None, log_format: str, verbose: bool) -> None:
     Example: millrace demo
     """
     if client is not None:
-        # Also for the processes that the command starts. Every command makes its own clients, or none.
+        # Also for the processes that the command starts.
         os.environ["MILLRACE_CLIENT"] = str(Path(client).absolute())
     if verbose:
         os.environ[VERBOSE] = "1"
@@ -112,7 +112,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def _unusable(error: OSError) -> MillraceError | None:
-    """What to say where a path or a disk is at fault; None for any other error, such as of a socket."""
+    """The error to report for an unusable path or disk; None for any other error, such as a socket's."""
     if error.errno in _FULL:
         place = f"{error.filename}: " if error.filename else ""
         return MillraceError(f"{place}{error.strerror}: make room, then run it again")

@@ -26,19 +26,19 @@ from millrace.errors import ConfigError
 
 T = TypeVar("T")
 MIN_BYTES_PER_SECOND = 10_000
-"""Answers without records need some of a limit, too."""
+"""Lowest rate limit: answers without records use a part of it, too."""
 
 FLUSH = ("soon", "batch")
 OFFLINE_AUDIT_TOPIC = "audit-offline"
-"""In the aggregate cluster: what is counted there and in the warehouse; never mirrored."""
+"""Topic in the aggregate cluster with the counts made there and in the warehouse; never mirrored."""
 MAX_PRODUCER_IDS = 100_000
 MIN_PRODUCER_IDS = 1_000
-"""Fewer would leave a partition too few places for one principal and for others."""
+"""Lowest limit of producer ids: fewer would leave a partition too few places for one principal and others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """How a topic's partitions are written, flushed and kept."""
+    """Settings for writing, flushing and keeping a topic's partitions."""
 
     segment_bytes: int = 1 << 30
     """Roll to a new segment when the active one would exceed this."""
@@ -51,7 +51,7 @@ class LogConfig:
     flush_messages: int = 10_000
     """Flush, and so show to consumers, after this many messages."""
     flush_ms: int = 100
-    """Flush at the latest this long after an append: the most that visibility waits."""
+    """Flush at the latest this long after an append: the longest that consumers wait for a message."""
     retention_ms: int | None = 7 * 24 * 3600 * 1000
     """Delete segments last appended to longer ago than this; -1 keeps everything."""
     retention_bytes: int | None = None
@@ -68,40 +68,40 @@ PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 CLIENT_MECHANISMS = (*MECHANISMS, "PLAIN", "OAUTHBEARER")
 TLS_MECHANISMS = ("PLAIN", "OAUTHBEARER")
-"""What tells a password or a token, and so is for TLS only."""
+"""Mechanisms that send a password or a token, and so need TLS."""
 LISTENER_MECHANISMS = (*MECHANISMS, *TLS_MECHANISMS)
 TOKEN_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""How tokens may be signed: with a key that only their issuer has."""
+"""Signature algorithms of tokens: asymmetric, so that only the issuer has the signing key."""
 TLS_VERSIONS = ("1.2", "1.3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooKeeperIdentity:
-    """Who a process is to ZooKeeper, and the digests of all: a file of `millrace zookeeper identities`."""
+    """A login to ZooKeeper, and the digests of all identities: a file of `millrace zookeeper identities`."""
 
     user: str
     password: str = field(repr=False)
     brokers: str
-    """USER:DIGEST of those who may do everything."""
+    """USER:DIGEST of the identity with all rights."""
     clients: str
-    """USER:DIGEST of those who may change groups and turns."""
+    """USER:DIGEST of the identity that may change groups and turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSecurity:
-    """How a client of ours reaches brokers, and who it is to them; names files, holds no secret."""
+    """Connection settings and login of Millrace's clients of brokers; names files, holds no secret."""
 
     protocol: str = "PLAINTEXT"
     """Protocol of the brokers' listener: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
     ca: str = ""
-    """PEM file of the authorities that brokers' certificates are checked by; empty: those that the machine
+    """PEM file of the authorities that sign brokers' certificates; empty: the authorities that the machine
     trusts."""
     certificate: str = ""
-    """PEM file of the client's own certificate, where brokers want one."""
+    """PEM file of the client's own certificate, if brokers want one."""
     key: str = ""
     """PEM file of the certificate's key, which only its owner may read; empty: in the certificate's file."""
     key_password_file: str = ""
-    """A file with the password of the key, which only its owner may read."""
+    """File with the key's password, mode 0600."""
     min_version: str = "1.2"
     """Oldest version of TLS: 1.2 or 1.3."""
     mechanism: str = "SCRAM-SHA-512"
@@ -109,13 +109,13 @@ class ClientSecurity:
     user: str = ""
     """Name that the client logs in with."""
     password_file: str = ""
-    """A file whose first line is the user's password, which only its owner may read. It is read at every
-    login, so that a new password needs no restart."""
+    """File whose first line is the user's password, mode 0600. It is read at every login, so that a new
+    password needs no restart."""
     token_file: str = ""
-    """A file whose first line is a token (JWT), which only its owner may read, for OAUTHBEARER. It is read at
-    every login: who fetches tokens writes each new one there before the old one ends."""
+    """File whose first line is a token (JWT) for OAUTHBEARER, mode 0600. It is read at every login: replace
+    the token there before it expires."""
     zookeeper_identity: str = ""
-    """The clients' file of `millrace zookeeper identities`; empty: ZooKeeper hears no name."""
+    """The clients' file of `millrace zookeeper identities`; empty: no login to ZooKeeper."""
 
     @property
     def uses_tls(self) -> bool:
@@ -137,67 +137,67 @@ class ClientSecurity:
             if self.protocol != "SASL_SSL" or not self.token_file or self.user or self.password_file:
                 raise ConfigError(
                     "mechanism OAUTHBEARER needs protocol SASL_SSL and token_file, and neither user nor"
-                    " password_file: the token says who it is"
+                    " password_file: the token names the user"
                 )
         elif self.uses_sasl and not (self.user and self.password_file):
             raise ConfigError(f"protocol {self.protocol} needs user and password_file")
         if self.token_file and not self.uses_token:
-            raise ConfigError("with token_file the mechanism is OAUTHBEARER")
+            raise ConfigError("token_file is for mechanism OAUTHBEARER only: set mechanism to that")
         if self.user and not self.uses_sasl:
             raise ConfigError(f"with user the protocol is SASL_SSL or SASL_PLAINTEXT, not {self.protocol}")
         if (self.ca or self.certificate) and not self.uses_tls:
             raise ConfigError(f"with ca or certificate the protocol is SSL or SASL_SSL, not {self.protocol}")
         if self.mechanism == "PLAIN" and self.protocol == "SASL_PLAINTEXT":
-            raise ConfigError("mechanism PLAIN tells the password to whoever listens: use protocol SASL_SSL")
+            raise ConfigError("mechanism PLAIN would send the password in plain text: use protocol SASL_SSL")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginConfig:
-    """A cluster this one mirrors, pulled by the brokers that lead the target partitions."""
+    """A cluster that this cluster mirrors; the brokers that lead the target partitions pull it."""
 
     bootstrap: str
     """HOST:PORT[,HOST:PORT...] of the origin's brokers."""
     topics: Sequence[str] = ()
     """Topics pulled all the time by the brokers themselves: names, or patterns with * ? and [...]. A pattern
-    takes in what appears later; it leaves out internal topics and what the origin mirrors itself."""
+    includes later topics, and leaves out internal topics and topics that the origin mirrors itself."""
     exclude: Sequence[str] = ()
     """Names or patterns of topics that the patterns in `topics` leave out."""
     batch_topics: Sequence[str] = ()
-    """Names or patterns of topics that get target partitions but are filled by the Spark batch mirror; it
-    counts before `topics`."""
+    """Names or patterns of topics that get target partitions but are filled by the Spark batch mirror; they
+    have precedence over `topics`."""
     max_bytes_per_second: int | None = None
     """The most that one broker reads from this origin, all topics together; -1 sets no limit."""
     security: ClientSecurity = field(default_factory=ClientSecurity)
-    """How this cluster's brokers reach the origin's, and who they are there."""
+    """Connection settings and login of this cluster's brokers at the origin's."""
 
     def __post_init__(self) -> None:
         rate = self.max_bytes_per_second
         if rate is not None and rate < MIN_BYTES_PER_SECOND:
             raise ConfigError(
-                f"max_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND}; -1 sets none; "
+                f"max_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND}; -1 sets no limit; "
                 "to stop a mirror leave its topics out"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaMirrorConfig:
-    """A mirror into an Apache Kafka: one process beside it, with its own registry of what copies what."""
+    """A mirror into an Apache Kafka: one process beside it, with its own registry of copies."""
 
     cluster: str
     """Name of the Apache Kafka as the aggregate cluster; its registry in ZooKeeper is below it."""
     bootstrap: str
-    """HOST:PORT[,HOST:PORT...] of its brokers, reached as the process's client file says."""
+    """HOST:PORT[,HOST:PORT...] of the Kafka's brokers, reached as the process's client file says."""
     zookeeper: str
-    """HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper: the one that the auditor and the readers have."""
+    """HOST:PORT[,HOST:PORT...] of Millrace's ZooKeeper, the same as for the auditor and the readers."""
     zookeeper_identity: str = ""
-    """A brokers' file of `millrace zookeeper identities`; empty: ZooKeeper hears no name."""
+    """A brokers' file of `millrace zookeeper identities`; empty: no login to ZooKeeper."""
     metrics_listen: str = ""
-    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` it tells
-    everybody who reaches it."""
+    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` both are
+    open to everybody who can reach the address."""
     metrics_access: str = ""
-    """A file of tokens (`millrace access`), of which one with the role `metrics` must be shown."""
+    """A file of tokens (`millrace access`); `/metrics` requires a token with the role `metrics`."""
     mirror: Mapping[str, OriginConfig]
-    """The clusters that are copied, by name."""
+    """Origin clusters that are copied, by name."""
 
     def __post_init__(self) -> None:
         check_cluster_name(self.cluster)
@@ -213,7 +213,7 @@ class KafkaMirrorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What clients may take of one broker. The defaults keep it under 1 GiB whatever 2,000 of them do."""
+    """Limits on clients of one broker. The defaults keep it under 1 GiB whatever 2,000 clients do."""
 
     max_connections: int = 4_000
     """Most open connections; more are closed as they come. An idle connection costs about 3 KiB."""
@@ -227,8 +227,8 @@ class ClientLimits:
     """Largest request; a larger one closes its connection before it is buffered. The default is eight of the
     largest batches."""
     max_queued_bytes: int = 1 << 20
-    """A client that leaves more than this of its answers unread is not read from until it takes them. Records
-    do not count: they are sent from the files."""
+    """The broker reads no more from a client with more than this of answers not taken, until the client takes
+    them. Records do not count: they are sent from the files."""
     max_queued_requests: int = 4_096
     """A client with this many requests without an answer is not read from until some are answered."""
     max_buffered_bytes: int = 128 << 20
@@ -241,7 +241,7 @@ class ClientLimits:
     max_unauthenticated: int = 400
     """Most connections that have not proved yet who they are; beyond it the oldest of them is closed."""
     authentication_ms: int = 10_000
-    """Close a connection that has not proved after this time who it is."""
+    """Close a connection that has not logged in after this time."""
 
     def __post_init__(self) -> None:
         if self.max_buffered_bytes < 2 * self.max_frame_bytes:
@@ -250,21 +250,21 @@ class ClientLimits:
 
 DEFAULT_LISTEN = "127.0.0.1:9092"
 DEFAULT_LISTENER = "default"
-"""The name of the listener that `listen` alone stands for."""
+"""Name of the listener that is set by `listen` alone."""
 CLIENT_CERTIFICATES = ("none", "wanted", "required")
 EVERY_ADDRESS = ("0.0.0.0", "::")
-"""Addresses to listen on, at which no client can find a broker."""
+"""Addresses to listen on, to which no client can connect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerConfig:
-    """An address that clients connect to, and what they are told of it."""
+    """An address for clients: where the broker listens, what it advertises, and how clients log in."""
 
     listen: str
     """HOST:PORT where clients of this listener connect; port 0 takes a free one."""
     advertised: str = ""
-    """HOST:PORT at which clients of this listener find the broker; empty: `listen` itself. Port 0 stands for
-    the port that was bound."""
+    """HOST:PORT at which clients of this listener reach the broker; empty: `listen` itself. Port 0 means the
+    port that was bound."""
     protocol: str = "PLAINTEXT"
     """Protocol that clients speak: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. SSL is TLS with the
     certificate of [tls]; SASL makes clients log in."""
@@ -301,14 +301,14 @@ class ListenerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """Files in PEM, and what TLS connections must be."""
+    """PEM files and settings of TLS connections."""
 
     certificate: str = ""
     """PEM file of the broker's certificate, behind it those of authorities up to one that clients know."""
     key: str = ""
     """PEM file of the certificate's key, which only its owner may read; empty: in the certificate's file."""
     key_password_file: str = ""
-    """A file with the password of the key, which only its owner may read."""
+    """File with the key's password, mode 0600."""
     ca: str = ""
     """PEM file of the authorities that clients' certificates are checked by."""
     min_version: str = "1.2"
@@ -323,7 +323,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OauthConfig:
-    """Whose tokens count for logins by OAUTHBEARER."""
+    """Conditions that tokens must meet for logins by OAUTHBEARER."""
 
     issuer: str = ""
     """Value that `iss` of a token must have."""
@@ -348,10 +348,10 @@ class OauthConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """Who may do what."""
+    """Access control of clients."""
 
     authorizer: bool = False
-    """Refuse every client what no access control list gives it (`millrace acls`); off: everybody may do
+    """Allow clients only what access control lists give them (`millrace acls`); off: every client may do
     everything."""
     super_users: Sequence[str] = ()
     """Principals, such as User:admin, that may do everything whatever the lists say."""
@@ -370,7 +370,7 @@ _NOT_CLUSTERS = ("zookeeper", "audit")
 
 
 def check_cluster_name(name: str) -> None:
-    """ConfigError unless a node of ZooKeeper, or a path to one, can have the name."""
+    """Raise ConfigError unless a ZooKeeper node, or a path to a node, can have the name."""
     nodes = name.split("/")
     wrong = any(node in ("", ".", "..") or not node.isprintable() for node in nodes)
     if wrong or nodes[0] in _NOT_CLUSTERS or len(name) > 200:
@@ -386,12 +386,12 @@ def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
 
 
 MAX_BROKER_ID = 2**31 - 1
-"""What Kafka's protocol has room for."""
+"""Largest broker id in Kafka's protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig(ClientLimits):
-    """One broker process."""
+    """Settings of one broker process."""
 
     broker_id: int
     """Number of this broker, unique in its cluster."""
@@ -400,22 +400,22 @@ class BrokerConfig(ClientLimits):
     listen: str = DEFAULT_LISTEN
     """HOST:PORT where clients connect, unless there are `listeners`; port 0 takes a free one."""
     listeners: Mapping[str, ListenerConfig] = field(default_factory=dict)
-    """Where clients of several kinds connect, by name; a cluster's brokers have the same names. The first is
-    also where Millrace's own processes find this broker through ZooKeeper."""
+    """Listeners for several kinds of clients, by name; a cluster's brokers have the same names. Through
+    ZooKeeper, Millrace's own processes find the first one."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     """The broker's certificate, for listeners of protocol SSL."""
     oauth: OauthConfig = field(default_factory=OauthConfig)
-    """Whose tokens count, for listeners with OAUTHBEARER."""
+    """Conditions for tokens, for listeners with OAUTHBEARER."""
     security: SecurityConfig = field(default_factory=SecurityConfig)
     zookeeper: str = "127.0.0.1:2181"
     """HOST:PORT[,HOST:PORT...] of the ensemble, without a chroot."""
     zookeeper_identity: str = ""
-    """The brokers' file of `millrace zookeeper identities`, which only its owner may read; empty: ZooKeeper
-    hears no name, and everybody may change what this broker writes there."""
+    """The brokers' file of `millrace zookeeper identities`, mode 0600; empty: no login to ZooKeeper, and
+    every client of ZooKeeper may change the nodes of this broker."""
     log_dir: str = "./data"
     """Folder of the segment files; the running broker locks it."""
     default_partitions: int = 4
-    """Partitions of a topic that is created without a number."""
+    """Partitions of a topic that is created without a number of partitions."""
     default_replicas: int = 1
     """Replicas of each partition of a topic that is created without a number."""
     rack: str = ""
@@ -430,26 +430,26 @@ class BrokerConfig(ClientLimits):
     """Name of the only listener through which brokers copy from each other; empty: they find the first, and
     any serves them."""
     replica_client: ClientSecurity = field(default_factory=ClientSecurity)
-    """How this broker reaches the others there, and who it is to them."""
+    """Connection settings and login of this broker at the other brokers' replica listener."""
     auto_create_topics: bool = False
-    """Create a topic when a client asks for one that is not there and allows it. Off: a mistyped name is an
-    error, not a new topic that collects messages nobody reads."""
+    """Create a missing topic when a client asks for it and allows that. Off: a mistyped name is an error, not
+    a new topic with messages that no consumer reads."""
     max_partitions_per_topic: int = 1_000
     """Most partitions of a topic. A topic is one ZooKeeper node of at most 1 MB, and every broker reads it
     anew at each change: a partition takes 90 bytes of it, a mirrored one 220."""
     max_producer_ids: int = MAX_PRODUCER_IDS
-    """Places for ids of idempotent producers, in all partitions together; a tenth of them in each. One
-    principal takes at most half."""
+    """Most ids of idempotent producers that are remembered, in all partitions together; a tenth of them in
+    each. One principal takes at most half."""
     session_timeout_ms: int = 6_000
     """ZooKeeper forgets a dead broker after this time."""
     admin_hosts: Sequence[str] = ()
     """Addresses from which a mirror may be reset and its offsets translated, besides this machine itself and
     the addresses that the cluster's brokers are registered with."""
     metrics_listen: str = ""
-    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` it tells
-    topic and group names to whoever asks."""
+    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. Without `metrics_access` everybody
+    can read the names of topics and groups there."""
     metrics_access: str = ""
-    """A file of tokens (`millrace access`), of which one with the role `metrics` must be shown."""
+    """A file of tokens (`millrace access`); `/metrics` requires a token with the role `metrics`."""
     metrics_tls: bool = False
     """Metrics and health speak HTTPS, with the certificate of [tls]."""
     group_min_session_timeout_ms: int = 6_000
@@ -458,7 +458,7 @@ class BrokerConfig(ClientLimits):
     """Largest session timeout that a consumer group's member may ask for."""
     group_initial_rebalance_delay_ms: int = 500
     """An empty group waits this long after each member that joins, so that consumers which start together
-    share one rebalance; 0 starts with the first."""
+    share one rebalance; with 0 the first member starts it."""
     group_max_size: int = 1_000
     """Most members of one group."""
     offsets_retention_minutes: int | None = 7 * 24 * 60
@@ -482,10 +482,11 @@ class BrokerConfig(ClientLimits):
         rate = self.replica_catch_up_bytes_per_second
         if rate is not None and rate < MIN_BYTES_PER_SECOND:
             raise ConfigError(
-                f"replica_catch_up_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND}; -1 sets none"
+                f"replica_catch_up_bytes_per_second is {rate}: at least {MIN_BYTES_PER_SECOND};"
+                " -1 sets no limit"
             )
         if self.listeners and self.listen != DEFAULT_LISTEN:
-            raise ConfigError("`listen` and [listeners] cannot both be: make the address one more listener")
+            raise ConfigError("`listen` and [listeners] are both set: make the address one more listener")
         if self.replica_listener and self.replica_listener not in self.named_listeners:
             raise ConfigError(f"replica_listener {self.replica_listener!r} is none of [listeners]")
         if self.metrics_tls and not (self.metrics_listen and self.tls.certificate):
@@ -501,7 +502,7 @@ class BrokerConfig(ClientLimits):
 
     @property
     def named_listeners(self) -> Mapping[str, ListenerConfig]:
-        """The listeners by name; `listen` alone is one, too."""
+        """The listeners by name; without [listeners], the one that `listen` sets."""
         return self.listeners or {
             DEFAULT_LISTENER: ListenerConfig(listen=self.listen, advertised=self.listen)
         }
@@ -533,7 +534,7 @@ def _docstrings() -> Mapping[str, Mapping[str, str]]:
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
-    """(host, port) of `HOST:PORT`; ConfigError when it is not one."""
+    """(host, port) of `HOST:PORT`; ConfigError when `text` is not of that form."""
     match = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", text.strip())
     if match is None or "/" in match[1] or not _is_name(match[1]) or int(match[2]) > 65535:
         raise ConfigError(f"{what} {text!r} is not HOST:PORT")
@@ -541,7 +542,7 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
 
 
 def _is_name(host: str) -> bool:
-    """False for what no DNS can be asked for: then Python raises what is no OSError."""
+    """False for a name that DNS cannot have: looking it up would raise an error that is no OSError."""
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
@@ -549,12 +550,12 @@ def _is_name(host: str) -> bool:
 
 
 def parse_addresses(text: str, what: str = "bootstrap") -> list[tuple[str, int]]:
-    """Every (host, port) of `HOST:PORT,HOST:PORT`; ConfigError when one is not."""
+    """Every (host, port) of `HOST:PORT,HOST:PORT`; ConfigError when one is malformed."""
     return [parse_address(part, what) for part in text.split(",")]
 
 
 def parse_time(text: str, what: str) -> datetime:
-    """A time in ISO 8601 as UTC, which a text without a zone means; ConfigError when it is no time."""
+    """Parse a time in ISO 8601, in UTC if it has no zone; ConfigError when it is no time."""
     try:
         time = datetime.fromisoformat(text)
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
@@ -565,7 +566,7 @@ def parse_time(text: str, what: str) -> datetime:
 def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """The settings in a TOML file, `key=value` overrides (dotted keys) applied on top.
 
-    Raises ConfigError, one line that names file and key, for what cannot be read, is unknown or mistyped.
+    Raises ConfigError, one line with file and key, for an unreadable file, an unknown key or a wrong type.
     """
     values = read_toml(path)
     for override in overrides:
@@ -600,7 +601,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """A settings dataclass from a mapping; ConfigError names `where` and the key that is wrong."""
+    """Make a settings dataclass from a mapping; ConfigError names `where` and the wrong key."""
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # any settings dataclass
     for key in values:

@@ -82,7 +82,7 @@ class ErrorCode(IntEnum):
 
 
 class MillraceError(Exception):
-    """Something the user must act on; the text is one clear line that says what to do."""
+    """An error on which the user must act; the text is one clear line that says what to do."""
 
 
 class ConfigError(MillraceError):
@@ -90,27 +90,27 @@ class ConfigError(MillraceError):
 
 
 ERRORS: dict[int, type[BrokerError]] = {}
-"""What a client of ours raises for an error code in an answer: the first class here that has the code, and
-BrokerError itself for any other."""
+"""Error code -> exception that Millrace's clients raise for it: the first class of this module with the code.
+Codes that are not here raise BrokerError."""
 
 
 MAX_TEXT_CHARACTERS = 1_000
-"""Of what a client is told about an error."""
+"""Longest text of a BrokerError; the rest is cut off."""
 
 
 class BrokerError(MillraceError):
-    """A request the broker refuses; `code` is what the client is answered with."""
+    """A request that the broker refuses; `code` is the error code of its answer."""
 
     code = ErrorCode.UNKNOWN_SERVER_ERROR
 
     def __init__(self, text: str = "") -> None:
-        # It may hold names, as long as a client likes, and one request may meet it thousands of times.
+        # The text may hold a client's names of any length, and one request may cause thousands of errors.
         super().__init__(escaped(text[:MAX_TEXT_CHARACTERS]))
 
     def __init_subclass__(cls, code: ErrorCode | None = None) -> None:
         if code is not None:
             cls.code = code
-            if cls.__module__ == __name__:  # one defined elsewhere may be made of more than a text
+            if cls.__module__ == __name__:  # others may need more than a text
                 ERRORS.setdefault(code, cls)
 
 
@@ -127,7 +127,7 @@ class InvalidRecord(BrokerError, code=ErrorCode.INVALID_RECORD):
 
 
 class MessageTooLarge(BrokerError, code=ErrorCode.MESSAGE_TOO_LARGE):
-    """A batch exceeds the largest this topic takes."""
+    """A batch is larger than the topic's limit."""
 
 
 class UnknownTopicOrPartition(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
@@ -139,15 +139,15 @@ class UnknownTopicId(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_ID):
 
 
 class LeaderNotAvailable(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):
-    """The partition is about to be served here: ask again in a moment."""
+    """The partition is about to be served here: retry in a moment."""
 
 
 class NotServedYet(LeaderNotAvailable):
-    """A new leader does not know yet how much is committed: ask again soon."""
+    """A new leader does not know yet how much is committed: retry in a moment."""
 
 
 class NotLeader(BrokerError, code=ErrorCode.NOT_LEADER_OR_FOLLOWER):
-    """The partition lives on another broker."""
+    """Another broker leads the partition."""
 
 
 class FencedLeaderEpoch(BrokerError, code=ErrorCode.FENCED_LEADER_EPOCH):
@@ -155,15 +155,15 @@ class FencedLeaderEpoch(BrokerError, code=ErrorCode.FENCED_LEADER_EPOCH):
 
 
 class UnknownLeaderEpoch(BrokerError, code=ErrorCode.UNKNOWN_LEADER_EPOCH):
-    """The client knows a newer leader of the partition than this broker does: ask again in a moment."""
+    """The client knows a newer leader of the partition than this broker does: retry in a moment."""
 
 
 class BrokerNotRegistered(BrokerError, code=ErrorCode.BROKER_ID_NOT_REGISTERED):
-    """No broker of that number is alive."""
+    """No live broker has that id."""
 
 
 class TopicAlreadyExists(BrokerError, code=ErrorCode.TOPIC_ALREADY_EXISTS):
-    """A topic of that name is there already."""
+    """A topic of that name exists already."""
 
 
 class InvalidTopic(BrokerError, code=ErrorCode.INVALID_TOPIC_EXCEPTION):
@@ -195,11 +195,11 @@ class PreferredLeaderNotAvailable(BrokerError, code=ErrorCode.PREFERRED_LEADER_N
 
 
 class ElectionNotNeeded(BrokerError, code=ErrorCode.ELECTION_NOT_NEEDED):
-    """Who should lead the partition leads it, or will without anybody's help."""
+    """The wanted replica leads already, or the partition gets a leader without this election."""
 
 
 class NoReassignmentInProgress(BrokerError, code=ErrorCode.NO_REASSIGNMENT_IN_PROGRESS):
-    """Nothing is there to cancel."""
+    """The partition has no reassignment to cancel."""
 
 
 class NoLiveBroker(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):
@@ -215,7 +215,7 @@ class InvalidProducerEpoch(BrokerError, code=ErrorCode.INVALID_PRODUCER_EPOCH):
 
 
 class RequestTimedOut(BrokerError, code=ErrorCode.REQUEST_TIMED_OUT):
-    """What the request needs, such as ZooKeeper, did not answer in time: try again."""
+    """ZooKeeper or another service that the request needs did not answer in time: retry."""
 
 
 class NotEnoughReplicas(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
@@ -230,11 +230,11 @@ class TooManyProducers(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
 
 
 class NotEnoughReplicasAfterAppend(BrokerError, code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
-    """As above, but found out when it was written already; it may yet be committed."""
+    """Too few replicas are in sync for acks=all, after the batch was written; it may yet be committed."""
 
 
 class StorageError(BrokerError, code=ErrorCode.STORAGE_ERROR):
-    """The log cannot be written: no space left, or a flush failed; reads go on."""
+    """The log cannot be written: no space left, or a flush failed; reading continues."""
 
 
 class InvalidGroup(BrokerError, code=ErrorCode.INVALID_GROUP_ID):
@@ -242,19 +242,19 @@ class InvalidGroup(BrokerError, code=ErrorCode.INVALID_GROUP_ID):
 
 
 class InconsistentGroupKind(BrokerError, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL):
-    """The group is one of the other kind: of Millrace's own consumers, or of Kafka's classic protocol."""
+    """The group and the request differ in kind: Millrace's own consumers, or Kafka's classic protocol."""
 
 
 class NotCoordinator(BrokerError, code=ErrorCode.NOT_COORDINATOR):
-    """Another broker coordinates the group, or this one does no longer."""
+    """This broker does not, or no longer, coordinate the group."""
 
 
 class TopicChanged(BrokerError, code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
-    """A topic was deleted or made anew, and this broker did not know it yet: ask again."""
+    """A topic was deleted or recreated, and this broker did not know it yet: retry."""
 
 
 class GroupNotEmpty(BrokerError, code=ErrorCode.NON_EMPTY_GROUP):
-    """The group has members: what is asked for must wait until they have left."""
+    """The group has members: the request must wait until they have left."""
 
 
 class UnknownGroup(BrokerError, code=ErrorCode.GROUP_ID_NOT_FOUND):
@@ -262,11 +262,11 @@ class UnknownGroup(BrokerError, code=ErrorCode.GROUP_ID_NOT_FOUND):
 
 
 class UnsupportedVersion(BrokerError, code=ErrorCode.UNSUPPORTED_VERSION):
-    """A version of a request that is not served."""
+    """The broker does not serve this version of the request."""
 
 
 class TransactionsNotSupported(BrokerError, code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
-    """A producer asks for a transaction: there are none."""
+    """A producer asks for a transaction; Millrace has none."""
 
 
 class TopicAuthorizationFailed(BrokerError, code=ErrorCode.TOPIC_AUTHORIZATION_FAILED):
@@ -282,15 +282,15 @@ class ClusterAuthorizationFailed(BrokerError, code=ErrorCode.CLUSTER_AUTHORIZATI
 
 
 class SecurityDisabled(BrokerError, code=ErrorCode.SECURITY_DISABLED):
-    """Rights are asked about or changed, and the broker has no authorizer."""
+    """A request reads or changes rights, and the broker has no authorizer."""
 
 
 class UnsupportedSaslMechanism(BrokerError, code=ErrorCode.UNSUPPORTED_SASL_MECHANISM):
-    """Nobody logs in that way here."""
+    """The listener does not offer this login mechanism."""
 
 
 class ResourceNotFound(BrokerError, code=ErrorCode.RESOURCE_NOT_FOUND):
-    """There is no such user, or it has no such credential."""
+    """The user does not exist, or has no such credential."""
 
 
 class DuplicateResource(BrokerError, code=ErrorCode.DUPLICATE_RESOURCE):

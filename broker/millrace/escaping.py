@@ -1,6 +1,6 @@
-"""The border for foreign text, which clients and servers choose, on its way to a person's eyes.
+"""Escaping of text that clients and servers choose, before it is shown to people.
 
-Printed lines, logs, labels of metrics and pages pass through it. JSON for scripts has escapes of its own.
+It is applied to printed lines, logs, labels of metrics and pages. JSON for scripts has escapes of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Unicode's categories of characters that move the cursor, end the line, turn it around or are invisible."""
+"""Unicode's categories of characters that move the cursor, end the line, reverse it or are invisible."""
 
 
 def escaped(text: str) -> str:

@@ -1,7 +1,7 @@
-"""How every command's help looks: whole sentences in lists, and examples that can be copied into a shell.
+"""Format of every command's help: whole sentences in lists, and examples that can be copied into a shell.
 
 click cuts a command's line in a list short and wraps an example like prose; a wrapped example, pasted, runs
-only its first line. Knows nothing of what the commands do.
+only its first line. Knows none of the commands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WHOLE = 10_000  # characters: longer than any sentence
 
 
 class Group(click.Group):
-    """Lists its commands with the whole first sentence of each, and names the one that was probably meant."""
+    """Lists commands with the whole first sentence of each, and suggests one for a mistyped name."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -25,7 +25,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; an unknown name fails with the one that was probably meant."""
+        """As click's; an unknown name fails with a suggestion, if a command has a similar name."""
         if self.get_command(ctx, args[0]) is None:
             for close in difflib.get_close_matches(args[0], self.list_commands(ctx), n=1):
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {close!r}?")
@@ -37,7 +37,7 @@ class Group(click.Group):
 
 
 def keep_examples_whole(command: click.Command) -> None:
-    """Keep click from wrapping paragraphs that begin with `Example:`, subcommands' too; can be repeated."""
+    """Keep click from wrapping paragraphs that begin with `Example:`, also in subcommands. Idempotent."""
     if command.help:
         command.help = _with_whole_examples(command.help)
     if command.epilog:

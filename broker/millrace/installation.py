@@ -1,4 +1,4 @@
-"""What this installation holds: the packages of its extras, and the files that come with Millrace.
+"""The contents of this installation: the packages of its extras, and the files that come with Millrace.
 
 Knows names only and imports none of the packages.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from millrace.errors import MillraceError
 
 DISTRIBUTION = "millrace-pipeline"
-"""The name to install by; `millrace`, the name to import by, belongs to somebody else on PyPI."""
+"""Name of the package to install; `millrace`, the name to import, belongs to another project on PyPI."""
 
 EXTRAS = {
     "numpy": "warehouse",
@@ -29,14 +29,14 @@ EXTRAS = {
 
 
 def require(*packages: str) -> None:
-    """Raise MillraceError, which says how to install them, when packages of extras are missing."""
+    """Raise MillraceError, with the command that installs them, when packages of extras are missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise _missing(missing)
 
 
 def missing_extra(error: ModuleNotFoundError) -> MillraceError:
-    """The error that says how to install the missing package; raises `error` when no extra brings it."""
+    """The error with the command that installs the missing package; raises `error` if no extra brings it."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error
@@ -52,7 +52,7 @@ def _missing(packages: list[str]) -> MillraceError:
 
 
 def how_to_install(*extras: str) -> str:
-    """The pip command that adds these extras, from wherever this installation was made."""
+    """The pip command that adds extras, from the source of this installation."""
     requirement = f"{DISTRIBUTION}[{','.join(extras)}]"
     try:
         origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")  # PEP 610
@@ -68,7 +68,7 @@ def how_to_install(*extras: str) -> str:
 def shipped(name: str) -> Path:
     """A file or folder that comes with Millrace: `schemas`, `dags` or `deploy/local.toml`.
 
-    An installed package holds them inside it, a checkout beside its source root.
+    They are inside an installed package, or beside the source root of a checkout.
     """
     package = Path(__file__).parent
     installed = package / name

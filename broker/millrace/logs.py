@@ -1,4 +1,4 @@
-"""How a server logs on standard error: lines for people, or an object in JSON a line, for a collector."""
+"""A server's log on standard error: lines for people, or one JSON object per line for a collector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE = "%(asctime)s %(name)s %(message)s"
 
 
 class TextLines(logging.Formatter):
-    """A line for each message, its traceback indented behind it: no name of a client begins a line."""
+    """One line for each message, with its traceback indented below, so no client's text begins a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return escaped(super().formatMessage(record))
@@ -30,7 +30,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """time (UTC, ISO 8601), level, logger, message; exception where there is one, with its traceback."""
+    """JSON with time (UTC, ISO 8601), level, logger and message, and an exception with its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -46,7 +46,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(line: str = LINE) -> None:
-    """Log from now on, in the format that `millrace --log-format` names; `line` is the one for people."""
+    """Start to log in the format that `millrace --log-format` names; `line` is the format for people."""
     context = click.get_current_context(silent=True)
     chosen = context.find_root().params.get("log_format") if context is not None else None
     handler = logging.StreamHandler(sys.stderr)

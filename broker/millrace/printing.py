@@ -1,6 +1,6 @@
-"""Printing by commands: JSON for scripts, lines and tables for people, whole where no terminal limits them.
+"""Printing by commands: JSON for scripts, lines and tables for people, at full width without a terminal.
 
-Nothing else prints: all that others have named is escaped here.
+No other module prints: names chosen by clients and servers are escaped here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def say(*fields: object, err: bool = False) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print JSON for scripts, indented for those who look at it."""
+    """Print JSON for scripts, indented for people."""
     click.echo(json.dumps(value, indent=1))
 
 
@@ -46,7 +46,7 @@ def text(*parts: object) -> Text:
 def print_records(records: Sequence[Mapping[str, object]], *, as_json: bool, none: str) -> None:
     """Print records of the same keys as a JSON array, or as a table with the keys over it.
 
-    Without records people get the sentence `none`.
+    Without records the table is replaced by the sentence `none`.
     """
     if as_json:
         say(json.dumps(records))
@@ -83,7 +83,7 @@ def print_rows(
 
 
 def show(shown: Table | Text) -> None:
-    """Print a table or a styled line: fitted to a terminal, else whole on its line."""
+    """Print a table or a styled line: fitted to a terminal, else at full width."""
     from rich.console import Console
 
     console = Console()

@@ -1,6 +1,6 @@
-"""What a process asks of the system: children that end with it, news of one that was started, open files.
+"""Services of the operating system for a process: children that end with it, detection of forks, open files.
 
-Knows nothing of what the children do. Linux only where it says so.
+Knows nothing of what the children do. Linux only where stated.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from millrace.errors import MillraceError
 
 T = TypeVar("T")
 # Runs in the child and becomes the command. A `preexec_fn` would run in a copy of this process, where Python
-# begins by dropping what its other threads own: a socket that is shut down there is shut down here.
+# first drops the objects of the other threads: a socket that is shut down there is shut down here, too.
 _TIED = """
 import ctypes, os, signal, sys
 death_signal, parent, *command = sys.argv[1:]
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(death_signal))
-if os.getppid() != int(parent):  # it has ended already: nobody will send the signal
+if os.getppid() != int(parent):  # the parent has ended already: no signal will come
     os._exit(128 + int(death_signal))
 for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
     signal.signal(ignored, signal.SIG_DFL)
@@ -46,9 +46,9 @@ def start_child(
 ) -> subprocess.Popen[Any]:
     """Start a command that gets `death_signal` when this process ends, however that ends (Linux).
 
-    `options` are those of `subprocess.Popen`. A program that is not there ends with exit code 127 and a line
-    on its standard error. One thread starts all children: Linux sends the signal when the *thread* that
-    started a child ends, so that thread has to live as long as this process.
+    `options` are those of `subprocess.Popen`. If the program does not exist, the child ends with exit code
+    127 and a line on its standard error. One thread starts all children: Linux sends the signal when the
+    *thread* that started a child ends, so that thread must live as long as this process.
     """
     tied = [sys.executable, "-I", "-S", "-c", _TIED, str(int(death_signal)), str(os.getpid()), *command]
     return _starter.call(lambda: subprocess.Popen(tied, **options))
@@ -112,7 +112,7 @@ class _Starter:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-            del function, future  # not to be kept until the next call
+            del function, future  # must not be kept until the next call
 
 
 _starter = _Starter()
@@ -135,7 +135,7 @@ class Child:
         self.log = log
         self.tail: deque[str] = deque(maxlen=20)
         self.address: str | None = None
-        """HOST:PORT of its ready line, once that is printed."""
+        """HOST:PORT of the child's ready line, once that is printed."""
         # A session of its own: Ctrl-C reaches only the supervisor, which then stops children in order.
         self._process = start_child(
             command,
@@ -162,11 +162,11 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """Exit code of the child: None while it runs, negative for a signal."""
         return self._process.poll()
 
     def wait_until_ready(self, timeout_s: float) -> str:
-        """HOST:PORT of its ready line; MillraceError with its last words when it ends or stays silent."""
+        """HOST:PORT of the ready line; MillraceError if the child ends first or takes too long."""
         deadline = time.monotonic() + timeout_s
         while self.address is None:
             if self.exit_code is not None:
@@ -177,7 +177,7 @@ class Child:
         return self.address
 
     def last_words(self) -> str:
-        """The last line it printed, or its exit code when it printed nothing."""
+        """The last line that the child printed, or its exit code when it printed nothing."""
         self._reader.join(1)
         return (
             self.tail[-1].removeprefix("millrace: ")
@@ -186,19 +186,19 @@ class Child:
         )
 
     def kill(self) -> None:
-        """SIGKILL; returns once it is gone."""
+        """Send SIGKILL; return once the child has ended."""
         self._process.kill()
         self._process.wait()
         self._reader.join(1)
 
     def stop(self, timeout_s: float) -> None:
-        """SIGTERM, then SIGKILL when it has not ended in time; returns once it is gone."""
+        """Send SIGTERM, then SIGKILL after `timeout_s`; return once the child has ended."""
         end(self._process, timeout_s)
         self._reader.join(1)
 
 
 def end(process: subprocess.Popen[Any], timeout_s: float) -> None:
-    """SIGTERM, then SIGKILL when the process has not ended in time; returns once it is gone."""
+    """Send SIGTERM, then SIGKILL after `timeout_s`; return once the process has ended."""
     if process.poll() is None:
         process.terminate()
     try:
@@ -209,6 +209,6 @@ def end(process: subprocess.Popen[Any], timeout_s: float) -> None:
 
 
 def allow_open_files() -> None:
-    """Raise this process's limit of open files as far as it may itself."""
+    """Raise this process's soft limit of open files to its hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

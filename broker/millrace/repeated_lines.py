@@ -1,7 +1,6 @@
 """A log that clients cannot flood: many lines of one kind at once, then one a second that counts the rest.
 
-What happens once for each partition is still told for every one of a thousand; what a client can cause as
-often as it likes is not.
+A line for each of a thousand partitions is still logged, but not every line that a client can cause at will.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable
 
 BURST = 1000
-"""Lines of one kind that are printed at once; one more may be for each second that passes."""
+"""Lines of one kind that may be logged at once; each second allows one more."""
 MAX_KINDS = 10_000
 
 
@@ -23,7 +22,7 @@ class _Kind:
 
 
 class RepeatedLines(logging.Filter):
-    """For a handler. Lines are of one kind when they come from the same call in the code."""
+    """A filter for a handler. Lines are of one kind if they have the same logger and unformatted message."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -31,7 +30,7 @@ class RepeatedLines(logging.Filter):
         self._kinds: dict[tuple[str, object], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """False for a line too many; the next that is printed says how many were left out."""
+        """False for a line over the limit; the next logged line of its kind states how many were left out."""
         if getattr(record, "always", False):
             return True
         now = self._clock()
@@ -45,7 +44,7 @@ class RepeatedLines(logging.Filter):
             return False
         kind.left -= 1
         if kind.left_out:
-            record.msg = f"{record.getMessage()} ({kind.left_out} like it were not logged before)"
+            record.msg = f"{record.getMessage()} (similar lines before it, not logged: {kind.left_out})"
             record.args = ()
             kind.left_out = 0
         return True

@@ -1,9 +1,9 @@
-"""How a process of ours is told to end: SIGTERM or Ctrl-C, at any moment, once or several times.
+"""Signals that end Millrace's processes: SIGTERM or Ctrl-C, at any moment, once or several times.
 
 Python runs a signal's handler between two instructions of the main thread, whatever lock that thread holds
-just then. A handler that takes a lock, as `Event.set` does, may wait for its own thread for ever. No handler
-here takes one: a server hears of the signal in another thread, a program that does one thing after the other
-by a KeyboardInterrupt.
+at that moment. A handler that takes a lock, as `Event.set` does, may wait for its own thread for ever. No
+handler here takes a lock: a server handles the signal in another thread, a sequential program gets a
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def stop_on_signals(
     """Call `stop` in a thread of its own at the first SIGTERM or SIGINT; later ones change nothing.
 
     For servers, from their main thread. The interpreter itself writes the signal's number to a pipe, also
-    while the main thread is inside a library. `limited` is for a process that may be killed at any moment:
-    it ends after STOP_LIMIT_S even if a broker or a database that does not answer holds it up. `read_again`
-    is called there at every SIGHUP; it raises nothing.
+    while the main thread is inside a library. `limited` is for a process that may be killed at any moment: it
+    ends after STOP_LIMIT_S even while a broker or a database does not answer. `read_again` is called in that
+    thread at every SIGHUP; it must not raise.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(writing, False)
@@ -50,11 +50,11 @@ def stop_on_signals(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block at SIGTERM or SIGINT; once it is left, signals change nothing.
+    """Raise KeyboardInterrupt in the block at SIGTERM or SIGINT; after the block signals change nothing.
 
-    For programs that clean up on their way out: neither that nor what they do afterwards is interrupted.
-    Python drops what is raised while it finalizes an object, so the interrupt is raised again every
-    REPEAT_S until the block is on its way out.
+    For programs that clean up before they end: neither the cleanup nor the code after the block is
+    interrupted. Python drops exceptions raised while it finalizes an object, so the interrupt is raised again
+    every REPEAT_S until the block handles it.
     """
     active = True
 
@@ -73,7 +73,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt_is_handled() -> bool:
-    """True where the main thread is in an `except`, `finally` or `__exit__` because of an interrupt."""
+    """True while the main thread is in an `except`, `finally` or `__exit__` because of an interrupt."""
     error = sys.exc_info()[1]
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
@@ -81,14 +81,14 @@ def _interrupt_is_handled() -> bool:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread does. A signal without a handler in Python is not written to the pipe."""
+    """Do nothing: the thread acts. Python writes only signals that have a handler to the pipe."""
 
 
 def end_soon(code: int) -> None:
-    """End this process with `code` after STOP_LIMIT_S, unless it has ended by then."""
+    """End this process with `code` after STOP_LIMIT_S, unless it ends earlier."""
 
     def end_now() -> None:
-        os.write(2, b"millrace: ending without an answer that is waited for\n")
+        os.write(2, b"millrace: ended while still waiting for an answer\n")
         os._exit(code)
 
     timer = threading.Timer(STOP_LIMIT_S, end_now)

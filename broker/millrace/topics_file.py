@@ -1,7 +1,7 @@
 """Policies of topics, in one file that MILLRACE_TOPICS_FILE names to every command.
 
     [PageView]                     a file in TOML, with a table for each topic
-    ["shop.orders.v1"]             a name with dots stands in quotes
+    ["shop.orders.v1"]             a name with dots is in quotes
     subject = "topic-value"
     proof = "carried"
     [Click]

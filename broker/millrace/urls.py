@@ -1,4 +1,4 @@
-"""URLs that may hold a password: how errors and logs show them, and how HTTP clients are given them."""
+"""URLs that may hold a password: their form in errors and logs, and their parts for HTTP clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millrace.errors import ConfigError
 def without_secret(url: str) -> str:
     """The URL with `***` for its user, its password and its query; any other text is shown the same way.
 
-    Everything before the last `@` goes, because a password that is written wrongly may hold any character.
+    Everything before the last `@` is hidden, because a wrongly written password may hold any character.
     """
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     _, at, host = rest.rpartition("@")
@@ -21,15 +21,15 @@ def without_secret(url: str) -> str:
 def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
     """An HTTP URL without user and password, and these two, or None when it has none.
 
-    HTTP clients write the URLs they ask into their log, so they are not given the password in one.
-    Raises ConfigError for what is no HTTP URL.
+    HTTP clients log the URLs of their requests, so a URL given to them must not hold the password.
+    Raises ConfigError for a text that is no HTTP URL.
     """
     try:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError
         parts.hostname.encode("ascii")
-        parts.hostname.encode("idna")  # what this refuses no HTTP client can look up
+        parts.hostname.encode("idna")  # HTTP clients cannot look up a name that fails here
         _ = parts.port
     except ValueError:
         raise ConfigError(

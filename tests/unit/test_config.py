@@ -57,7 +57,7 @@ NO_CLUSTERS = ["", "..", "a/../b", "/a", "a//b", "zookeeper", "audit", "x" * 201
         ('mirror.dc1 = {bootstrap = "a:1", topics = "all"}', "topics has the wrong type"),
         ("broker_id=-1", "broker_id is -1: no setting is negative"),
         ("log.retention_ms=-2", "retention_ms is -2: no setting is negative"),
-        ("replica_catch_up_bytes_per_second=9_999", "at least 10000; -1 sets none"),
+        ("replica_catch_up_bytes_per_second=9_999", "at least 10000; -1 sets no limit"),
         ("offsets_retention_minutes=0", "at least 1; -1 keeps offsets for ever"),
         (r'log_dir="a\u0000b"', r"log_dir has the wrong type: 'a\\x00b'"),
         ("broker_id=2147483648", "broker_id is 2147483648: it is at most 2147483647"),

@@ -23,10 +23,10 @@ def test_lines_of_one_kind_are_limited_and_counted() -> None:
     assert [log.line("refused %s", n) for n in range(BURST)] == [f"refused {n}" for n in range(BURST)]
     assert [log.line("refused %s", n) for n in range(50)] == [None] * 50
     log.now = 1.0
-    assert log.line("refused %s", 7) == "refused 7 (50 like it were not logged before)"
+    assert log.line("refused %s", 7) == "refused 7 (similar lines before it, not logged: 50)"
     assert log.line("refused %s", 8) is None
     log.now = 2.0
-    assert log.line("refused %s", 9) == "refused 9 (1 like it were not logged before)"
+    assert log.line("refused %s", 9) == "refused 9 (similar lines before it, not logged: 1)"
 
 
 def test_a_flood_hides_no_other_line() -> None:

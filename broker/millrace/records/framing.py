@@ -21,8 +21,8 @@ from millrace.records.row_cursor import PADDING, Faults, Longs, PaddedBuffer, Ro
 
 Batch = tuple[BatchHeader, memoryview]
 GROUP_BYTES = 2 << 20
-"""Batches are framed together up to this many bytes uncompressed: fewer bytes mean many calls, more mean fresh
-memory from the system each time (measured: 1 to 4 MiB are alike)."""
+"""Batches are framed together up to this many bytes uncompressed: fewer bytes mean many calls, more mean
+fresh memory from the system each time (measured: 1 to 4 MiB are alike)."""
 MAX_BATCH_BYTES = 256 << 20
 
 

@@ -56,8 +56,8 @@ class MirrorPosition:
     dropped: int
     """Control batches and aborted records that were left out."""
     reset_at: int = 0
-    """Offset in this log at which an operator last moved the position. Origin offsets before it may mean other
-    records."""
+    """Offset in this log at which an operator last moved the position. Origin offsets before it may mean
+    other records."""
     numbered: bool = False
     """True when the origin numbers its records, as Apache Kafka does; else its offsets are byte positions."""
 

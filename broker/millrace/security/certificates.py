@@ -37,7 +37,7 @@ def read_secret(path: str, what: str) -> str:
 def check_secret(path: str, what: str) -> None:
     """Raise ConfigError unless the file is there and only its owner may read it.
 
-    The group may read it, too, if root owns it and this process is another user, as Kubernetes mounts Secrets.
+    The group may read it, too, if root owns it and this process is another user: so Kubernetes mounts it.
     """
     try:
         found = Path(path).stat()

@@ -1,7 +1,7 @@
 """Principals from certificates: the subject as text, and the rules that turn it into a principal.
 
-The rules are Kafka's (KIP-371), tried in order. `DEFAULT` gives the whole subject. `RULE:pattern/replacement/`
-gives the replacement for a subject that the pattern matches as a whole; L or U at its end changes the case. A
+The rules are Kafka's (KIP-371), tried in order. `DEFAULT` is the whole subject. `RULE:pattern/replacement/`
+is the replacement for a subject that the pattern matches as a whole; L or U at its end changes the case. A
 subject that no rule matches has no principal.
 
 Separators inside a value are written in hex, which RFC 2253 allows and Kafka does not do: a pattern such as

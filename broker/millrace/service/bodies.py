@@ -101,7 +101,7 @@ class WholeBodies:
 
 
 def _refusal_of(error: BodyRefused) -> JsonAnswer:
-    """The answer to a refused body; it closes the connection, as the body's rest must not become a request."""
+    """The answer to a refused body; it closes the connection, as the rest must not become a request."""
     return JsonAnswer({"error": str(error)}, status_code=error.status, headers={"Connection": "close"})
 
 

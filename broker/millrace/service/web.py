@@ -47,7 +47,7 @@ class WebServer(uvicorn.Server):
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise MillraceError(f"cannot listen on {listen}: {reason}; choose another --listen") from error
-        # Connections inherit this option. asyncio leaves it unset on sockets made without naming the protocol;
+        # Connections inherit this option. asyncio leaves it unset on sockets made without a protocol's name;
         # without it the body of every answer waits 40 ms for the client to acknowledge the head.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._what, self._failure = what, list[Exception]()
